@@ -1,0 +1,1 @@
+"""The KV of sessions: layer kinds, pages, tiers. Imports neither ``scheduler`` nor ``server``."""
