@@ -1,0 +1,147 @@
+"""The attention function that transformers' modeling code calls in a packed step.
+
+Registered with ``AttentionInterface`` but without a mask function, so that transformers builds no ``[T, all keys]`` mask
+and hands on None. Each segment attends to its own session's keys only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from cache.layers import Layer
+from cache.packed import PackedStep
+
+_names = count()
+
+# Tensors that layers pass along and that say nothing about which keys count.
+_HARMLESS = frozenset({"position_ids", "position_embeddings", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"})
+
+
+class Unsupported(ValueError):
+    """The model asks its attention for something that a packed step does not compute."""
+
+
+class PackedAttention:
+    """Attention over the pages of the step in flight, for one loaded model.
+
+    ``transformed`` collects the layers that hand on other tensors than ``PackedCache.update`` gave them.
+    """
+
+    def __init__(self, layers: list[Layer]) -> None:
+        self.layers = layers
+        self.name = f"warmturn_{next(_names)}"
+        self.transformed: set[int] = set()
+        self.calls = 0
+        self._step: PackedStep | None = None
+        AttentionInterface.register(self.name, self)
+
+    @contextmanager
+    def running(self, step: PackedStep) -> Iterator[None]:
+        """Within it, attention calls belong to ``step``."""
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """``query [1, H, T, D]`` against ``key``, ``value`` as the layer has them after ``update``; returns ``[1, T, H, Dv]``."""
+        self._refuse(attention_mask, kwargs)
+        step, index = self._step, getattr(module, "layer_idx", None)
+        if step is None or not isinstance(index, int):
+            raise Unsupported("attention outside of a step")
+        self.calls += 1
+        sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+        layer = self.layers[index]
+        out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
+        for number, first, keys, values in self._segments(step, index, key, value):
+            segment = step.segments[number]
+            rows = slice(segment.row, segment.row + segment.count)
+            seen = step.mask(number, layer, first)
+            out[rows] = attend(query[0, :, rows], keys, values, seen, scale, softcap, sinks).transpose(0, 1)
+        return out[None], None
+
+    def _segments(
+        self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor
+    ) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
+        """Per segment: its number, the position of its first key, and K, V ``[keys, H, D]``."""
+        layer = self.layers[index]
+        origin = step.origins.get(id(key))
+        if origin is not None and origin[1] is key and origin[2] is value:
+            size = step.tier.page_size
+            for number, segment in enumerate(step.segments):
+                first = step.first_page(segment, layer) * size
+                keys, values = step.tier.read(origin[0], step.pages(segment, layer))
+                yield number, first, keys[: segment.stop - first], values[: segment.stop - first]
+            return
+        self.transformed.add(index if origin is None else origin[0])
+        firsts = [layer.first_key(segment.start) for segment in step.segments]
+        if key.shape[2] != sum(s.stop - first for s, first in zip(step.segments, firsts, strict=True)):
+            raise Unsupported("a layer attends to keys that are not its session's")
+        at = 0
+        for number, (segment, first) in enumerate(zip(step.segments, firsts, strict=True)):
+            keys = slice(at, at + segment.stop - first)
+            yield number, first, key[0, :, keys].transpose(0, 1), value[0, :, keys].transpose(0, 1)
+            at = keys.stop
+
+    @staticmethod
+    def _refuse(attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+        """What we do not compute must not be ignored: the probe then picks another mode, or refuses the model."""
+        unknown = [k for k, v in kwargs.items() if isinstance(v, torch.Tensor) and k not in _HARMLESS]
+        if attention_mask is not None or unknown:
+            raise Unsupported(f"attention needs {', '.join(unknown) or 'a mask of its own'}")
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of one session: ``query [H, n, D]``, ``keys [m, Hk, D]``, ``values [m, Hk, Dv]``; returns ``[H, n, Dv]``.
+
+    ``seen`` is bool ``[n, m]`` or None for all. ``softcap`` bounds scores as Gemma 2 does (s * tanh(x / s)); ``sinks`` ``[H]`` are
+    logits that take part in the softmax and have no value (GPT-OSS).
+    """
+    k, v = keys.transpose(0, 1), values.transpose(0, 1)
+    if softcap is None and sinks is None:
+        grouped = k.shape[0] != query.shape[0]
+        mask = None if seen is None else seen[None, None]
+        out = F.scaled_dot_product_attention(query[None], k[None], v[None], mask, scale=scale, enable_gqa=grouped)
+        return out[0]
+    groups = query.shape[0] // k.shape[0]
+    k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
+    scores = (query @ k.transpose(1, 2)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        sink = sinks.float().reshape(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, -1)
+    return weights.to(v.dtype) @ v

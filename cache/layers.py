@@ -1,0 +1,66 @@
+"""Layer kinds: what a layer keeps per token, and how far back a query of it may look.
+
+Kinds are read from the config's own layer types (the vocabulary of ``transformers.cache_utils``), never from a
+model's name. A kind that this module does not know makes ``read_layers`` raise, so that nobody is served wrong tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+
+class Reach(StrEnum):
+    """How far back a query at position ``p`` may look (all are causal)."""
+
+    FULL = "full"  # every key
+    SLIDING = "sliding"  # keys at p - window < k <= p
+    CHUNKED = "chunked"  # keys of p's own chunk: k // window == p // window
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer. ``stores`` is False where the layer reads another layer's KV, or has no attention at all."""
+
+    reach: Reach
+    window: int | None
+    stores: bool
+
+    def first_key(self, position: int) -> int:
+        """The first position that the query at ``position`` may look at."""
+        if self.window is None:
+            return 0
+        if self.reach is Reach.SLIDING:
+            return max(0, position - self.window + 1)
+        return position - position % self.window
+
+
+class UnknownLayer(ValueError):
+    """A layer type whose state this version cannot keep."""
+
+
+_STATELESS = ("moe", "mlp")
+
+
+def read_layers(config: Any) -> list[Layer]:
+    """The layers of a text decoder ``config`` in order; raises ``UnknownLayer`` for a type that is not attention."""
+    stored, _ = get_layer_types_and_kwargs(config)
+    declared = getattr(config, "layer_types", None) or stored
+    per_layer = config.per_layer_config
+    return [
+        _layer(declared[i], per_layer[i], stores=kind != "dummy")
+        for i, kind in enumerate(stored)
+    ]
+
+
+def _layer(kind: str, config: Any, *, stores: bool) -> Layer:
+    if kind == "full_attention" or kind in _STATELESS:
+        return Layer(Reach.FULL, None, stores=stores)
+    if kind == "sliding_attention":
+        return Layer(Reach.SLIDING, int(config.sliding_window), stores=stores)
+    if kind == "chunked_attention":
+        return Layer(Reach.CHUNKED, int(config.attention_chunk_size), stores=stores)
+    raise UnknownLayer(f"layer type {kind!r} keeps a state that this version cannot store")

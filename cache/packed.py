@@ -1,0 +1,165 @@
+"""One packed forward ``[1, T]`` over many sessions: where each token of a step is written and what it may look at.
+
+``PackedCache`` is the transformers ``Cache`` that unmodified modeling code updates; ``PackedStep`` is the layout of the
+step in flight, which the cache and the attention function share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from cache.layers import Layer, Reach
+from cache.session import SessionCache
+from cache.tier import MemoryTier
+
+
+class Segment(NamedTuple):
+    """``count`` new tokens of one session, rows ``row .. row + count`` of the packed batch."""
+
+    session: SessionCache
+    row: int
+    count: int
+
+    @property
+    def start(self) -> int:
+        """Position of the first new token: what the cache holds before this step."""
+        return self.session.length
+
+    @property
+    def stop(self) -> int:
+        """Length of the timeline after this step."""
+        return self.session.length + self.count
+
+
+class PackedStep:
+    """The layout of one step: T new tokens of several sessions in one row, no padding.
+
+    Valid until the sessions' lengths change, that is until the step is committed.
+    """
+
+    def __init__(self, work: Sequence[tuple[SessionCache, int]], tier: MemoryTier) -> None:
+        self.tier = tier
+        self.segments: list[Segment] = []
+        row = 0
+        for session, count in work:
+            self.segments.append(Segment(session, row, count))
+            row += count
+        self.tokens = row
+        self._masks: dict[tuple[int, Reach, int | None, int], torch.Tensor | None] = {}
+        self.origins: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
+        device = tier.device
+        positions = np.concatenate([np.arange(s.start, s.stop) for s in self.segments])
+        self.positions = torch.from_numpy(positions).to(device)[None]  # [1, T]
+        self.token_ids = torch.from_numpy(
+            np.concatenate([np.asarray(s.session.token_ids[s.start : s.stop], np.int64) for s in self.segments])
+        ).to(device)[None]  # [1, T]
+        self.write_index = torch.cat([self._slots(s, s.start) for s in self.segments])  # [T]
+
+    def first_page(self, segment: Segment, layer: Layer) -> int:
+        """Index in the page table of the first page that ``segment`` looks at in ``layer``."""
+        return layer.first_key(segment.start) // self.tier.page_size
+
+    def pages(self, segment: Segment, layer: Layer) -> torch.Tensor:
+        """The slots of the pages that ``segment`` looks at in ``layer``, in order."""
+        last = -(-segment.stop // self.tier.page_size)
+        return segment.session.table(self.tier.device)[self.first_page(segment, layer) : last]
+
+    def gather_index(self, layer: Layer) -> torch.Tensor:
+        """Slot * page_size + offset of every key that the step looks at in ``layer``, segment after segment."""
+        return torch.cat([self._slots(s, layer.first_key(s.start)) for s in self.segments])
+
+    def mask(self, number: int, layer: Layer, first: int) -> torch.Tensor | None:
+        """Which keys ``first .. stop`` each query of segment ``number`` may see, bool ``[count, keys]``; None: all of them."""
+        key = (number, layer.reach, layer.window, first)
+        if key not in self._masks:
+            self._masks[key] = self._mask(self.segments[number], layer, first)
+        return self._masks[key]
+
+    def _mask(self, segment: Segment, layer: Layer, first: int) -> torch.Tensor | None:
+        device = self.tier.device
+        hidden = segment.session.hidden > 0
+        if segment.count == 1 and not hidden and first == layer.first_key(segment.start):
+            return None
+        query = torch.arange(segment.start, segment.stop, device=device)[:, None]
+        key = torch.arange(first, segment.stop, device=device)[None]
+        seen = key <= query
+        if layer.reach is Reach.SLIDING:
+            seen &= key > query - layer.window
+        elif layer.reach is Reach.CHUNKED:
+            seen &= key // layer.window == query // layer.window
+        if hidden:
+            flags = np.frombuffer(bytes(segment.session.mask) + b"\x01" * segment.count, np.bool_)[first:]
+            seen &= torch.from_numpy(flags.copy()).to(device)
+        return seen
+
+    def _slots(self, segment: Segment, first: int) -> torch.Tensor:
+        """Slot * page_size + offset of positions ``first .. stop``."""
+        size = self.tier.page_size
+        positions = torch.arange(first, segment.stop, device=self.tier.device)
+        return segment.session.table(self.tier.device)[positions // size] * size + positions % size
+
+
+class _Placeholder(CacheLayerMixin):
+    """Stands for a layer where modeling code asks the cache about one; holds nothing itself."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.is_sliding = layer.reach is not Reach.FULL
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the tier is the storage."""
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Never called: ``PackedCache.update`` does it."""
+        raise RuntimeError("a packed layer is updated through its cache")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Only a model that builds its own mask asks; it cannot run packed."""
+        raise RuntimeError("no mask fits a packed step")
+
+    def get_seq_length(self) -> int:
+        """Models that derive positions from this one number cannot run packed; the others get theirs explicitly."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+
+class PackedCache(Cache):
+    """The cache that a packed forward updates: writes new K/V to the sessions' pages.
+
+    ``update`` returns the K/V of all sessions, gathered, since some models work on it after the update (MLA expands its
+    latents). For a layer in ``in_place`` it returns the new K/V as they came: the load-time probe has seen the layer hand on the
+    very tensors it got, and the attention function reads the pages themselves.
+    """
+
+    def __init__(self, layers: list[Layer], step: PackedStep, in_place: frozenset[int]) -> None:
+        super().__init__(layers=[_Placeholder(layer) for layer in layers])
+        self.kinds = layers
+        self.step = step
+        self.in_place = in_place
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``key_states``, ``value_states``: ``[1, H, T, D]`` of the step's tokens; returns ``[1, H, T or all keys, D]``."""
+        tier = self.step.tier
+        tier.write(layer_idx, self.step.write_index, key_states, value_states)
+        if layer_idx not in self.in_place:
+            index = self.step.gather_index(self.kinds[layer_idx])
+            key_states = tier.keys[layer_idx].flatten(0, 1)[index].transpose(0, 1)[None]
+            value_states = tier.values[layer_idx].flatten(0, 1)[index].transpose(0, 1)[None]
+        # The tensors are kept, so that their identity stays theirs for the whole step.
+        self.step.origins[id(key_states)] = (layer_idx, key_states, value_states)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """See ``_Placeholder.get_seq_length``."""
+        return 0

@@ -1,0 +1,109 @@
+"""Which session holds the longest prefix of a prompt: a radix tree over cached tokens, one per tenant.
+
+The idea is SGLang's RadixAttention (Zheng et al., 2023); here the tree holds no KV, it only finds a session, and
+matches are exact to the token.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from cache.session import SessionCache, common_prefix
+
+
+class _Node:
+    """``tokens`` lie on the edge from the parent; ``sessions`` are those whose cached tokens end at this node."""
+
+    __slots__ = ("children", "parent", "sessions", "tokens")
+
+    def __init__(self, tokens: array[int], parent: _Node | None) -> None:
+        self.tokens = tokens
+        self.parent = parent
+        self.children: dict[int, _Node] = {}
+        self.sessions: dict[SessionCache, None] = {}
+
+
+class PrefixIndex:
+    """Finds the session whose cached tokens share the longest prefix with a prompt, in time linear in that prefix.
+
+    Invariant: every node but the root has a session or at least two children, so a leaf always has a session.
+    """
+
+    def __init__(self) -> None:
+        self._root = _Node(array("i"), None)
+        self._nodes: dict[SessionCache, _Node] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def match(self, prompt: array[int]) -> tuple[SessionCache | None, int]:
+        """The session with the longest common prefix and that prefix's length in tokens; (None, 0) where none begins alike.
+
+        Where several tie, one that ends there is preferred to one that goes on.
+        """
+        node, depth = self._root, 0
+        while True:
+            child = node.children.get(prompt[depth]) if depth < len(prompt) else None
+            if child is None:
+                break
+            shared = common_prefix(child.tokens, prompt[depth : depth + len(child.tokens)])
+            node, depth = child, depth + shared
+            if shared < len(child.tokens):
+                break
+        return (self._any(node), depth) if depth else (None, 0)
+
+    def put(self, session: SessionCache) -> None:
+        """Index what ``session`` has cached now, in place of what was indexed of it before."""
+        self.remove(session)
+        tokens = session.shareable
+        if not tokens:
+            return
+        node, depth = self._root, 0
+        while depth < len(tokens):
+            child = node.children.get(tokens[depth])
+            if child is None:
+                child = node.children[tokens[depth]] = _Node(tokens[depth:], node)
+                node = child
+                break
+            shared = common_prefix(child.tokens, tokens[depth : depth + len(child.tokens)])
+            node = child if shared == len(child.tokens) else self._split(child, shared)
+            depth += shared
+        node.sessions[session] = None
+        self._nodes[session] = node
+
+    def remove(self, session: SessionCache) -> None:
+        """Forget ``session``; no error where it was not indexed."""
+        node = self._nodes.pop(session, None)
+        if node is None:
+            return
+        del node.sessions[session]
+        while node.parent is not None and not node.sessions and not node.children:
+            del node.parent.children[node.tokens[0]]
+            node = node.parent
+        if node.parent is not None and not node.sessions and len(node.children) == 1:
+            self._merge(node)
+
+    @staticmethod
+    def _any(node: _Node) -> SessionCache:
+        while not node.sessions:
+            node = next(iter(node.children.values()))
+        return next(reversed(node.sessions))
+
+    @staticmethod
+    def _split(node: _Node, at: int) -> _Node:
+        """Cut the edge to ``node`` after ``at`` tokens; returns the new upper part."""
+        assert node.parent is not None
+        upper = _Node(node.tokens[:at], node.parent)
+        node.parent.children[node.tokens[0]] = upper
+        node.tokens, node.parent = node.tokens[at:], upper
+        upper.children[node.tokens[0]] = node
+        return upper
+
+    @staticmethod
+    def _merge(node: _Node) -> None:
+        """Join ``node``, which holds nothing, with its only child."""
+        (child,) = node.children.values()
+        assert node.parent is not None
+        child.tokens = node.tokens + child.tokens
+        child.parent = node.parent
+        node.parent.children[child.tokens[0]] = child

@@ -1,0 +1,86 @@
+"""The cache of one session: an exact token log, its attention mask, and the pages that hold its KV."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import torch
+
+from cache.pages import Page
+
+
+def common_prefix(a: array[int], b: array[int]) -> int:
+    """How many leading tokens two timelines share."""
+    n = min(len(a), len(b))
+    if n == 0:
+        return 0
+    differ = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
+    first = int(differ.argmax())
+    return first if differ[first] else n
+
+
+class SessionCache:
+    """One timeline of tokens and the KV computed from it.
+
+    Invariants: ``length == len(mask)`` tokens have been fed, and ``token_ids[:length]`` are exactly those; ``pages`` cover at least
+    ``length`` tokens. ``token_ids`` runs ahead of ``length`` by what is still to be fed: the rest of a prompt, or the
+    pending token, the last one that was sampled. ``mask`` holds one flag per fed token: 1, or 0 for a hidden one.
+    """
+
+    def __init__(self, tenant: str, name: str | None) -> None:
+        self.tenant = tenant
+        self.name = name  # None: anonymous
+        self.token_ids: array[int] = array("i")
+        self.mask = bytearray()
+        self.pages: list[Page] = []
+        self.running = False
+        self.warm = False  # our pages count us as warm: running, or idle on the device
+        self.hidden = 0  # zeros in the mask
+        self._table: torch.Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens whose KV is stored."""
+        return len(self.mask)
+
+    @property
+    def cached(self) -> array[int]:
+        """The tokens whose KV is stored."""
+        return self.token_ids[: self.length]
+
+    @property
+    def shareable(self) -> array[int]:
+        """The cached tokens that any other timeline with the same beginning may reuse: those before the first hidden one."""
+        return self.token_ids[: self.mask.find(0) if self.hidden else self.length]
+
+    def reachable(self, prompt: array[int]) -> int:
+        """How much of ``prompt`` this cache already holds: the common prefix, less one token that must be left to feed."""
+        return min(common_prefix(self.cached, prompt), len(prompt) - 1)
+
+    def fed(self, count: int) -> None:
+        """``count`` more of ``token_ids`` have been fed by a step."""
+        assert self.length + count <= len(self.token_ids), (self.length, count, len(self.token_ids))
+        self.mask.extend(b"\x01" * count)
+
+    def hide(self, start: int, stop: int) -> None:
+        """Later tokens will not attend to tokens ``start..stop`` (they keep their positions)."""
+        stop = min(stop, self.length)
+        self.mask[start:stop] = bytes(stop - start)
+        self.hidden = self.mask.count(0)
+
+    def cut(self, length: int) -> None:
+        """Forget every token from ``length`` on; the store drops the pages behind it."""
+        del self.mask[length:]
+        del self.token_ids[length:]
+        self.hidden = self.mask.count(0) if self.hidden else 0
+
+    def table(self, device: torch.device) -> torch.Tensor:
+        """The page table: device slots of the pages in order, ``[pages]`` int64."""
+        if self._table is None:
+            self._table = torch.tensor([page.slot for page in self.pages], dtype=torch.int64, device=device)
+        return self._table
+
+    def moved(self) -> None:
+        """The page list or a page's slot has changed: the table is built anew when it is next read."""
+        self._table = None

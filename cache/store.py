@@ -1,0 +1,252 @@
+"""Who is where: every session's cache, found by name or by prefix, evicted least recently used first."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict, defaultdict
+from typing import NamedTuple
+
+from cache.pages import Page, PagePool
+from cache.prefix import PrefixIndex
+from cache.session import SessionCache
+
+
+class SessionBusy(Exception):
+    """A turn of this session is running."""
+
+
+class Acquired(NamedTuple):
+    """A session made ready for a turn: ``reused`` tokens of the prompt are cached, ``restored`` of them came from the host."""
+
+    session: SessionCache
+    reused: int
+    restored: int
+
+
+class SessionStore:
+    """The caches of all sessions over one page pool.
+
+    A session is *running* (a turn owns it), *warm* (idle, KV on the device), *hosted* (idle, KV on the host) or gone.
+    Eviction takes the least recently used warm session to the host, and drops the least recently used hosted one
+    where the host is full. It is never an error: what is gone is computed again.
+
+    A page leaves the device only when no warm session holds it, so a shared trunk moves once, with its last warm holder.
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.evictions = 0
+        self._warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
+        self._hosted: OrderedDict[SessionCache, None] = OrderedDict()
+        self._running: set[SessionCache] = set()
+        self._named: dict[tuple[str, str], SessionCache] = {}
+        self._index: defaultdict[str, PrefixIndex] = defaultdict(PrefixIndex)
+
+    def __len__(self) -> int:
+        return len(self._warm) + len(self._hosted) + len(self._running)
+
+    def busy(self, tenant: str, name: str) -> bool:
+        """Whether a turn of the named session is running."""
+        session = self._named.get((tenant, name))
+        return session is not None and session.running
+
+    def match(self, tenant: str, prompt: array[int]) -> int:
+        """How many tokens of ``prompt`` some session of ``tenant`` has cached, at most all but one."""
+        _, shared = self._index[tenant].match(prompt)
+        return min(shared, len(prompt) - 1)
+
+    def acquire(self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True) -> Acquired | None:
+        """The session that will run ``prompt``, holding the longest cached prefix of it on the device, and pages for the rest.
+
+        ``prompt`` is the whole timeline. A named session keeps its name and is brought in line with the prompt;
+        without a name an idle anonymous session is continued where all it has cached is a prefix of the prompt, else
+        a new one is forked off the longest prefix, copy-on-write. None: no room on the device now.
+        Raises ``SessionBusy``.
+        """
+        named = self._named.get((tenant, name)) if name is not None else None
+        if named is not None and named.running:
+            raise SessionBusy
+        session, reused = self._best(tenant, named, prompt) if reuse else (SessionCache(tenant, None), 0)
+        known = session in self._warm or session in self._hosted
+        self._start(session)
+        self._cut(session, reused)
+        cold = self.pool.cold(session.pages)
+        if not self._make_room(len(cold) + self._missing(session, len(prompt))):
+            self._keep(session) if known else self.discard(session)
+            return None
+        self.pool.promote(cold)
+        session.moved()
+        session.token_ids = array("i", prompt)
+        self.reserve(session, len(prompt))
+        self._index[tenant].put(session)
+        if name is not None and named is not session:
+            if named is not None:
+                self.discard(named)
+            session.name = name
+            self._named[tenant, name] = session
+        return Acquired(session, reused, min(len(cold) * self.pool.page_size, reused))
+
+    def reserve(self, session: SessionCache, length: int) -> bool:
+        """Pages for ``length`` tokens in all, the next one writable; False where running turns hold all the memory."""
+        missing = self._missing(session, length)
+        if missing <= 0:
+            return True
+        if not self._make_room(missing):
+            return False
+        if self._shares_next(session):
+            at = session.length // self.pool.page_size
+            session.pages[at] = self.pool.unshare(session.pages[at])
+            missing -= 1
+        session.pages.extend(self.pool.alloc() for _ in range(missing))
+        session.moved()
+        return True
+
+    def publish(self, session: SessionCache) -> None:
+        """Let others find what a running session has cached by now."""
+        self._index[session.tenant].put(session)
+
+    def release(self, session: SessionCache) -> None:
+        """The turn is over: the session is idle, most recently used, evictable."""
+        self._cut(session, session.length)
+        self._keep(session)
+
+    def discard(self, session: SessionCache) -> None:
+        """Drop a session and its KV, idle or not."""
+        self._running.discard(session)
+        self._warm.pop(session, None)
+        self._hosted.pop(session, None)
+        self._index[session.tenant].remove(session)
+        if session.name is not None and self._named.get((session.tenant, session.name)) is session:
+            del self._named[session.tenant, session.name]
+        self.pool.drop(session.pages, warm=session.warm)
+        session.pages = []
+        session.running = session.warm = False
+
+    def forget(self, tenant: str, name: str) -> None:
+        """Drop the named idle session, where there is one."""
+        session = self._named.get((tenant, name))
+        if session is not None and not session.running:
+            self.discard(session)
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between steps (design section 8, invariants 2 and 3)."""
+        holders: defaultdict[Page, list[SessionCache]] = defaultdict(list)
+        for session in (*self._warm, *self._hosted, *self._running):
+            assert session.length <= len(session.token_ids)
+            assert len(session.pages) * self.pool.page_size >= session.length
+            assert session.running == (session in self._running)
+            assert session.warm == (session not in self._hosted)
+            for page in session.pages:
+                holders[page].append(session)
+        for page, sessions in holders.items():
+            assert page.refs == len(sessions), (page.refs, sessions)
+            assert page.warm == sum(session.warm for session in sessions)
+            assert page.tier is self.pool.device or not page.warm
+            assert (page in self.pool.stranded) == (page.tier is self.pool.device and not page.warm)
+        for tier in (self.pool.device, self.pool.host):
+            slots = [page.slot for page in holders if page.tier is tier]
+            assert len(slots) == len(set(slots)) == tier.used, (len(slots), tier.used)
+
+    # -- choosing ---------------------------------------------------------------------------------------------------
+
+    def _best(self, tenant: str, named: SessionCache | None, prompt: array[int]) -> tuple[SessionCache, int]:
+        """The session to run on and how much of it to keep; forks where the best holder must be left as it is."""
+        own = named.reachable(prompt) if named is not None else 0
+        found, shared = self._index[tenant].match(prompt)
+        shared = min(shared, len(prompt) - 1)
+        if named is not None and own >= shared:
+            return named, own
+        if found is None or shared <= 0:
+            return SessionCache(tenant, None), 0
+        whole = found.length == shared and not found.running
+        if whole and found.name is None:
+            return found, shared
+        return self._fork(found, shared), shared
+
+    def _fork(self, trunk: SessionCache, length: int) -> SessionCache:
+        """A new session that shares the first ``length`` tokens of ``trunk``, page by page."""
+        branch = SessionCache(trunk.tenant, None)
+        branch.token_ids = trunk.token_ids[:length]
+        branch.mask = trunk.mask[:length]
+        branch.pages = trunk.pages[: -(-length // self.pool.page_size)]
+        self.pool.share(branch.pages)
+        if trunk in self._warm:
+            self._warm.move_to_end(trunk)
+        return branch
+
+    # -- moving -----------------------------------------------------------------------------------------------------
+
+    def _start(self, session: SessionCache) -> None:
+        """Idle or new -> running: nothing evicts it from now on."""
+        self._warm.pop(session, None)
+        self._hosted.pop(session, None)
+        if not session.warm:
+            self.pool.heat(session.pages)
+        session.running = session.warm = True
+        self._running.add(session)
+
+    def _keep(self, session: SessionCache) -> None:
+        """Running -> idle. A session that holds nothing is gone; one with pages still on the host goes back there."""
+        if not session.length:
+            self.discard(session)
+            return
+        self._running.discard(session)
+        session.running = False
+        self._index[session.tenant].put(session)
+        if self.pool.cold(session.pages):
+            self._rest(session)
+        else:
+            self._warm[session] = None
+
+    def _cut(self, session: SessionCache, length: int) -> None:
+        """Rewind a running session to ``length`` tokens; pages behind it are dropped."""
+        session.cut(length)
+        keep = -(-length // self.pool.page_size)
+        if len(session.pages) > keep:
+            self.pool.drop(session.pages[keep:], warm=True)
+            del session.pages[keep:]
+            session.moved()
+
+    def _missing(self, session: SessionCache, length: int) -> int:
+        """Device slots that ``session`` lacks to grow to ``length`` tokens."""
+        lacking = -(-length // self.pool.page_size) - len(session.pages)
+        return max(lacking, 0) + self._shares_next(session)
+
+    def _shares_next(self, session: SessionCache) -> bool:
+        """Whether the page that the next token is written to is held by others too."""
+        page, offset = divmod(session.length, self.pool.page_size)
+        return offset > 0 and session.pages[page].refs > 1
+
+    def _make_room(self, pages: int) -> bool:
+        """Free device slots, evicting idle sessions as needed; False, and nobody evicted, where that cannot be enough."""
+        device = self.pool.device
+        if device.free >= pages:
+            return True
+        if pages > device.slots - self._held():
+            return False
+        while device.free < pages:
+            if not self.pool.stranded:
+                session, _ = self._warm.popitem(last=False)
+                self.evictions += 1
+                self._rest(session)
+            self._shed()
+        return True
+
+    def _held(self) -> int:
+        """Device slots that running sessions hold, shared ones counted once."""
+        held = {page for session in self._running for page in session.pages if page.tier is self.pool.device}
+        return len(held)
+
+    def _rest(self, session: SessionCache) -> None:
+        """Idle, and from now on of the host."""
+        self.pool.cool(session.pages)
+        session.warm = False
+        self._hosted[session] = None
+
+    def _shed(self) -> None:
+        """Take stranded pages off the device: to the host, else by dropping hosted sessions, least recently used first."""
+        host, stranded = self.pool.host, self.pool.stranded
+        while len(stranded) > host.free:
+            newest = len(stranded) > host.slots  # it would not fit an empty host: spare the others
+            self.discard(next(reversed(self._hosted)) if newest else next(iter(self._hosted)))
+        self.pool.demote()

@@ -1,0 +1,101 @@
+"""A tier: the memory in which pages lie, one slot a page."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class PageShape(NamedTuple):
+    """What one token of one layer stores; K and V may differ in heads and width (MLA keeps its latents)."""
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes per token."""
+        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
+
+
+class MemoryTier:
+    """``slots`` pages of ``page_size`` tokens in one memory, for all layers of a model.
+
+    Per storing layer one K and one V tensor ``[slots, page_size, heads, dim]``; a page has the same slot in all of
+    them. Shapes are learned from the first write unless given, since only the model knows them.
+    Invariant: a slot is either in ``_free`` or owned by exactly one page.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        page_size: int,
+        device: torch.device,
+        shapes: dict[int, PageShape] | None = None,
+        pinned: bool = False,
+    ) -> None:
+        self.slots = slots
+        self.page_size = page_size
+        self.device = device
+        self.shapes: dict[int, PageShape] = {}
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+        self._pinned = pinned
+        self._free = list(range(slots - 1, -1, -1))
+        for layer, shape in (shapes or {}).items():
+            self._create(layer, shape)
+
+    @property
+    def free(self) -> int:
+        """Slots that hold no page."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Slots that hold a page."""
+        return self.slots - len(self._free)
+
+    def alloc(self) -> int:
+        """A free slot; its content is undefined. The caller has checked ``free``."""
+        return self._free.pop()
+
+    def release(self, slot: int) -> None:
+        """Give a slot back."""
+        self._free.append(slot)
+
+    def write(self, layer: int, index: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store T tokens: ``index [T]`` holds slot * page_size + offset; ``key`` and ``value`` are ``[1, H, T, D]``."""
+        if layer not in self.keys:
+            self._create(layer, PageShape(key.shape[1], key.shape[3], value.shape[1], value.shape[3], key.dtype))
+        self.keys[layer].flatten(0, 1).index_copy_(0, index, key[0].transpose(0, 1))
+        self.values[layer].flatten(0, 1).index_copy_(0, index, value[0].transpose(0, 1))
+
+    def read(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the pages in ``table [n]``, as ``[n * page_size, H, D]`` (a copy)."""
+        return self.keys[layer][table].flatten(0, 1), self.values[layer][table].flatten(0, 1)
+
+    def copy_from(self, other: MemoryTier, source: list[int], target: list[int]) -> None:
+        """Copy pages from ``other`` (may be this tier) at slots ``source`` to our slots ``target``."""
+        for layer, shape in other.shapes.items():
+            if layer not in self.keys:
+                self._create(layer, shape)
+        there = torch.tensor(source, device=other.device)
+        here = torch.tensor(target, device=self.device)
+        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            for layer, tensor in theirs.items():
+                mine[layer][here] = tensor[there].to(self.device)
+
+    def _create(self, layer: int, shape: PageShape) -> None:
+        # torch.empty: on a CPU the operating system hands out the memory only as pages are written.
+        def pool(heads: int, dim: int) -> torch.Tensor:
+            size = (self.slots, self.page_size, heads, dim)
+            with torch.inference_mode(False):  # pages are copied outside of steps too
+                return torch.empty(size, dtype=shape.dtype, device=self.device, pin_memory=self._pinned)
+
+        self.shapes[layer] = shape
+        self.keys[layer] = pool(shape.key_heads, shape.key_dim)
+        self.values[layer] = pool(shape.value_heads, shape.value_dim)

@@ -1,0 +1,162 @@
+"""The engine process: ``python -m scheduler`` with an ``EngineConfig`` as one line of JSON on standard input.
+
+Speaks ``scheduler.messages`` over the zmq PAIR socket that the server has bound. Ends with status 0 on ``Shutdown`` or when standard
+input closes (the server is gone), 2 where the model cannot be served.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from typing import Any
+
+import msgspec
+import torch
+import zmq
+
+from cache.store import SessionStore
+from scheduler.engine import Engine, Limits
+from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
+from scheduler.memory import TooSmall, build_pool
+from scheduler.messages import (
+    Cancel,
+    EngineConfig,
+    Failed,
+    Forget,
+    FromEngine,
+    Loading,
+    ModelFacts,
+    Ready,
+    Shutdown,
+    Submit,
+    ToEngine,
+)
+from scheduler.runner import ModelRunner
+from scheduler.scheduler import Scheduler
+from scheduler.text import Vocabulary
+
+_HEARTBEAT_MS = 1000
+_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
+
+
+class Channel:
+    """The socket to the server and the pipe that tells whether it still lives."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode: Any = msgspec.msgpack.Decoder(ToEngine).decode
+
+    def send(self, message: FromEngine) -> None:
+        """Queue a message for the server."""
+        self._socket.send(self._encode(message))
+
+    def receive(self, wait_ms: int) -> list[ToEngine]:
+        """All messages that have come, waiting up to ``wait_ms`` for the first. ``Shutdown`` once the server is gone."""
+        ready = dict(self._poller.poll(wait_ms))
+        if sys.stdin.fileno() in ready:
+            return [Shutdown()]
+        messages: list[ToEngine] = []
+        while self._socket in ready:
+            try:
+                messages.append(self._decode(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+        return messages
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        self._socket.close(linger=1000)
+
+
+def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
+    """The engine of a loaded model, and what to tell the server about it. Raises ``TooSmall``."""
+    device = loaded.model.device
+    pool = build_pool(config, loaded.verdict.shapes, PAGE_SIZE, device)
+    # One page is kept for copy-on-write, so that the longest turn can always run alone.
+    context = min(config.max_context or loaded.context, loaded.context, (pool.device.slots - 1) * PAGE_SIZE)
+    embeddings = loaded.model.get_input_embeddings()
+    step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
+    scheduler = Scheduler(
+        SessionStore(pool),
+        max_running=config.max_running,
+        max_step_tokens=step_tokens,
+        max_queued=config.max_queued,
+    )
+    runner = ModelRunner(loaded.verdict.mode, pool.device)
+    vocabulary = Vocabulary(loaded.tokenizer)
+    limits = Limits(context, embeddings.num_embeddings)
+    engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits)
+    facts = ModelFacts(
+        architecture=type(loaded.model).__name__,
+        parameters=sum(p.numel() for p in loaded.model.parameters()),
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        device=str(device),
+        vocab_size=embeddings.num_embeddings,
+        max_context=context,
+        eos_token_ids=loaded.eos_token_ids,
+        mode=loaded.verdict.mode.name,
+        probe=loaded.verdict.report,
+        layer_kinds=loaded.layer_kinds,
+        kv_bytes_per_token=sum(shape.nbytes for shape in loaded.verdict.shapes.values()),
+        page_size=PAGE_SIZE,
+        pages=pool.device.slots,
+        fingerprint=fingerprint(loaded),
+    )
+    return engine, facts
+
+
+def serve(engine: Engine, channel: Channel) -> None:
+    """The loop: take what has come, step, deliver; one message a step, one a second while idle."""
+    while True:
+        for message in channel.receive(_HEARTBEAT_MS if engine.idle else 0):
+            match message:
+                case Submit():
+                    refused = engine.submit(message)
+                    if refused is not None:
+                        channel.send(refused)
+                case Cancel():
+                    engine.cancel(message)
+                case Forget():
+                    engine.forget(message)
+                case Shutdown():
+                    channel.send(engine.stop())
+                    return
+        outputs = engine.step()
+        if not outputs.deltas and not engine.idle:
+            time.sleep(0.001)  # nothing could run: do not spin
+        channel.send(outputs)
+        if engine.idle:
+            engine.check_integrity()
+
+
+def main() -> int:
+    """Load, tell, serve; the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    channel = Channel(config.address)
+    try:
+        loaded = load(config, channel.send)
+        channel.send(Loading("reserving memory"))
+        engine, facts = build(config, loaded)
+    except (LoadFailed, TooSmall) as error:
+        channel.send(Failed(str(error)))
+        channel.close()
+        return 2
+    channel.send(Ready(facts))
+    torch.set_grad_enabled(False)
+    serve(engine, channel)
+    channel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

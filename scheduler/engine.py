@@ -1,0 +1,263 @@
+"""The engine: one loop that admits, steps and delivers. The only code that touches tensors while serving.
+
+Order of side effects in a step: schedule (pages, receipts) -> forward (lengths grow) -> sample -> per turn: append the token,
+decode its text, decide whether it ends the turn -> one message. A stop is therefore decided on a token that has not been fed.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+
+import torch
+
+from scheduler.messages import (
+    Cancel,
+    Delta,
+    FinishReason,
+    Forget,
+    Refused,
+    Stats,
+    StepOutputs,
+    Submit,
+    TokenLogprob,
+    unpack_ids,
+)
+from scheduler.queue import QueueFull
+from scheduler.runner import ModelRunner
+from scheduler.sampling import Sampled, Sampler, report
+from scheduler.scheduler import Scheduler
+from scheduler.text import TextStream, Vocabulary
+from scheduler.turn import Turn
+
+log = logging.getLogger("warmturn.engine")
+
+
+class Limits:
+    """What a turn may ask for: ``context`` tokens in all, ids below ``vocab``."""
+
+    def __init__(self, context: int, vocab: int) -> None:
+        self.context = context
+        self.vocab = vocab
+
+
+class Engine:
+    """Turns in, deltas out. ``submit``, ``cancel`` and ``forget`` between steps; ``step`` runs the model once."""
+
+    def __init__(
+        self, runner: ModelRunner, scheduler: Scheduler, vocabulary: Vocabulary, ends: tuple[int, ...], limits: Limits
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._vocabulary = vocabulary
+        self._ends = frozenset(ends)
+        self._limits = limits
+        self._sampler = Sampler(ends)
+        self._deltas: list[Delta] = []
+        self._steps = self._prompt = self._cached = self._generated = 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to run."""
+        return not len(self.scheduler)
+
+    def submit(self, request: Submit) -> Refused | None:
+        """Line a turn up, or say why not."""
+        ids = unpack_ids(request.prompt)
+        refused = self._refuse(request, ids)
+        if refused is not None:
+            return refused
+        turn = Turn(request, TextStream(self._vocabulary, ids, request.stopping.stop))
+        try:
+            self.scheduler.add(turn)
+        except QueueFull:
+            return Refused(request.turn, "queue_full", "Too many requests are waiting; try again later.")
+        return None
+
+    def cancel(self, request: Cancel) -> None:
+        """Take a turn out of the batch at once; its KV stays."""
+        turn = self.scheduler.find(request.turn)
+        if turn is not None:
+            self._finish(turn, FinishReason.CANCELLED)
+
+    def forget(self, request: Forget) -> None:
+        """Drop a named session, ending its turn first."""
+        turn = self.scheduler.of_session(request.tenant, request.session)
+        if turn is not None:
+            self._finish(turn, FinishReason.CANCELLED)
+        self.scheduler.store.forget(request.tenant, request.session)
+
+    def step(self) -> StepOutputs:
+        """Run one step over whatever is runnable; all the news since the last one."""
+        plan = self.scheduler.schedule()
+        if plan:
+            self._steps += 1
+            for turn, _ in plan:
+                self._admitted(turn)
+            try:
+                self._run(plan)
+            except RuntimeError:  # out of memory, or a bug in a model: these turns end, the engine goes on
+                log.exception("a step of %d turns failed", len(plan))
+                for turn, _ in plan:
+                    self._fail(turn, "the model failed on this request")
+        deltas, self._deltas = tuple(self._deltas), []
+        return StepOutputs(deltas, self.stats())
+
+    def stop(self) -> StepOutputs:
+        """End every turn as cancelled."""
+        for turn in [*self.scheduler.running, *self.scheduler.waiting]:
+            self._finish(turn, FinishReason.CANCELLED)
+        deltas, self._deltas = tuple(self._deltas), []
+        return StepOutputs(deltas, self.stats())
+
+    def stats(self) -> Stats:
+        """Gauges and counters."""
+        scheduler, pool = self.scheduler, self.scheduler.store.pool
+        return Stats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            sessions=len(scheduler.store),
+            pages_device=pool.device.used,
+            pages_device_total=pool.device.slots,
+            pages_host=pool.host.used,
+            pages_host_total=pool.host.slots,
+            prompt_tokens=self._prompt,
+            cached_tokens=self._cached,
+            generated_tokens=self._generated,
+            steps=self._steps,
+            preemptions=scheduler.preemptions,
+            evictions=scheduler.store.evictions,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert every invariant that can be checked between steps."""
+        self.scheduler.check_integrity()
+        self.scheduler.store.check_integrity()
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _run(self, plan: list[tuple[Turn, int]]) -> None:
+        rows, sampling, asked = [], [], []
+        row = 0
+        for turn, count in plan:
+            last = turn.owes == count
+            if turn.request.prompt_logprobs is not None and turn.generated == 0:
+                asked.append((turn, len(rows), count))
+                rows.extend(range(row, row + count))
+            elif last and turn.limit != 0:
+                rows.append(row + count - 1)
+            if last:
+                sampling.append((turn, len(rows) - 1))
+            row += count
+        work = [(turn.session, count) for turn, count in plan if turn.session is not None]
+        logits = self._runner.run(work, rows)
+        for turn, first, count in asked:
+            self._report_prompt(turn, logits[first : first + count])
+        for turn, _ in sampling:
+            if turn.generated == 0 and turn.session is not None:
+                self.scheduler.store.publish(turn.session)
+        ended = [turn for turn, _ in sampling if turn.limit == 0]
+        for turn in ended:
+            self._finish(turn, FinishReason.LENGTH)
+        drawing = [(turn, at) for turn, at in sampling if turn.limit != 0]
+        if drawing:
+            drawn = self._sampler.sample(logits[[at for _, at in drawing]], [turn for turn, _ in drawing])
+            for (turn, _), sampled in zip(drawing, drawn, strict=True):
+                self._commit(turn, sampled)
+
+    def _commit(self, turn: Turn, sampled: Sampled) -> None:
+        """A token was drawn: show its text and decide whether it ends the turn, before it is ever fed."""
+        self._generated += 1
+        try:
+            turn.append(sampled.token)
+            text, reason, stop = self._judge(turn, sampled.token)
+            logprobs = (self._spelled(sampled),) if sampled.logprob is not None else ()
+        except Exception:
+            log.exception("turn %s failed", turn.request.turn)
+            self._fail(turn, "the reply could not be decoded")
+            return
+        if reason is None:
+            self._deltas.append(Delta(turn.request.turn, (sampled.token,), text, logprobs=logprobs))
+        else:
+            self._finish(turn, reason, tokens=(sampled.token,), text=text, stop=stop, logprobs=logprobs)
+
+    def _judge(self, turn: Turn, token: int) -> tuple[str, FinishReason | None, str | int | None]:
+        """The text that the token releases, why it ends the turn if it does, and what matched."""
+        stopping = turn.request.stopping
+        free = turn.generated > stopping.min_tokens
+        if free and token in stopping.stop_token_ids:
+            return turn.text.flush(), FinishReason.STOP, token
+        if free and token in self._ends and not stopping.ignore_eos:
+            return turn.text.flush(), FinishReason.STOP, None
+        text = turn.text.push(token, may_stop=turn.generated >= stopping.min_tokens)
+        if turn.text.stopped is not None:
+            return text, FinishReason.STOP, turn.text.stopped
+        full = len(turn.ids) >= self._limits.context
+        if full or (turn.limit is not None and turn.generated >= turn.limit):
+            return text + turn.text.flush(), FinishReason.LENGTH, None
+        return text, None, None
+
+    def _report_prompt(self, turn: Turn, logits: torch.Tensor) -> None:
+        """Log-probabilities of the prompt tokens that these rows ``[count, V]`` predict."""
+        assert turn.session is not None
+        first = turn.session.length - logits.shape[0]
+        targets = turn.ids[first + 1 : turn.session.length + 1]
+        sampled = report(logits[: len(targets)], targets, [turn.request.prompt_logprobs] * len(targets))
+        if first == 0:
+            text, data = self._vocabulary.spell(turn.ids[0])
+            turn.prompt_logprobs.append(TokenLogprob(turn.ids[0], text, data, None))
+        turn.prompt_logprobs.extend(self._spelled(item) for item in sampled)
+        if turn.session.length == turn.prompt_length:
+            self._deltas.append(Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs)))
+
+    # -- beginnings and ends ----------------------------------------------------------------------------------------
+
+    def _admitted(self, turn: Turn) -> None:
+        """Tell the server once that a turn runs, and what its prompt cost."""
+        if turn.receipt is not None and not turn.announced:
+            turn.announced = True
+            self._prompt += turn.receipt.prompt
+            self._cached += turn.receipt.cached
+            self._deltas.append(Delta(turn.request.turn, receipt=turn.receipt))
+
+    def _finish(
+        self,
+        turn: Turn,
+        reason: FinishReason,
+        *,
+        tokens: tuple[int, ...] = (),
+        text: str = "",
+        stop: str | int | None = None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        error: str | None = None,
+    ) -> None:
+        self.scheduler.finish(turn, reason)
+        self._deltas.append(
+            Delta(turn.request.turn, tokens, text, finish_reason=reason, stop=stop, logprobs=logprobs, error=error)
+        )
+
+    def _fail(self, turn: Turn, message: str) -> None:
+        if turn.finish_reason is None:
+            self._finish(turn, FinishReason.ERROR, error=message)
+
+    def _refuse(self, request: Submit, ids: array[int]) -> Refused | None:
+        if not ids:
+            return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
+        if min(ids) < 0 or max(ids) >= self._limits.vocab:
+            return Refused(request.turn, "invalid_prompt", "The prompt holds a token id that is not in the vocabulary.")
+        wanted = len(ids) + (request.stopping.max_tokens or 0)
+        if wanted > self._limits.context or len(ids) + (request.stopping.max_tokens != 0) > self._limits.context:
+            return Refused(
+                request.turn,
+                "context_length_exceeded",
+                f"The context is {self._limits.context} tokens; {wanted} were asked for.",
+            )
+        if self.scheduler.busy(request.tenant, request.session):
+            return Refused(request.turn, "session_busy", "A turn of this session is running.")
+        return None
+
+    def _spelled(self, sampled: Sampled) -> TokenLogprob:
+        text, data = self._vocabulary.spell(sampled.token)
+        top = tuple((token, *self._vocabulary.spell(token), logprob) for token, logprob in sampled.top)
+        return TokenLogprob(sampled.token, text, data, sampled.logprob, top)
+

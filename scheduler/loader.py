@@ -1,0 +1,110 @@
+"""Load a model, its tokenizer and what its files say about generation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from cache.layers import Layer, UnknownLayer, read_layers
+from scheduler.messages import EngineConfig, Loading
+from scheduler.probe import Refused, Verdict, probe
+
+PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
+_ENDLESS = 32_768  # context in tokens of a model that names no limit
+
+
+class LoadFailed(Exception):
+    """The model cannot be served; the message is one line for people."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to run."""
+
+    model: Any
+    tokenizer: Any
+    layers: list[Layer]
+    verdict: Verdict
+    eos_token_ids: tuple[int, ...]
+    context: int
+
+    @property
+    def layer_kinds(self) -> dict[str, int]:
+        """How many layers of each kind."""
+        return dict(Counter(layer.reach.value if layer.stores else "shared" for layer in self.layers))
+
+
+def load(config: EngineConfig, tell: Any) -> Loaded:
+    """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages. Raises ``LoadFailed``."""
+    device = _device(config.device)
+    tell(Loading("reading the configuration"))
+    try:
+        settings = AutoConfig.from_pretrained(config.model)
+        tokenizer = AutoTokenizer.from_pretrained(config.model)
+        tell(Loading("loading the weights"))
+        dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+        model = AutoModelForCausalLM.from_pretrained(config.model, config=settings, dtype=dtype)
+        model = model.to(device).eval()
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        raise LoadFailed(f"cannot load {config.model!r}: {_first_line(error)}") from error
+    text = model.config.get_text_config(decoder=True)
+    tell(Loading("measuring how the model can be run"))
+    try:
+        layers = read_layers(text)
+        verdict = probe(model, layers, PAGE_SIZE)
+    except (UnknownLayer, Refused) as error:
+        raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {_first_line(error)}") from error
+    return Loaded(model, tokenizer, layers, verdict, _ends(model, tokenizer), _context(text, tokenizer))
+
+
+def fingerprint(loaded: Loaded) -> str:
+    """A digest of all that KV depends on: config, a sample of every weight, dtype, mode, template, vocabulary size.
+
+    The sample is 64 values a tensor, evenly spread: other weights or another quantisation give another digest.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(loaded.model.config.to_json_string().encode())
+    for name, tensor in loaded.model.state_dict().items():
+        flat = tensor.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.float32)
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + sample.numpy().tobytes())
+    facts = (loaded.verdict.mode.name, str(loaded.tokenizer.chat_template), len(loaded.tokenizer))
+    digest.update(repr(facts).encode())
+    return digest.hexdigest()
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise LoadFailed("no CUDA device can be used here; try --device cpu")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted, 0) if wanted == "cuda" else torch.device(wanted)
+
+
+def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The ids that end a reply: those of the generation config, else of the config, and the tokenizer's own."""
+    listed = getattr(model.generation_config, "eos_token_id", None)
+    if listed is None:
+        listed = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    ids = listed if isinstance(listed, list) else [listed]
+    return tuple(dict.fromkeys(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None))
+
+
+def _context(config: Any, tokenizer: Any) -> int:
+    """The longest timeline in tokens that the model was made for."""
+    for name in ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length"):
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    limit = tokenizer.model_max_length
+    return int(limit) if limit < 10**9 else _ENDLESS
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

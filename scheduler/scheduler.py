@@ -1,0 +1,164 @@
+"""Continuous batching: which turns run, and how many tokens each of them feeds in the next step."""
+
+from __future__ import annotations
+
+from cache.session import common_prefix
+from cache.store import SessionStore
+from scheduler.messages import FinishReason, Receipt
+from scheduler.queue import FairQueue
+from scheduler.turn import Turn, TurnStatus
+
+_LOOK_AHEAD = 8  # waiting turns of one tenant that may be tried when the first one has to wait
+
+
+class Scheduler:
+    """Waiting and running turns over one session store.
+
+    There is no prefill phase and no decode phase (the idea is vLLM's): a running turn owes the tokens that its cache does not
+    hold yet, one while decoding, more while prefilling, and every step feeds some of them within a token budget.
+
+    Invariants: a running turn has a session that nobody else runs, a waiting one has none; pages for all that a turn owed at
+    admission are reserved then, so only decoding can run out of memory, and then the turn that was admitted last waits again.
+    """
+
+    def __init__(self, store: SessionStore, *, max_running: int, max_step_tokens: int, max_queued: int) -> None:
+        self.store = store
+        self.running: list[Turn] = []  # in order of admission
+        self.waiting = FairQueue(max_queued)
+        self.preemptions = 0
+        self._max_running = max_running
+        self._max_step_tokens = max_step_tokens
+        self._turns: dict[str, Turn] = {}
+        self._names: set[tuple[str, str]] = set()
+        self._steps = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def find(self, turn: str) -> Turn | None:
+        """The unfinished turn of that id."""
+        return self._turns.get(turn)
+
+    def of_session(self, tenant: str, name: str) -> Turn | None:
+        """The unfinished turn of a named session."""
+        return next((t for t in self._turns.values() if (t.request.tenant, t.request.session) == (tenant, name)), None)
+
+    def busy(self, tenant: str, name: str | None) -> bool:
+        """Whether an unfinished turn names this session."""
+        return name is not None and (tenant, name) in self._names
+
+    def add(self, turn: Turn) -> None:
+        """Line a new turn up. Raises ``QueueFull``."""
+        self.waiting.add(turn, {t.request.tenant for t in self.running})
+        self._turns[turn.request.turn] = turn
+        if turn.request.session is not None:
+            self._names.add((turn.request.tenant, turn.request.session))
+
+    def schedule(self) -> list[tuple[Turn, int]]:
+        """The next step: turns, and how many tokens each feeds. Newly admitted ones have their receipt."""
+        self._steps += 1
+        plan: dict[Turn, int] = {}
+        budget = self._max_step_tokens
+        for turn in sorted(self.running, key=self._urgency):
+            count = min(turn.owes, budget)
+            if count > 0 and turn.status is TurnStatus.RUNNING and self._reserve(turn, plan):
+                plan[turn] = count
+                budget -= count
+        while budget > 0 and len(self.running) < self._max_running:
+            admitted = self._admit_next()
+            if admitted is None:
+                break
+            count = min(admitted.owes, budget)
+            plan[admitted] = count
+            budget -= count
+        for turn, count in plan.items():
+            turn.last_step = self._steps
+            self.waiting.charge(turn.request.tenant, count)
+        return list(plan.items())
+
+    def finish(self, turn: Turn, reason: FinishReason) -> None:
+        """End a turn, waiting or running; its session is idle from now on and its KV stays."""
+        assert turn.finish_reason is None
+        if turn.session is not None:
+            self.running.remove(turn)
+            self.store.release(turn.session)
+            turn.session = None
+        else:
+            self.waiting.remove(turn)
+        turn.status, turn.finish_reason = TurnStatus.FINISHED, reason
+        del self._turns[turn.request.turn]
+        if turn.request.session is not None:
+            self._names.discard((turn.request.tenant, turn.request.session))
+
+    def check_integrity(self) -> None:
+        """Assert the invariants above."""
+        for turn in self.running:
+            assert turn.status is TurnStatus.RUNNING
+            assert turn.session is not None
+            assert turn.session.running
+            assert turn.session.token_ids == turn.ids
+        assert all(t.status is TurnStatus.WAITING and t.session is None for t in self.waiting)
+        assert len(self._turns) == len(self.running) + len(self.waiting)
+
+    def _urgency(self, turn: Turn) -> tuple[bool, int, int]:
+        """Decoding turns first, those that waited longest before others; then prefills, the least served tenant's first."""
+        decoding = turn.owes == 1
+        return (not decoding, turn.last_step if decoding else self.waiting.served(turn.request.tenant), turn.last_step)
+
+    # -- admission --------------------------------------------------------------------------------------------------
+
+    def _admit_next(self) -> Turn | None:
+        """Admit the next waiting turn that can run now."""
+        for turn in self.waiting.in_order(_LOOK_AHEAD):
+            if not self._awaits_prefix(turn) and self._admit(turn):
+                return turn
+        return None
+
+    def _awaits_prefix(self, turn: Turn) -> bool:
+        """Whether a running turn is about to compute more of this prompt than anyone has cached: then it is worth waiting for.
+
+        That is what makes n choices, or a burst with one system prompt, prefill their trunk once.
+        """
+        if not turn.reusable:
+            return False
+        tenant = turn.request.tenant
+        cached = self.store.match(tenant, turn.ids)
+        for other in self.running:
+            if other.request.tenant == tenant and other.session is not None and other.owes > 1:
+                promised = min(common_prefix(other.session.token_ids, turn.ids), len(turn.ids) - 1)
+                if promised > max(cached, other.session.length):
+                    return True
+        return False
+
+    def _admit(self, turn: Turn) -> bool:
+        """Waiting -> running, with pages for all it owes; False where there is no room now."""
+        acquired = self.store.acquire(turn.request.tenant, turn.request.session, turn.ids, turn.reusable)
+        if acquired is None:
+            return False
+        self.waiting.remove(turn)
+        turn.session, turn.status = acquired.session, TurnStatus.RUNNING
+        self.running.append(turn)
+        if turn.receipt is None:
+            turn.receipt = Receipt(turn.prompt_length, acquired.reused, acquired.restored)
+        return True
+
+    # -- preemption -------------------------------------------------------------------------------------------------
+
+    def _reserve(self, turn: Turn, plan: dict[Turn, int]) -> bool:
+        """Pages for what ``turn`` owes, taken from the turns admitted last if need be; False where it had to yield itself."""
+        assert turn.session is not None
+        while not self.store.reserve(turn.session, len(turn.ids)):
+            victim = next(t for t in reversed(self.running) if t not in plan)
+            self._preempt(victim)
+            if victim is turn:
+                return False
+        return True
+
+    def _preempt(self, turn: Turn) -> None:
+        """Running -> waiting; its KV is evictable, its ids are enough to go on later."""
+        assert turn.session is not None
+        self.preemptions += 1
+        self.running.remove(turn)
+        self.store.release(turn.session)
+        turn.session, turn.status = None, TurnStatus.WAITING
+        self.waiting.put_back(turn)

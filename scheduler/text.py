@@ -1,0 +1,109 @@
+"""From token ids to text, one token at a time: incremental decoding, stop strings, text held back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_REPLACEMENT = "\ufffd"  # what decoders give for bytes that are no character yet
+_CONTEXT = 6  # tokens of history that decide how the next one is spelled (leading spaces, joined bytes)
+
+
+class Vocabulary:
+    """The tokenizer as the engine needs it: ids to text, one id to its bytes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        self._byte_level = fast is not None and "ByteLevel" in repr(fast.decoder)
+        self._bytes: dict[int, bytes] = {}
+        self.decode: Callable[[Sequence[int]], str] = self._slow if fast is None else fast.decode
+
+    def _slow(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def spell(self, token: int) -> tuple[str, bytes]:
+        """A token's text and its own bytes; the text of half a character holds U+FFFD."""
+        if token not in self._bytes:
+            self._bytes[token] = self._spell(token)
+        data = self._bytes[token]
+        return data.decode("utf-8", errors="replace"), data
+
+    def _spell(self, token: int) -> bytes:
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:  # the logits are wider than the vocabulary
+            return b""
+        if piece.startswith("<0x") and len(piece) == 6:
+            return bytes([int(piece[3:5], 16)])
+        if self._byte_level and all(char in _BYTES for char in piece):
+            return bytes(_BYTES[char] for char in piece)
+        return str(piece).replace("\u2581", " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's spelling of bytes: printable ones stand for themselves, the rest from U+0100 on (GPT-2)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+
+
+_BYTES = _byte_alphabet()
+
+
+class TextStream:
+    """The text of one turn. ``push`` each token that is to be shown, then ``flush`` once.
+
+    Invariant: what ``push`` and ``flush`` returned, joined, is the decoded text before the stop string, if one was met.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stop: tuple[str, ...] = ()) -> None:
+        self._vocabulary = vocabulary
+        self._ids = list(prompt[-_CONTEXT:])  # context, then tokens whose text is not complete
+        self._shown = vocabulary.decode(self._ids)
+        self._stop = stop
+        self._held = ""
+        self.stopped: str | None = None  # the stop string that was met
+
+    def push(self, token: int, *, may_stop: bool = True) -> str:
+        """Text that can be shown now; ``stopped`` is set once a stop string is complete (unless not ``may_stop``)."""
+        self._ids.append(token)
+        return self._release(self._decoded(final=False), may_stop)
+
+    def flush(self) -> str:
+        """What was held back, at the end of the turn."""
+        if self.stopped is not None:
+            return ""
+        text = self._held + self._decoded(final=True)
+        self._held = ""
+        return text
+
+    def _decoded(self, *, final: bool) -> str:
+        text = self._vocabulary.decode(self._ids)
+        if (text.endswith(_REPLACEMENT) and not final) or len(text) <= len(self._shown):
+            return ""
+        new = text[len(self._shown) :]
+        self._ids = self._ids[-_CONTEXT:]
+        self._shown = self._vocabulary.decode(self._ids)
+        return new
+
+    def _release(self, new: str, may_stop: bool) -> str:
+        if not self._stop or not may_stop:
+            return new
+        text = self._held + new
+        found = min(((text.find(s), s) for s in self._stop if s in text), default=None)
+        if found is not None:
+            self.stopped = found[1]
+            self._held = ""
+            return text[: found[0]]
+        hold = max((_overlap(text, s) for s in self._stop), default=0)
+        self._held = text[len(text) - hold :]
+        return text[: len(text) - hold]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-size:]):
+            return size
+    return 0

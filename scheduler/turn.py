@@ -1,0 +1,77 @@
+"""A turn: one request running on one session."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+
+from cache.session import SessionCache
+from scheduler.messages import FinishReason, Receipt, Submit, TokenLogprob, unpack_ids
+from scheduler.text import TextStream
+
+
+class TurnStatus(StrEnum):
+    """WAITING in the queue (new, or preempted), RUNNING in the batch, FINISHED."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Turn:
+    """The state of one submitted request.
+
+    ``ids`` is the whole timeline: the prompt and every sampled token, the last one pending until it is fed. A running turn has
+    a session; a preempted one has none, and its ids are enough to go on.
+    """
+
+    request: Submit
+    text: TextStream
+    ids: array[int] = field(init=False)
+    prompt_length: int = field(init=False)
+    random: random.Random = field(init=False)
+    status: TurnStatus = TurnStatus.WAITING
+    session: SessionCache | None = None
+    finish_reason: FinishReason | None = None
+    receipt: Receipt | None = None
+    announced: bool = False  # the server has its receipt
+    last_step: int = 0
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    counts: torch.Tensor | None = None  # generated tokens, [V], where a penalty needs them
+    seen: torch.Tensor | None = None  # tokens of the prompt, bool [V]
+
+    def __post_init__(self) -> None:
+        self.ids = unpack_ids(self.request.prompt)
+        self.prompt_length = len(self.ids)
+        self.random = random.Random(self.request.sampling.seed)
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.ids) - self.prompt_length
+
+    @property
+    def owes(self) -> int:
+        """Tokens still to be fed before the next one can be sampled: one while decoding, more while prefilling."""
+        return len(self.ids) - (self.session.length if self.session is not None else 0)
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that may be generated; None: until the context is full."""
+        return self.request.stopping.max_tokens
+
+    @property
+    def reusable(self) -> bool:
+        """Whether cached tokens may be skipped: not where their logits are asked for."""
+        return self.request.prompt_logprobs is None
+
+    def append(self, token: int) -> None:
+        """A token was sampled: it is pending, to be fed by the next step."""
+        assert self.session is not None
+        self.ids.append(token)
+        self.session.token_ids.append(token)

@@ -1,0 +1,137 @@
+"""An engine in this process, for tests: no socket, steps run when the test says so."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tiny_models import CONTEXT, make_tokenizer, model_of
+
+from cache.layers import read_layers
+from cache.pages import PagePool
+from cache.store import SessionStore
+from cache.tier import MemoryTier
+from scheduler.engine import Engine, Limits
+from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Sampling, Stopping, Submit, pack_ids
+from scheduler.modes import PackedMode
+from scheduler.runner import ModelRunner
+from scheduler.scheduler import Scheduler
+from scheduler.text import Vocabulary
+
+PAGE = 4  # small, so that short tests cross many pages
+END = 258
+
+
+@dataclass
+class Outcome:
+    """All that the engine told about one turn."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    receipt: Receipt | None = None
+    finish_reason: FinishReason | None = None
+    deltas: list[Delta] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        """Take in one delta; a turn ends once."""
+        assert self.finish_reason is None, "news after the end"
+        self.deltas.append(delta)
+        self.tokens.extend(delta.tokens)
+        self.text += delta.text
+        self.receipt = delta.receipt or self.receipt
+        self.finish_reason = delta.finish_reason
+
+
+class Kit:
+    """``send`` turns, ``run`` steps; every step is followed by the integrity checks."""
+
+    def __init__(
+        self,
+        name: str = "llama",
+        *,
+        pages: int = 512,
+        host_pages: int = 0,
+        in_place: bool = True,
+        step_tokens: int = 32,
+        max_running: int = 64,
+        max_queued: int = 256,
+        context: int = CONTEXT,
+    ) -> None:
+        self.model: Any = model_of(name)
+        layers = read_layers(self.model.config.get_text_config(decoder=True))
+        self.mode = PackedMode(self.model, layers)
+        if in_place and name != "deepseek_v3":
+            self.mode.in_place = frozenset(i for i, layer in enumerate(layers) if layer.stores)
+        cpu = torch.device("cpu")
+        self.pool = PagePool(MemoryTier(pages, PAGE, cpu), MemoryTier(host_pages, PAGE, cpu))
+        self.store = SessionStore(self.pool)
+        self.scheduler = Scheduler(
+            self.store, max_running=max_running, max_step_tokens=step_tokens, max_queued=max_queued
+        )
+        vocabulary = Vocabulary(make_tokenizer())
+        limits = Limits(min(context, (pages - 1) * PAGE), 264)
+        self.engine = Engine(ModelRunner(self.mode, self.pool.device), self.scheduler, vocabulary, (END,), limits)
+        self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
+        self._sent = 0
+
+    def send(
+        self,
+        prompt: list[int],
+        count: int = 8,
+        *,
+        tenant: str = "a",
+        session: str | None = None,
+        ignore_eos: bool = True,
+        sampling: Sampling | None = None,
+        stop: tuple[str, ...] = (),
+        stopping: Stopping | None = None,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> str:
+        """Submit a turn, greedy unless told otherwise; returns its id."""
+        self._sent += 1
+        turn = f"t{self._sent}"
+        request = Submit(
+            turn,
+            tenant,
+            pack_ids(prompt),
+            session,
+            sampling or Sampling(temperature=0.0),
+            stopping or Stopping(max_tokens=count, stop=stop, ignore_eos=ignore_eos),
+            logprobs,
+            prompt_logprobs,
+        )
+        refused = self.engine.submit(request)
+        if refused is not None:
+            raise ValueError(refused.code)
+        return turn
+
+    def step(self) -> None:
+        """One step, its news taken in, its invariants checked."""
+        self.mode.install()
+        try:
+            outputs = self.engine.step()
+        finally:
+            self.mode.remove()
+        for delta in outputs.deltas:
+            self.outcomes[delta.turn].add(delta)
+        self.engine.check_integrity()
+
+    def run(self, limit: int = 10_000) -> None:
+        """Step until nothing is left."""
+        while not self.engine.idle:
+            self.step()
+            limit -= 1
+            assert limit, "the engine does not come to an end"
+
+    def ask(self, prompt: list[int], count: int = 8, **options: Any) -> Outcome:
+        """One turn from beginning to end."""
+        turn = self.send(prompt, count, **options)
+        self.run()
+        return self.outcomes[turn]
+
+    def cancel(self, turn: str) -> None:
+        """The client of that turn leaves."""
+        self.engine.cancel(Cancel(turn))

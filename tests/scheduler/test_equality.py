@@ -1,0 +1,125 @@
+"""Correctness is equality: the engine's tokens are those of a from-scratch forward, whatever is shared, evicted or preempted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from engine_kit import Kit
+from tiny_models import ARCHITECTURES, greedy, logits, model_of
+
+from scheduler.messages import FinishReason, Sampling
+
+PRESSURE = {
+    "roomy": {"pages": 512},
+    "dropped": {"pages": 28},
+    "to the host": {"pages": 28, "host_pages": 24},
+    "all on the host": {"pages": 28, "host_pages": 400},
+    "preempted": {"pages": 20, "host_pages": 6, "step_tokens": 16},
+}
+
+
+def _conversation(kit: Kit, seed: int, clients: int, turns: int, name: bool) -> None:
+    """``clients`` chats of ``turns`` turns, interleaved at random; an earlier message is edited now and then."""
+    rng = random.Random(seed)
+    history: dict[int, list[int]] = {c: [rng.randrange(200) for _ in range(rng.randint(3, 9))] for c in range(clients)}
+    left = dict.fromkeys(history, turns)
+    running: dict[str, tuple[int, int]] = {}
+    while any(left.values()) or running:
+        idle = [c for c in history if left[c] and c not in {client for client, _ in running.values()}]
+        for client in rng.sample(idle, k=rng.randint(0, len(idle))):
+            if rng.random() < 0.2:
+                cut = rng.randrange(1, len(history[client]))
+                history[client][cut:] = []
+            history[client] += [rng.randrange(200) for _ in range(rng.randint(1, 9))]
+            session = f"s{client}" if name and client % 2 else None
+            count = rng.randint(1, 6)
+            running[kit.send(history[client], count, session=session)] = (client, count)
+            left[client] -= 1
+        if not kit.engine.idle:
+            kit.step()
+        for turn, (client, count) in list(running.items()):
+            outcome = kit.outcomes[turn]
+            if outcome.finish_reason is None:
+                continue
+            assert outcome.finish_reason is FinishReason.LENGTH
+            assert outcome.tokens == greedy(kit.model, history[client], count)
+            history[client] += outcome.tokens
+            del running[turn]
+
+
+@pytest.mark.parametrize("pressure", PRESSURE)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_conversations_under_pressure(name: str, pressure: str) -> None:
+    kit = Kit(name, **PRESSURE[pressure])
+    _conversation(kit, seed=1, clients=5, turns=4, name=True)
+    stats = kit.engine.stats()
+    assert stats.running == stats.waiting == 0
+    if pressure != "roomy":
+        assert stats.evictions > 0
+    if pressure == "preempted":
+        assert stats.preemptions > 0
+    if pressure == "all on the host":
+        assert any(o.receipt is not None and o.receipt.restored for o in kit.outcomes.values())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_gathered_layers_equal_layers_read_in_place(name: str) -> None:
+    kit = Kit(name, in_place=False)
+    _conversation(kit, seed=2, clients=3, turns=3, name=False)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_of_a_resumed_turn(name: str) -> None:
+    kit = Kit(name)
+    first = kit.ask(list(range(30)), 5)
+    prompt = [*range(30), *first.tokens, 7, 8, 9, 10, 11]
+    turn = kit.send(prompt, 1)
+    seen: list[torch.Tensor] = []
+    sample = kit.engine._sampler.sample
+    kit.engine._sampler.sample = lambda rows, turns: (seen.append(rows), sample(rows, turns))[1]  # type: ignore[method-assign]
+    kit.run()
+    want = logits(kit.model, prompt)[-1]
+    assert kit.outcomes[turn].receipt.cached == 34  # type: ignore[union-attr]
+    assert (seen[0][0] - want).abs().max() <= 1e-4 * want.abs().max()
+
+
+def test_company_does_not_change_a_seeded_draw() -> None:
+    wanted = Sampling(temperature=1.0, top_p=0.9, seed=5)
+    alone = Kit().ask([1, 2, 3], 12, sampling=wanted).tokens
+    kit = Kit()
+    for i in range(6):
+        kit.send([9, i, i + 1], 15, sampling=Sampling(temperature=1.0))
+    turn = kit.send([1, 2, 3], 12, sampling=wanted)
+    kit.run()
+    assert kit.outcomes[turn].tokens == alone
+
+
+def test_hidden_tokens_are_not_attended_to() -> None:
+    kit = Kit()
+    prompt = list(range(40, 60))
+    kit.ask(prompt, 1, session="s")
+    (session,) = kit.store._warm
+    session.hide(5, 9)
+    new = [3, 4, 5]
+    longer = [*prompt, *new]
+    turn = kit.send(longer, 1, session="s")
+    kit.run()
+    model = model_of("llama")
+    mask = torch.ones(1, len(longer))
+    # Tokens fed before the span was hidden have seen it; only the later ones have not.
+    with torch.no_grad():
+        past = model(input_ids=torch.tensor([prompt]), use_cache=True).past_key_values
+        mask[0, 5:9] = 0
+        out = model(
+            input_ids=torch.tensor([new]),
+            position_ids=torch.arange(20, 23)[None],
+            attention_mask=mask,
+            past_key_values=past,
+        ).logits[0, -1]
+    assert kit.outcomes[turn].tokens == [int(out.argmax())]
+    assert kit.outcomes[turn].receipt.cached == 20  # type: ignore[union-attr]
+    other = kit.ask(longer, 1)
+    assert other.receipt is not None
+    assert other.receipt.cached == 5  # nobody else may reuse what comes after a hidden token

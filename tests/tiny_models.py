@@ -1,0 +1,151 @@
+"""Tiny random models of several architectures and a byte tokenizer, made on the spot: no test needs weights or the network."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+WINDOW = 8  # shorter than every context of the tests
+CONTEXT = 512
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": None,
+    "eos_token_id": 258,
+    "pad_token_id": 256,
+    "tie_word_embeddings": False,
+}
+_MIXED = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+_LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "head_dim": 8,  # what RoPE turns
+}
+
+
+def _configs() -> dict[str, Any]:
+    shape = _SHAPE
+    return {
+        "llama": LlamaConfig(**shape),
+        "qwen3": Qwen3Config(**shape),
+        "gemma2": Gemma2Config(**shape, sliding_window=WINDOW, query_pre_attn_scalar=16),
+        "gemma3": Gemma3TextConfig(**shape, sliding_window=WINDOW, layer_types=_MIXED, query_pre_attn_scalar=16),
+        "gpt_oss": GptOssConfig(
+            **shape, sliding_window=WINDOW, layer_types=_MIXED, num_local_experts=4, num_experts_per_tok=2,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        ),
+        "deepseek_v3": DeepseekV3Config(**{**shape, **_LATENT}),
+        "llama4": Llama4TextConfig(
+            **shape,
+            attention_chunk_size=WINDOW,
+            num_local_experts=2,
+            interleave_moe_layer_step=2,
+            intermediate_size_mlp=96,
+            layer_types=["chunked_attention", "chunked_attention", "chunked_attention", "full_attention"],
+            no_rope_layers=[1, 1, 1, 0],
+        ),
+        "qwen3_next": Qwen3NextConfig(**shape, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32),
+    }
+
+
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "llama4")
+
+
+def make_model(name: str, seed: int = 0) -> Any:
+    """A float32 model with random weights of unit gain, so that an error in a cache is visible in the logits."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(_configs()[name], dtype=torch.float32).eval()
+    with torch.no_grad():
+        for label, weight in model.named_parameters():
+            if "embed" in label:
+                weight.normal_(0, 1)
+            elif weight.ndim >= 2:
+                gain = 2 if "q_" in label or "k_" in label else 1  # sharp attention: far tokens matter
+                weight.normal_(0, gain / math.sqrt(weight.shape[-1]))
+            elif "sink" in label or "bias" in label:
+                weight.normal_(0, 0.5)
+    return model
+
+
+@cache
+def model_of(name: str) -> Any:
+    """The same model for every test of a run; nobody may change it."""
+    return make_model(name)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes are tokens 0..255; 256 to 258 are end of text, start and end of a message. Every text round-trips."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {char: i for i, char in enumerate(alphabet)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=CONTEXT
+    )
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def save_model(name: str, folder: Path) -> Path:
+    """A folder that ``warmturn serve`` can load."""
+    path = folder / name
+    model_of(name).save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+@torch.no_grad()
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """The oracle: ``count`` greedy tokens, each from a from-scratch forward of the whole timeline, no cache."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@torch.no_grad()
+def logits(model: Any, ids: list[int]) -> torch.Tensor:
+    """The oracle: logits ``[len(ids), V]`` of a from-scratch forward."""
+    out: torch.Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    return out
