@@ -1,7 +1,7 @@
 """The attention function that transformers' modeling code calls in a packed step.
 
-Registered with ``AttentionInterface`` but without a mask function, so that transformers builds no ``[T, all keys]`` mask
-and hands on None. Each segment attends to its own session's keys only.
+Registered with ``AttentionInterface`` but without a mask function, so that transformers builds no ``[T, all
+keys]`` mask and hands on None. Each segment attends to its own session's keys only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class PackedAttention:
         s_aux: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """``query [1, H, T, D]`` against ``key``, ``value`` as the layer has them after ``update``; returns ``[1, T, H, Dv]``."""
+        """``query [1, H, T, D]`` against ``key``, ``value`` as the layer has them after ``update``; returns
+        ``[1, T, H, Dv]``.
+        """
         self._refuse(attention_mask, kwargs)
         step, index = self._step, getattr(module, "layer_idx", None)
         if step is None or not isinstance(index, int):
@@ -76,7 +78,7 @@ class PackedAttention:
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
         for number, first, keys, values in self._segments(step, index, key, value):
             segment = step.segments[number]
-            rows = slice(segment.row, segment.row + segment.count)
+            rows = slice(segment.row, segment.row + segment.size)
             seen = step.mask(number, layer, first)
             out[rows] = attend(query[0, :, rows], keys, values, seen, scale, softcap, sinks).transpose(0, 1)
         return out[None], None
@@ -100,9 +102,9 @@ class PackedAttention:
             raise Unsupported("a layer attends to keys that are not its session's")
         at = 0
         for number, (segment, first) in enumerate(zip(step.segments, firsts, strict=True)):
-            keys = slice(at, at + segment.stop - first)
-            yield number, first, key[0, :, keys].transpose(0, 1), value[0, :, keys].transpose(0, 1)
-            at = keys.stop
+            end = at + segment.stop - first
+            yield number, first, key[0, :, at:end].transpose(0, 1), value[0, :, at:end].transpose(0, 1)
+            at = end
 
     @staticmethod
     def _refuse(attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
@@ -121,10 +123,11 @@ def attend(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of one session: ``query [H, n, D]``, ``keys [m, Hk, D]``, ``values [m, Hk, Dv]``; returns ``[H, n, Dv]``.
+    """Attention of one session: ``query [H, n, D]``, ``keys [m, Hk, D]``, ``values [m, Hk, Dv]``; returns
+    ``[H, n, Dv]``.
 
-    ``seen`` is bool ``[n, m]`` or None for all. ``softcap`` bounds scores as Gemma 2 does (s * tanh(x / s)); ``sinks`` ``[H]`` are
-    logits that take part in the softmax and have no value (GPT-OSS).
+    ``seen`` is bool ``[n, m]`` or None for all. ``softcap`` bounds scores as Gemma 2 does (s * tanh(x / s));
+    ``sinks`` ``[H]`` are logits that take part in the softmax and have no value (GPT-OSS).
     """
     k, v = keys.transpose(0, 1), values.transpose(0, 1)
     if softcap is None and sinks is None:

@@ -50,10 +50,7 @@ def read_layers(config: Any) -> list[Layer]:
     stored, _ = get_layer_types_and_kwargs(config)
     declared = getattr(config, "layer_types", None) or stored
     per_layer = config.per_layer_config
-    return [
-        _layer(declared[i], per_layer[i], stores=kind != "dummy")
-        for i, kind in enumerate(stored)
-    ]
+    return [_layer(declared[i], per_layer[i], stores=kind != "dummy") for i, kind in enumerate(stored)]
 
 
 def _layer(kind: str, config: Any, *, stores: bool) -> Layer:

@@ -19,11 +19,11 @@ from cache.tier import MemoryTier
 
 
 class Segment(NamedTuple):
-    """``count`` new tokens of one session, rows ``row .. row + count`` of the packed batch."""
+    """``size`` new tokens of one session, rows ``row .. row + size`` of the packed batch."""
 
     session: SessionCache
     row: int
-    count: int
+    size: int
 
     @property
     def start(self) -> int:
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     @property
     def stop(self) -> int:
         """Length of the timeline after this step."""
-        return self.session.length + self.count
+        return self.session.length + self.size
 
 
 class PackedStep:
@@ -74,7 +74,9 @@ class PackedStep:
         return torch.cat([self._slots(s, layer.first_key(s.start)) for s in self.segments])
 
     def mask(self, number: int, layer: Layer, first: int) -> torch.Tensor | None:
-        """Which keys ``first .. stop`` each query of segment ``number`` may see, bool ``[count, keys]``; None: all of them."""
+        """Which keys ``first .. stop`` each query of segment ``number`` may see, bool ``[size, keys]``; None:
+        all of them.
+        """
         key = (number, layer.reach, layer.window, first)
         if key not in self._masks:
             self._masks[key] = self._mask(self.segments[number], layer, first)
@@ -83,17 +85,17 @@ class PackedStep:
     def _mask(self, segment: Segment, layer: Layer, first: int) -> torch.Tensor | None:
         device = self.tier.device
         hidden = segment.session.hidden > 0
-        if segment.count == 1 and not hidden and first == layer.first_key(segment.start):
+        if segment.size == 1 and not hidden and first == layer.first_key(segment.start):
             return None
         query = torch.arange(segment.start, segment.stop, device=device)[:, None]
         key = torch.arange(first, segment.stop, device=device)[None]
         seen = key <= query
-        if layer.reach is Reach.SLIDING:
-            seen &= key > query - layer.window
-        elif layer.reach is Reach.CHUNKED:
-            seen &= key // layer.window == query // layer.window
+        if layer.window is not None:
+            near = key > query - layer.window
+            same = key // layer.window == query // layer.window
+            seen &= near if layer.reach is Reach.SLIDING else same
         if hidden:
-            flags = np.frombuffer(bytes(segment.session.mask) + b"\x01" * segment.count, np.bool_)[first:]
+            flags = np.frombuffer(bytes(segment.session.mask) + b"\x01" * segment.size, np.bool_)[first:]
             seen &= torch.from_numpy(flags.copy()).to(device)
         return seen
 
@@ -104,7 +106,7 @@ class PackedStep:
         return segment.session.table(self.tier.device)[positions // size] * size + positions % size
 
 
-class _Placeholder(CacheLayerMixin):
+class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
     """Stands for a layer where modeling code asks the cache about one; holds nothing itself."""
 
     def __init__(self, layer: Layer) -> None:
@@ -132,12 +134,12 @@ class _Placeholder(CacheLayerMixin):
         return -1
 
 
-class PackedCache(Cache):
+class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """The cache that a packed forward updates: writes new K/V to the sessions' pages.
 
     ``update`` returns the K/V of all sessions, gathered, since some models work on it after the update (MLA expands its
-    latents). For a layer in ``in_place`` it returns the new K/V as they came: the load-time probe has seen the layer hand on the
-    very tensors it got, and the attention function reads the pages themselves.
+    latents). For a layer in ``in_place`` it returns the new K/V as they came: the load-time probe has seen the
+    layer hand on the very tensors it got, and the attention function reads the pages themselves.
     """
 
     def __init__(self, layers: list[Layer], step: PackedStep, in_place: frozenset[int]) -> None:
@@ -149,7 +151,9 @@ class PackedCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``key_states``, ``value_states``: ``[1, H, T, D]`` of the step's tokens; returns ``[1, H, T or all keys, D]``."""
+        """``key_states``, ``value_states``: ``[1, H, T, D]`` of the step's tokens; returns ``[1, H, T or all
+        keys, D]``.
+        """
         tier = self.step.tier
         tier.write(layer_idx, self.step.write_index, key_states, value_states)
         if layer_idx not in self.in_place:

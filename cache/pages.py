@@ -26,8 +26,8 @@ class Page:
 class PagePool:
     """Every page of the engine, in a device tier and, below it, a host tier.
 
-    Invariants between two calls of the session store: a page with ``warm`` > 0 lies on the device; ``stranded`` are exactly the pages
-    on the device that no warm session holds; a page with ``refs`` 0 does not exist.
+    Invariants between two calls of the session store: a page with ``warm`` > 0 lies on the device;
+    ``stranded`` are exactly the pages on the device that no warm session holds; a page with ``refs`` 0 does not exist.
     """
 
     def __init__(self, device: MemoryTier, host: MemoryTier) -> None:

@@ -37,7 +37,8 @@ class PrefixIndex:
         return len(self._nodes)
 
     def match(self, prompt: array[int]) -> tuple[SessionCache | None, int]:
-        """The session with the longest common prefix and that prefix's length in tokens; (None, 0) where none begins alike.
+        """The session with the longest common prefix and that prefix's length in tokens; (None, 0) where none
+        begins alike.
 
         Where several tie, one that ends there is preferred to one that goes on.
         """

@@ -23,9 +23,10 @@ def common_prefix(a: array[int], b: array[int]) -> int:
 class SessionCache:
     """One timeline of tokens and the KV computed from it.
 
-    Invariants: ``length == len(mask)`` tokens have been fed, and ``token_ids[:length]`` are exactly those; ``pages`` cover at least
-    ``length`` tokens. ``token_ids`` runs ahead of ``length`` by what is still to be fed: the rest of a prompt, or the
-    pending token, the last one that was sampled. ``mask`` holds one flag per fed token: 1, or 0 for a hidden one.
+    Invariants: ``length == len(mask)`` tokens have been fed, and ``token_ids[:length]`` are exactly those;
+    ``pages`` cover at least ``length`` tokens. ``token_ids`` runs ahead of ``length`` by what is still to be
+    fed: the rest of a prompt, or the pending token, the last one that was sampled. ``mask`` holds one flag per
+    fed token: 1, or 0 for a hidden one.
     """
 
     def __init__(self, tenant: str, name: str | None) -> None:
@@ -51,11 +52,15 @@ class SessionCache:
 
     @property
     def shareable(self) -> array[int]:
-        """The cached tokens that any other timeline with the same beginning may reuse: those before the first hidden one."""
+        """The cached tokens that any other timeline with the same beginning may reuse: those before the first
+        hidden one.
+        """
         return self.token_ids[: self.mask.find(0) if self.hidden else self.length]
 
     def reachable(self, prompt: array[int]) -> int:
-        """How much of ``prompt`` this cache already holds: the common prefix, less one token that must be left to feed."""
+        """How much of ``prompt`` this cache already holds: the common prefix, less one token that must be left
+        to feed.
+        """
         return min(common_prefix(self.cached, prompt), len(prompt) - 1)
 
     def fed(self, count: int) -> None:

@@ -16,7 +16,9 @@ class SessionBusy(Exception):
 
 
 class Acquired(NamedTuple):
-    """A session made ready for a turn: ``reused`` tokens of the prompt are cached, ``restored`` of them came from the host."""
+    """A session made ready for a turn: ``reused`` tokens of the prompt are cached, ``restored`` of them came
+    from the host.
+    """
 
     session: SessionCache
     reused: int
@@ -30,7 +32,8 @@ class SessionStore:
     Eviction takes the least recently used warm session to the host, and drops the least recently used hosted one
     where the host is full. It is never an error: what is gone is computed again.
 
-    A page leaves the device only when no warm session holds it, so a shared trunk moves once, with its last warm holder.
+    A page leaves the device only when no warm session holds it, so a shared trunk moves once, with its last
+    warm holder.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -56,7 +59,8 @@ class SessionStore:
         return min(shared, len(prompt) - 1)
 
     def acquire(self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True) -> Acquired | None:
-        """The session that will run ``prompt``, holding the longest cached prefix of it on the device, and pages for the rest.
+        """The session that will run ``prompt``, holding the longest cached prefix of it on the device, and
+        pages for the rest.
 
         ``prompt`` is the whole timeline. A named session keeps its name and is brought in line with the prompt;
         without a name an idle anonymous session is continued where all it has cached is a prefix of the prompt, else
@@ -218,7 +222,9 @@ class SessionStore:
         return offset > 0 and session.pages[page].refs > 1
 
     def _make_room(self, pages: int) -> bool:
-        """Free device slots, evicting idle sessions as needed; False, and nobody evicted, where that cannot be enough."""
+        """Free device slots, evicting idle sessions as needed; False, and nobody evicted, where that cannot be
+        enough.
+        """
         device = self.pool.device
         if device.free >= pages:
             return True
@@ -244,7 +250,9 @@ class SessionStore:
         self._hosted[session] = None
 
     def _shed(self) -> None:
-        """Take stranded pages off the device: to the host, else by dropping hosted sessions, least recently used first."""
+        """Take stranded pages off the device: to the host, else by dropping hosted sessions, least recently
+        used first.
+        """
         host, stranded = self.pool.host, self.pool.stranded
         while len(stranded) > host.free:
             newest = len(stranded) > host.slots  # it would not fit an empty host: spare the others

@@ -1,7 +1,7 @@
 """The engine process: ``python -m scheduler`` with an ``EngineConfig`` as one line of JSON on standard input.
 
-Speaks ``scheduler.messages`` over the zmq PAIR socket that the server has bound. Ends with status 0 on ``Shutdown`` or when standard
-input closes (the server is gone), 2 where the model cannot be served.
+Speaks ``scheduler.messages`` over the zmq PAIR socket that the server has bound. Ends with status 0 on
+``Shutdown`` or when standard input closes (the server is gone), 2 where the model cannot be served.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Channel:
     """The socket to the server and the pipe that tells whether it still lives."""
 
     def __init__(self, address: str) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.connect(address)
         self._poller = zmq.Poller()
@@ -59,7 +59,9 @@ class Channel:
         self._socket.send(self._encode(message))
 
     def receive(self, wait_ms: int) -> list[ToEngine]:
-        """All messages that have come, waiting up to ``wait_ms`` for the first. ``Shutdown`` once the server is gone."""
+        """All messages that have come, waiting up to ``wait_ms`` for the first. ``Shutdown`` once the server
+        is gone.
+        """
         ready = dict(self._poller.poll(wait_ms))
         if sys.stdin.fileno() in ready:
             return [Shutdown()]

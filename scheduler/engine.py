@@ -1,7 +1,8 @@
 """The engine: one loop that admits, steps and delivers. The only code that touches tensors while serving.
 
-Order of side effects in a step: schedule (pages, receipts) -> forward (lengths grow) -> sample -> per turn: append the token,
-decode its text, decide whether it ends the turn -> one message. A stop is therefore decided on a token that has not been fed.
+Order of side effects in a step: schedule (pages, receipts) -> forward (lengths grow) -> sample -> per turn:
+append the token, decode its text, decide whether it ends the turn -> one message. A stop is therefore decided
+on a token that has not been fed.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ class Engine:
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _run(self, plan: list[tuple[Turn, int]]) -> None:
-        rows, sampling, asked = [], [], []
+        rows: list[int] = []
+        sampling: list[tuple[Turn, int]] = []
+        asked: list[tuple[Turn, int, int]] = []
         row = 0
         for turn, count in plan:
             last = turn.owes == count
@@ -260,4 +263,3 @@ class Engine:
         text, data = self._vocabulary.spell(sampled.token)
         top = tuple((token, *self._vocabulary.spell(token), logprob) for token, logprob in sampled.top)
         return TokenLogprob(sampled.token, text, data, sampled.logprob, top)
-

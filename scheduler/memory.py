@@ -26,7 +26,9 @@ def build_pool(config: EngineConfig, shapes: dict[int, PageShape], page_size: in
     slots = budget // page_bytes
     if slots < _SMALLEST:
         need = _SMALLEST * page_bytes
-        raise TooSmall(f"{budget} bytes of KV memory hold {slots} pages of {page_bytes}; --kv-memory must be at least {need}")
+        raise TooSmall(
+            f"{budget} bytes of KV memory hold {slots} pages of {page_bytes}; --kv-memory must be at least {need}"
+        )
     host_budget = config.host_memory
     if host_budget is None:
         host_budget = physical_memory() // 4 if device.type == "cuda" else 0

@@ -120,14 +120,17 @@ class Receipt(msgspec.Struct, frozen=True):
     restored: int = 0
 
 
+TopLogprob = tuple[int, str, bytes, float]  # id, text, the token's own bytes, log-probability
+
+
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """``bytes`` are the token's own bytes; ``top`` holds (id, text, bytes, logprob), most likely first."""
+    """``bytes`` are the token's own bytes; ``top`` is most likely first."""
 
     token_id: int
     text: str
     bytes: bytes
     logprob: float | None  # None for the first token of a prompt: nothing precedes it
-    top: tuple[tuple[int, str, bytes, float], ...] = ()
+    top: tuple[TopLogprob, ...] = ()
 
 
 class Delta(msgspec.Struct, frozen=True):

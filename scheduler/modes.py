@@ -40,6 +40,7 @@ class Mode(ABC):
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
         """Feed the step; returns the logits ``[len(keep), V]`` of the rows ``keep`` (indices into the packed row)."""
 
+    @abstractmethod
     def learn(self) -> None:
         """After a step that was seen to be right: take the short cuts that it has shown to be safe."""
 
@@ -78,7 +79,7 @@ class PackedMode(Mode):
             inputs["logits_to_keep"] = keep
         cache = PackedCache(self.layers, step, self.in_place)
         with self.attention.running(step):
-            logits = self.model(input_ids=step.token_ids, past_key_values=cache, **inputs).logits[0]
+            logits: torch.Tensor = self.model(input_ids=step.token_ids, past_key_values=cache, **inputs).logits[0]
         return logits if logits.shape[0] == len(keep) else logits[keep]
 
     def learn(self) -> None:
@@ -91,11 +92,15 @@ MODES: tuple[type[Mode], ...] = (PackedMode,)
 
 
 def language_model(model: Any) -> Any:
-    """The sub-module that holds the text decoder: the model itself, or the language model inside a multimodal wrapper."""
+    """The sub-module that holds the text decoder: the model itself, or the language model inside a multimodal
+    wrapper.
+    """
     text = model.config.get_text_config(decoder=True)
     if text is model.config:
         return model
-    inside = (m for m in model.modules() if getattr(m, "config", None) is text and hasattr(m, "set_attn_implementation"))
+    inside = (
+        m for m in model.modules() if getattr(m, "config", None) is text and hasattr(m, "set_attn_implementation")
+    )
     return next(inside, model)
 
 

@@ -1,8 +1,9 @@
 """The load-time probe: which mode runs this model right, measured on the model itself, about a second.
 
-Three made-up sessions of different lengths are prefilled, prefilled in chunks, decoded and resumed in shared steps; every
-logit is compared with a from-scratch forward of that session alone through the model's own attention. The first mode that agrees is
-used; a model that no mode serves right is refused with the reasons. No table of names.
+Three made-up sessions of different lengths are prefilled, prefilled in chunks, decoded and resumed in shared
+steps; every logit is compared with a from-scratch forward of that session alone through the model's own
+attention. The first mode that agrees is used; a model that no mode serves right is refused with the reasons.
+No table of names.
 """
 
 from __future__ import annotations
@@ -70,9 +71,7 @@ def probe(model: Any, layers: list[Layer], page_size: int) -> Verdict:
     raise Refused("; ".join(dict.fromkeys(tried)))
 
 
-def _shorten(
-    mode: Mode, ids: list[array[int]], expected: list[torch.Tensor], page_size: int, tolerance: float
-) -> None:
+def _shorten(mode: Mode, ids: list[array[int]], expected: list[torch.Tensor], page_size: int, tolerance: float) -> None:
     """Take the mode's short cuts where they measure right as well."""
     mode.learn()
     error, _ = _measure(mode, ids, expected, page_size)
@@ -111,9 +110,9 @@ def _measure(
     for work in _STEPS:
         rows = sum(count for _, count in work)
         logits = runner.run([(sessions[i], count) for i, count in work], range(rows))
-        for (i, count), part in zip(work, logits.split([c for _, c in work]), strict=True):
+        parts = torch.split(logits, [count for _, count in work])
+        for (i, _), part in zip(work, parts, strict=True):
             got[i].append(part)
-            assert part.shape[0] == count
     errors = [_error(torch.cat(g), want.float()) for g, want in zip(got, expected, strict=True)]
     return max(errors), tier.shapes
 

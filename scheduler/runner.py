@@ -1,4 +1,6 @@
-"""The model runner: turns of a step in, logits out. The only caller of the model, the only place a cache length changes."""
+"""The model runner: turns of a step in, logits out. The only caller of the model, the only place a cache
+length changes.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ from scheduler.turn import Turn
 
 
 class Sampled(NamedTuple):
-    """A drawn token; ``logprob`` and ``top`` (ids with log-probabilities, most likely first) where they were asked for."""
+    """A drawn token; ``logprob`` and ``top`` (ids with log-probabilities, most likely first) where they were
+    asked for.
+    """
 
     token: int
     logprob: float | None = None
@@ -65,7 +67,8 @@ class Sampler:
 
 
 def report(logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int | None]) -> list[Sampled]:
-    """Each row's token with its log-probability under the model itself (before penalties and temperature), and the top ones.
+    """Each row's token with its log-probability under the model itself (before penalties and temperature), and
+    the top ones.
 
     ``tops[i]`` None: no log-probabilities for row i.
     """
@@ -84,7 +87,9 @@ def report(logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int | Non
 
 
 def _penalise(row: torch.Tensor, turn: Turn) -> None:
-    """OpenAI's presence and frequency penalties on generated tokens; the repetition penalty of Keskar et al. (2019) on all."""
+    """OpenAI's presence and frequency penalties on generated tokens; the repetition penalty of Keskar et al.
+    (2019) on all.
+    """
     wanted = turn.request.sampling
     counts, seen = _counted(turn, row)
     if wanted.repetition_penalty != 1.0:
@@ -95,7 +100,9 @@ def _penalise(row: torch.Tensor, turn: Turn) -> None:
 
 
 def _counted(turn: Turn, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How often each token was generated ``[V]``, and whether it is in the prompt; kept on the turn, grown by one a step."""
+    """How often each token was generated ``[V]``, and whether it is in the prompt; kept on the turn, grown by
+    one a step.
+    """
     width = row.shape[0]
     if turn.counts is None or turn.seen is None:
         prompt = torch.tensor(turn.ids[: turn.prompt_length], device=row.device)
@@ -122,12 +129,16 @@ def _draw(logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
     total = probs.double().cumsum(-1)
     number = torch.tensor([turn.random.random() for turn in turns], dtype=torch.float64, device=device)[:, None]
     picked = torch.searchsorted(total, number * total[:, -1:], right=True)
-    last = probs.shape[-1] - 1 - probs.flip(-1).gt(0).int().argmax(-1)  # rounding must not pick a token of probability 0
+    last = (
+        probs.shape[-1] - 1 - probs.flip(-1).gt(0).int().argmax(-1)
+    )  # rounding must not pick a token of probability 0
     return torch.minimum(picked[:, 0], last)
 
 
 def _truncate(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
-    """Zero what top-k, then nucleus (Holtzman et al., 2019), then min-p cut off; ``probs [rows, V]``, at least one token stays."""
+    """Zero what top-k, then nucleus (Holtzman et al., 2019), then min-p cut off; ``probs [rows, V]``, at least
+    one token stays.
+    """
     device = probs.device
     sorted_probs, order = probs.sort(-1, descending=True)
     rank = torch.arange(probs.shape[-1], device=device)[None]

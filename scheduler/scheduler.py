@@ -14,11 +14,13 @@ _LOOK_AHEAD = 8  # waiting turns of one tenant that may be tried when the first 
 class Scheduler:
     """Waiting and running turns over one session store.
 
-    There is no prefill phase and no decode phase (the idea is vLLM's): a running turn owes the tokens that its cache does not
-    hold yet, one while decoding, more while prefilling, and every step feeds some of them within a token budget.
+    There is no prefill phase and no decode phase (the idea is vLLM's): a running turn owes the tokens that its
+    cache does not hold yet, one while decoding, more while prefilling, and every step feeds some of them
+    within a token budget.
 
-    Invariants: a running turn has a session that nobody else runs, a waiting one has none; pages for all that a turn owed at
-    admission are reserved then, so only decoding can run out of memory, and then the turn that was admitted last waits again.
+    Invariants: a running turn has a session that nobody else runs, a waiting one has none; pages for all that
+    a turn owed at admission are reserved then, so only decoding can run out of memory, and then the turn that
+    was admitted last waits again.
     """
 
     def __init__(self, store: SessionStore, *, max_running: int, max_step_tokens: int, max_queued: int) -> None:
@@ -101,7 +103,9 @@ class Scheduler:
         assert len(self._turns) == len(self.running) + len(self.waiting)
 
     def _urgency(self, turn: Turn) -> tuple[bool, int, int]:
-        """Decoding turns first, those that waited longest before others; then prefills, the least served tenant's first."""
+        """Decoding turns first, those that waited longest before others; then prefills, the least served
+        tenant's first.
+        """
         decoding = turn.owes == 1
         return (not decoding, turn.last_step if decoding else self.waiting.served(turn.request.tenant), turn.last_step)
 
@@ -115,7 +119,8 @@ class Scheduler:
         return None
 
     def _awaits_prefix(self, turn: Turn) -> bool:
-        """Whether a running turn is about to compute more of this prompt than anyone has cached: then it is worth waiting for.
+        """Whether a running turn is about to compute more of this prompt than anyone has cached: then it is
+        worth waiting for.
 
         That is what makes n choices, or a burst with one system prompt, prefill their trunk once.
         """
@@ -145,7 +150,9 @@ class Scheduler:
     # -- preemption -------------------------------------------------------------------------------------------------
 
     def _reserve(self, turn: Turn, plan: dict[Turn, int]) -> bool:
-        """Pages for what ``turn`` owes, taken from the turns admitted last if need be; False where it had to yield itself."""
+        """Pages for what ``turn`` owes, taken from the turns admitted last if need be; False where it had to
+        yield itself.
+        """
         assert turn.session is not None
         while not self.store.reserve(turn.session, len(turn.ids)):
             victim = next(t for t in reversed(self.running) if t not in plan)

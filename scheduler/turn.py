@@ -26,8 +26,8 @@ class TurnStatus(StrEnum):
 class Turn:
     """The state of one submitted request.
 
-    ``ids`` is the whole timeline: the prompt and every sampled token, the last one pending until it is fed. A running turn has
-    a session; a preempted one has none, and its ids are enough to go on.
+    ``ids`` is the whole timeline: the prompt and every sampled token, the last one pending until it is fed. A
+    running turn has a session; a preempted one has none, and its ids are enough to go on.
     """
 
     request: Submit

@@ -72,7 +72,8 @@ class Kit:
         )
         vocabulary = Vocabulary(make_tokenizer())
         limits = Limits(min(context, (pages - 1) * PAGE), 264)
-        self.engine = Engine(ModelRunner(self.mode, self.pool.device), self.scheduler, vocabulary, (END,), limits)
+        self.runner = ModelRunner(self.mode, self.pool.device)
+        self.engine = Engine(self.runner, self.scheduler, vocabulary, (END,), limits)
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
         self._sent = 0
 

@@ -1,4 +1,6 @@
-"""Tiny random models of several architectures and a byte tokenizer, made on the spot: no test needs weights or the network."""
+"""Tiny random models of several architectures and a byte tokenizer, made on the spot: no test needs weights or
+the network.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,11 @@ def _configs() -> dict[str, Any]:
         "gemma2": Gemma2Config(**shape, sliding_window=WINDOW, query_pre_attn_scalar=16),
         "gemma3": Gemma3TextConfig(**shape, sliding_window=WINDOW, layer_types=_MIXED, query_pre_attn_scalar=16),
         "gpt_oss": GptOssConfig(
-            **shape, sliding_window=WINDOW, layer_types=_MIXED, num_local_experts=4, num_experts_per_tok=2,
+            **shape,
+            sliding_window=WINDOW,
+            layer_types=_MIXED,
+            num_local_experts=4,
+            num_experts_per_tok=2,
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         ),
         "deepseek_v3": DeepseekV3Config(**{**shape, **_LATENT}),

@@ -1,8 +1,11 @@
-"""Correctness is equality: the engine's tokens are those of a from-scratch forward, whatever is shared, evicted or preempted."""
+"""Correctness is equality: the engine's tokens are those of a from-scratch forward, whatever is shared,
+evicted or preempted.
+"""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from tiny_models import ARCHITECTURES, greedy, logits, model_of
 
 from scheduler.messages import FinishReason, Sampling
 
-PRESSURE = {
+PRESSURE: dict[str, dict[str, Any]] = {
     "roomy": {"pages": 512},
     "dropped": {"pages": 28},
     "to the host": {"pages": 28, "host_pages": 24},
@@ -71,14 +74,19 @@ def test_gathered_layers_equal_layers_read_in_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_of_a_resumed_turn(name: str) -> None:
+def test_logits_of_a_resumed_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(name)
     first = kit.ask(list(range(30)), 5)
     prompt = [*range(30), *first.tokens, 7, 8, 9, 10, 11]
     turn = kit.send(prompt, 1)
     seen: list[torch.Tensor] = []
-    sample = kit.engine._sampler.sample
-    kit.engine._sampler.sample = lambda rows, turns: (seen.append(rows), sample(rows, turns))[1]  # type: ignore[method-assign]
+    run = kit.runner.run
+
+    def watch(work: Any, rows: Any) -> torch.Tensor:
+        seen.append(run(work, rows))
+        return seen[-1]
+
+    monkeypatch.setattr(kit.runner, "run", watch)
     kit.run()
     want = logits(kit.model, prompt)[-1]
     assert kit.outcomes[turn].receipt.cached == 34  # type: ignore[union-attr]
