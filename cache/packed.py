@@ -143,7 +143,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     """
 
     def __init__(self, layers: list[Layer], step: PackedStep, in_place: frozenset[int]) -> None:
-        super().__init__(layers=[_Placeholder(layer) for layer in layers])
+        Cache.__init__(self, layers=[_Placeholder(layer) for layer in layers])  # not a model's own subclass
         self.kinds = layers
         self.step = step
         self.in_place = in_place
@@ -164,6 +164,17 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self.step.origins[id(key_states)] = (layer_idx, key_states, value_states)
         return key_states, value_states
 
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Indexer keys of sparse attention: ``[1, T, D]`` of the step's tokens; returns those of all keys,
+        ``[1, keys, D]``.
+        """
+        index = self.step.gather_index(self.kinds[layer_idx])
+        return self.step.tier.write_index(layer_idx, self.step.write_index, indexer_key_states)[index][None]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """See ``_Placeholder.get_seq_length``."""
         return 0
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Recurrent modules ask their session's own state instead."""
+        return False

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import numpy as np
 import torch
 
+from cache import state as states
 from cache.pages import Page
+
+CHECKPOINTS = 8  # per session, the newest: turns that can be edited or regenerated without a full recompute
 
 
 def common_prefix(a: array[int], b: array[int]) -> int:
@@ -27,9 +31,13 @@ class SessionCache:
     ``pages`` cover at least ``length`` tokens. ``token_ids`` runs ahead of ``length`` by what is still to be
     fed: the rest of a prompt, or the pending token, the last one that was sampled. ``mask`` holds one flag per
     fed token: 1, or 0 for a hidden one.
+
+    A ``stateful`` session also has a ``state`` at ``length`` that pages do not hold (recurrent layers, a
+    model's own cache object); it can be rewound to its ``checkpoints`` only, clones of the state at turn
+    boundaries that nobody changes.
     """
 
-    def __init__(self, tenant: str, name: str | None) -> None:
+    def __init__(self, tenant: str, name: str | None, stateful: bool = False) -> None:
         self.tenant = tenant
         self.name = name  # None: anonymous
         self.token_ids: array[int] = array("i")
@@ -38,6 +46,9 @@ class SessionCache:
         self.running = False
         self.warm = False  # our pages count us as warm: running, or idle on the device
         self.hidden = 0  # zeros in the mask
+        self.stateful = stateful
+        self.state: Any = None
+        self.checkpoints: dict[int, Any] = {}
         self._table: torch.Tensor | None = None
 
     @property
@@ -63,6 +74,24 @@ class SessionCache:
         """
         return min(common_prefix(self.cached, prompt), len(prompt) - 1)
 
+    def reach(self, length: int) -> int:
+        """The longest length up to ``length`` that this cache can be rewound to."""
+        if not self.stateful or length >= self.length:
+            return min(length, self.length)
+        return max((at for at in self.checkpoints if at <= length), default=0)
+
+    def checkpoint(self) -> None:
+        """Remember the state at this length; the oldest checkpoint is forgotten where there are too many."""
+        if self.stateful and self.length:
+            self.checkpoints[self.length] = states.clone(self.state)
+            while len(self.checkpoints) > CHECKPOINTS:
+                del self.checkpoints[min(self.checkpoints)]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state and its checkpoints; shared ones are counted with every holder."""
+        return states.nbytes([self.state, *self.checkpoints.values()]) if self.stateful else 0
+
     def fed(self, count: int) -> None:
         """``count`` more of ``token_ids`` have been fed by a step."""
         assert self.length + count <= len(self.token_ids), (self.length, count, len(self.token_ids))
@@ -75,7 +104,10 @@ class SessionCache:
         self.hidden = self.mask.count(0)
 
     def cut(self, length: int) -> None:
-        """Forget every token from ``length`` on; the store drops the pages behind it."""
+        """Forget every token from ``length`` on; the store drops the pages behind it. ``length`` must be in reach."""
+        if self.stateful and length < self.length:
+            self.checkpoints = {at: state for at, state in self.checkpoints.items() if at <= length}
+            self.state = states.clone(self.checkpoints[length]) if length else None
         del self.mask[length:]
         del self.token_ids[length:]
         self.hidden = self.mask.count(0) if self.hidden else 0
@@ -85,6 +117,11 @@ class SessionCache:
         if self._table is None:
             self._table = torch.tensor([page.slot for page in self.pages], dtype=torch.int64, device=device)
         return self._table
+
+    def move(self, device: torch.device) -> None:
+        """Take the state to ``device``; checkpoints stay where they are until they are used."""
+        if self.stateful:
+            self.state = states.moved(self.state, device)
 
     def moved(self) -> None:
         """The page list or a page's slot has changed: the table is built anew when it is next read."""

@@ -6,6 +6,7 @@ from array import array
 from collections import OrderedDict, defaultdict
 from typing import NamedTuple
 
+from cache import state as states
 from cache.pages import Page, PagePool
 from cache.prefix import PrefixIndex
 from cache.session import SessionCache
@@ -36,8 +37,14 @@ class SessionStore:
     warm holder.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, state_budget: int | None = None) -> None:
+        """``state_budget``: bytes that idle sessions' states may take where the model has states that are not paged;
+        None where it has none.
+        """
         self.pool = pool
+        self.stateful = state_budget is not None
+        self._state_budget = state_budget or 0
+        self._state_bytes: dict[SessionCache, int] = {}  # of idle sessions
         self.evictions = 0
         self._warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
         self._hosted: OrderedDict[SessionCache, None] = OrderedDict()
@@ -54,9 +61,9 @@ class SessionStore:
         return session is not None and session.running
 
     def match(self, tenant: str, prompt: array[int]) -> int:
-        """How many tokens of ``prompt`` some session of ``tenant`` has cached, at most all but one."""
-        _, shared = self._index[tenant].match(prompt)
-        return min(shared, len(prompt) - 1)
+        """How many tokens of ``prompt`` could be reused from a session of ``tenant`` now, at most all but one."""
+        found, shared = self._index[tenant].match(prompt)
+        return found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
 
     def acquire(self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True) -> Acquired | None:
         """The session that will run ``prompt``, holding the longest cached prefix of it on the device, and
@@ -70,7 +77,7 @@ class SessionStore:
         named = self._named.get((tenant, name)) if name is not None else None
         if named is not None and named.running:
             raise SessionBusy
-        session, reused = self._best(tenant, named, prompt) if reuse else (SessionCache(tenant, None), 0)
+        session, reused = self._best(tenant, named, prompt) if reuse else (self._new(tenant), 0)
         known = session in self._warm or session in self._hosted
         self._start(session)
         self._cut(session, reused)
@@ -80,6 +87,8 @@ class SessionStore:
             return None
         self.pool.promote(cold)
         session.moved()
+        session.move(self.pool.device.device)
+        session.checkpoint()
         session.token_ids = array("i", prompt)
         self.reserve(session, len(prompt))
         self._index[tenant].put(session)
@@ -105,6 +114,10 @@ class SessionStore:
         session.moved()
         return True
 
+    def spoil(self, session: SessionCache) -> None:
+        """A step failed half-way: nothing of this running session's cache can be trusted."""
+        self._cut(session, 0)
+
     def publish(self, session: SessionCache) -> None:
         """Let others find what a running session has cached by now."""
         self._index[session.tenant].put(session)
@@ -119,6 +132,7 @@ class SessionStore:
         self._running.discard(session)
         self._warm.pop(session, None)
         self._hosted.pop(session, None)
+        self._state_bytes.pop(session, None)
         self._index[session.tenant].remove(session)
         if session.name is not None and self._named.get((session.tenant, session.name)) is session:
             del self._named[session.tenant, session.name]
@@ -155,13 +169,13 @@ class SessionStore:
 
     def _best(self, tenant: str, named: SessionCache | None, prompt: array[int]) -> tuple[SessionCache, int]:
         """The session to run on and how much of it to keep; forks where the best holder must be left as it is."""
-        own = named.reachable(prompt) if named is not None else 0
+        own = named.reach(named.reachable(prompt)) if named is not None else 0
         found, shared = self._index[tenant].match(prompt)
-        shared = min(shared, len(prompt) - 1)
+        shared = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
         if named is not None and own >= shared:
             return named, own
         if found is None or shared <= 0:
-            return SessionCache(tenant, None), 0
+            return self._new(tenant), 0
         whole = found.length == shared and not found.running
         if whole and found.name is None:
             return found, shared
@@ -169,14 +183,20 @@ class SessionStore:
 
     def _fork(self, trunk: SessionCache, length: int) -> SessionCache:
         """A new session that shares the first ``length`` tokens of ``trunk``, page by page."""
-        branch = SessionCache(trunk.tenant, None)
+        branch = self._new(trunk.tenant)
         branch.token_ids = trunk.token_ids[:length]
         branch.mask = trunk.mask[:length]
         branch.pages = trunk.pages[: -(-length // self.pool.page_size)]
         self.pool.share(branch.pages)
+        if self.stateful:
+            branch.state = states.clone(trunk.state if length == trunk.length else trunk.checkpoints[length])
+            branch.checkpoints = {at: state for at, state in trunk.checkpoints.items() if at <= length}
         if trunk in self._warm:
             self._warm.move_to_end(trunk)
         return branch
+
+    def _new(self, tenant: str) -> SessionCache:
+        return SessionCache(tenant, None, self.stateful)
 
     # -- moving -----------------------------------------------------------------------------------------------------
 
@@ -184,6 +204,7 @@ class SessionStore:
         """Idle or new -> running: nothing evicts it from now on."""
         self._warm.pop(session, None)
         self._hosted.pop(session, None)
+        self._state_bytes.pop(session, None)
         if not session.warm:
             self.pool.heat(session.pages)
         session.running = session.warm = True
@@ -201,6 +222,18 @@ class SessionStore:
             self._rest(session)
         else:
             self._warm[session] = None
+        if self.stateful:
+            self._state_bytes[session] = session.state_bytes
+            self._trim_states()
+
+    def _trim_states(self) -> None:
+        """Keep idle sessions' states within their budget: the least recently used sessions are dropped."""
+        total = sum(self._state_bytes.values())
+        while total > self._state_budget:
+            oldest = next(iter(self._hosted or self._warm))
+            total -= self._state_bytes[oldest]
+            self.evictions += 1
+            self.discard(oldest)
 
     def _cut(self, session: SessionCache, length: int) -> None:
         """Rewind a running session to ``length`` tokens; pages behind it are dropped."""
@@ -246,6 +279,7 @@ class SessionStore:
     def _rest(self, session: SessionCache) -> None:
         """Idle, and from now on of the host."""
         self.pool.cool(session.pages)
+        session.move(self.pool.host.device)
         session.warm = False
         self._hosted[session] = None
 

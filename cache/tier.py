@@ -8,26 +8,31 @@ import torch
 
 
 class PageShape(NamedTuple):
-    """What one token of one layer stores; K and V may differ in heads and width (MLA keeps its latents)."""
+    """What one token of one layer stores; K and V may differ in heads and width (MLA keeps its latents).
+
+    ``index_dim`` is the width of the indexer key that sparse attention keeps beside them, 0 where there is none.
+    """
 
     key_heads: int
     key_dim: int
     value_heads: int
     value_dim: int
     dtype: torch.dtype
+    index_dim: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes per token."""
-        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
+        width = self.key_heads * self.key_dim + self.value_heads * self.value_dim + self.index_dim
+        return width * self.dtype.itemsize
 
 
 class MemoryTier:
     """``slots`` pages of ``page_size`` tokens in one memory, for all layers of a model.
 
-    Per storing layer one K and one V tensor ``[slots, page_size, heads, dim]``; a page has the same slot in all of
-    them. Shapes are learned from the first write unless given, since only the model knows them.
-    Invariant: a slot is either in ``_free`` or owned by exactly one page.
+    Per storing layer one K and one V tensor ``[slots, page_size, heads, dim]`` (and ``[slots, page_size, dim]`` for
+    indexer keys); a page has the same slot in all of them. Shapes are learned from the first write unless
+    given, since only the model knows them. Invariant: a slot is either in ``_free`` or owned by exactly one page.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class MemoryTier:
         self.shapes: dict[int, PageShape] = {}
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
+        self.indexes: dict[int, torch.Tensor] = {}
         self._pinned = pinned
         self._free = list(range(slots - 1, -1, -1))
         for layer, shape in (shapes or {}).items():
@@ -74,6 +80,16 @@ class MemoryTier:
         self.keys[layer].flatten(0, 1).index_copy_(0, index, key[0].transpose(0, 1))
         self.values[layer].flatten(0, 1).index_copy_(0, index, value[0].transpose(0, 1))
 
+    def write_index(self, layer: int, index: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Store T indexer keys ``[1, T, D]`` as ``write`` does; returns the layer's whole pool, ``[slots *
+        page_size, D]``.
+        """
+        if layer not in self.indexes:
+            self._create_index(layer, key.shape[2], key.dtype)
+        pool = self.indexes[layer].flatten(0, 1)
+        pool.index_copy_(0, index, key[0])
+        return pool
+
     def read(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the pages in ``table [n]``, as ``[n * page_size, H, D]`` (a copy)."""
         return self.keys[layer][table].flatten(0, 1), self.values[layer][table].flatten(0, 1)
@@ -85,17 +101,27 @@ class MemoryTier:
                 self._create(layer, shape)
         there = torch.tensor(source, device=other.device)
         here = torch.tensor(target, device=self.device)
-        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
+        pairs = ((self.keys, other.keys), (self.values, other.values), (self.indexes, other.indexes))
+        for mine, theirs in pairs:
             for layer, tensor in theirs.items():
                 mine[layer][here] = tensor[there].to(self.device)
 
     def _create(self, layer: int, shape: PageShape) -> None:
-        # torch.empty: on a CPU the operating system hands out the memory only as pages are written.
-        def pool(heads: int, dim: int) -> torch.Tensor:
-            size = (self.slots, self.page_size, heads, dim)
-            with torch.inference_mode(False):  # pages are copied outside of steps too
-                return torch.empty(size, dtype=shape.dtype, device=self.device, pin_memory=self._pinned)
+        self.keys[layer] = self._pool((shape.key_heads, shape.key_dim), shape.dtype)
+        self.values[layer] = self._pool((shape.value_heads, shape.value_dim), shape.dtype)
+        known = self.shapes.get(layer)
+        self.shapes[layer] = shape._replace(index_dim=known.index_dim) if known is not None else shape
+        if shape.index_dim:
+            self._create_index(layer, shape.index_dim, shape.dtype)
 
-        self.shapes[layer] = shape
-        self.keys[layer] = pool(shape.key_heads, shape.key_dim)
-        self.values[layer] = pool(shape.value_heads, shape.value_dim)
+    def _create_index(self, layer: int, dim: int, dtype: torch.dtype) -> None:
+        self.indexes[layer] = self._pool((dim,), dtype)
+        known = self.shapes.get(layer, PageShape(0, 0, 0, 0, dtype))
+        self.shapes[layer] = known._replace(index_dim=dim)
+
+    def _pool(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # torch.empty: on a CPU the operating system hands out the memory only as pages are written.
+        with torch.inference_mode(False):  # pages are copied outside of steps too
+            return torch.empty(
+                (self.slots, self.page_size, *size), dtype=dtype, device=self.device, pin_memory=self._pinned
+            )

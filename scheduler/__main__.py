@@ -16,10 +16,9 @@ import msgspec
 import torch
 import zmq
 
-from cache.store import SessionStore
 from scheduler.engine import Engine, Limits
 from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
-from scheduler.memory import TooSmall, build_pool
+from scheduler.memory import TooSmall, build_store
 from scheduler.messages import (
     Cancel,
     EngineConfig,
@@ -33,6 +32,7 @@ from scheduler.messages import (
     Submit,
     ToEngine,
 )
+from scheduler.probe import describe
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
 from scheduler.text import Vocabulary
@@ -76,18 +76,20 @@ class Channel:
     def close(self) -> None:
         """Send what is queued, then close."""
         self._socket.close(linger=1000)
+        zmq.Context.instance().term()
 
 
 def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     """The engine of a loaded model, and what to tell the server about it. Raises ``TooSmall``."""
     device = loaded.model.device
-    pool = build_pool(config, loaded.verdict.shapes, PAGE_SIZE, device)
+    store = build_store(config, loaded.verdict, PAGE_SIZE, device)
+    pool = store.pool
     # One page is kept for copy-on-write, so that the longest turn can always run alone.
     context = min(config.max_context or loaded.context, loaded.context, (pool.device.slots - 1) * PAGE_SIZE)
     embeddings = loaded.model.get_input_embeddings()
     step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
     scheduler = Scheduler(
-        SessionStore(pool),
+        store,
         max_running=config.max_running,
         max_step_tokens=step_tokens,
         max_queued=config.max_queued,
@@ -104,10 +106,10 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         vocab_size=embeddings.num_embeddings,
         max_context=context,
         eos_token_ids=loaded.eos_token_ids,
-        mode=loaded.verdict.mode.name,
+        mode=describe(loaded.verdict.mode),
         probe=loaded.verdict.report,
         layer_kinds=loaded.layer_kinds,
-        kv_bytes_per_token=sum(shape.nbytes for shape in loaded.verdict.shapes.values()),
+        kv_bytes_per_token=loaded.verdict.token_bytes,
         page_size=PAGE_SIZE,
         pages=pool.device.slots,
         fingerprint=fingerprint(loaded),

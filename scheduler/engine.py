@@ -97,9 +97,11 @@ class Engine:
                 self._admitted(turn)
             try:
                 self._run(plan)
-            except RuntimeError:  # out of memory, or a bug in a model: these turns end, the engine goes on
+            except Exception:  # out of memory, or a bug in a model: these turns end, the engine goes on
                 log.exception("a step of %d turns failed", len(plan))
                 for turn, _ in plan:
+                    if turn.session is not None and self.scheduler.store.stateful:
+                        self.scheduler.store.spoil(turn.session)  # some of its layers may be a step ahead
                     self._fail(turn, "the model failed on this request")
         deltas, self._deltas = tuple(self._deltas), []
         return StepOutputs(deltas, self.stats())
@@ -154,6 +156,9 @@ class Engine:
             row += count
         work = [(turn.session, count) for turn, count in plan if turn.session is not None]
         logits = self._runner.run(work, rows)
+        for turn, _ in plan:
+            if turn.session is not None and turn.session.length == turn.prompt_length - 1:
+                turn.session.checkpoint()
         for turn, first, count in asked:
             self._report_prompt(turn, logits[first : first + count])
         for turn, _ in sampling:
@@ -206,9 +211,9 @@ class Engine:
         first = turn.session.length - logits.shape[0]
         targets = turn.ids[first + 1 : turn.session.length + 1]
         sampled = report(logits[: len(targets)], targets, [turn.request.prompt_logprobs] * len(targets))
-        if first == 0:
+        if first == 0:  # also where a preempted turn begins again
             text, data = self._vocabulary.spell(turn.ids[0])
-            turn.prompt_logprobs.append(TokenLogprob(turn.ids[0], text, data, None))
+            turn.prompt_logprobs = [TokenLogprob(turn.ids[0], text, data, None)]
         turn.prompt_logprobs.extend(self._spelled(item) for item in sampled)
         if turn.session.length == turn.prompt_length:
             self._deltas.append(Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs)))

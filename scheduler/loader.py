@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from cache.layers import Layer, UnknownLayer, read_layers
+from cache.layers import Layer, read_layers
 from scheduler.messages import EngineConfig, Loading
 from scheduler.probe import Refused, Verdict, probe
 
@@ -50,15 +50,23 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
         dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
         model = AutoModelForCausalLM.from_pretrained(config.model, config=settings, dtype=dtype)
         model = model.to(device).eval()
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except Exception as error:  # a broken file or a missing library raises whatever its reader likes
         raise LoadFailed(f"cannot load {config.model!r}: {_first_line(error)}") from error
-    text = model.config.get_text_config(decoder=True)
     tell(Loading("measuring how the model can be run"))
+    try:
+        return prepare(model, tokenizer)
+    except LoadFailed as error:
+        raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}") from error
+
+
+def prepare(model: Any, tokenizer: Any) -> Loaded:
+    """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right."""
+    text = model.config.get_text_config(decoder=True)
     try:
         layers = read_layers(text)
         verdict = probe(model, layers, PAGE_SIZE)
-    except (UnknownLayer, Refused) as error:
-        raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {_first_line(error)}") from error
+    except Refused as error:
+        raise LoadFailed(_first_line(error)) from error
     return Loaded(model, tokenizer, layers, verdict, _ends(model, tokenizer), _context(text, tokenizer))
 
 

@@ -8,35 +8,44 @@ from pathlib import Path
 import torch
 
 from cache.pages import PagePool
-from cache.tier import MemoryTier, PageShape
+from cache.store import SessionStore
+from cache.tier import MemoryTier
 from scheduler.messages import EngineConfig
+from scheduler.probe import Verdict
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SMALLEST = 4  # pages: below that not even a short chat fits
+_MOST = 1 << 20  # pages: more are never needed where a token takes next to nothing
 
 
 class TooSmall(ValueError):
     """The budget holds no usable number of pages; the message is one line for people."""
 
 
-def build_pool(config: EngineConfig, shapes: dict[int, PageShape], page_size: int, device: torch.device) -> PagePool:
-    """A page pool within the budgets of ``config``. Raises ``TooSmall``."""
-    page_bytes = page_size * sum(shape.nbytes for shape in shapes.values())
+def build_store(config: EngineConfig, verdict: Verdict, page_size: int, device: torch.device) -> SessionStore:
+    """A session store within the budgets of ``config``. Raises ``TooSmall``.
+
+    Where sessions keep states beside their pages, idle states may take half of the budget.
+    """
     budget = config.kv_memory if config.kv_memory is not None else _spare(device)
-    slots = budget // page_bytes
+    stateful = verdict.mode.stateful
+    page_bytes = max(1, page_size * verdict.token_bytes)
+    slots = min(budget // (2 if stateful else 1) // page_bytes, _MOST)
     if slots < _SMALLEST:
-        need = _SMALLEST * page_bytes
+        need = _SMALLEST * page_bytes * (2 if stateful else 1)
         raise TooSmall(
-            f"{budget} bytes of KV memory hold {slots} pages of {page_bytes}; --kv-memory must be at least {need}"
+            f"--kv-memory {budget} bytes hold {slots} pages of {page_bytes} bytes; at least {need} are needed"
         )
-    host_budget = config.host_memory
-    if host_budget is None:
-        host_budget = physical_memory() // 4 if device.type == "cuda" else 0
-    host_slots = host_budget // page_bytes
     cuda = device.type == "cuda"
-    tier = MemoryTier(slots, page_size, device, shapes)
-    host = MemoryTier(host_slots, page_size, torch.device("cpu"), shapes if host_slots else None, pinned=cuda)
-    return PagePool(tier, host)
+    host_budget = config.host_memory if config.host_memory is not None else physical_memory() // 4 if cuda else 0
+    host_slots = min(host_budget // page_bytes, _MOST)
+    shapes = verdict.shapes
+    try:
+        tier = MemoryTier(slots, page_size, device, shapes)
+        host = MemoryTier(host_slots, page_size, torch.device("cpu"), shapes if host_slots else None, pinned=cuda)
+    except (RuntimeError, MemoryError) as error:  # the allocator's
+        raise TooSmall(f"this machine cannot give {budget} bytes to KV and {host_budget} to its host tier") from error
+    return SessionStore(PagePool(tier, host), (budget + host_budget) // 2 if stateful else None)
 
 
 def physical_memory() -> int:

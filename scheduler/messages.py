@@ -124,11 +124,11 @@ TopLogprob = tuple[int, str, bytes, float]  # id, text, the token's own bytes, l
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """``bytes`` are the token's own bytes; ``top`` is most likely first."""
+    """``data`` are the token's own bytes; ``top`` is most likely first."""
 
     token_id: int
     text: str
-    bytes: bytes
+    data: bytes
     logprob: float | None  # None for the first token of a prompt: nothing precedes it
     top: tuple[TopLogprob, ...] = ()
 

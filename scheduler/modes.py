@@ -5,28 +5,36 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 
 from cache.attention import PackedAttention, Unsupported
 from cache.layers import Layer
-from cache.packed import PackedCache, PackedStep
+from cache.packed import PackedCache, PackedStep, Segment
+from scheduler.mixers import MixerSplit, splitting
+from scheduler.trace import Trace
 
 
 class Mode(ABC):
     """A way to run one step through unmodified modeling code.
 
-    ``in_place`` are the layers whose K/V the attention function reads where they lie; the probe fills it.
+    ``stateful``: sessions keep a state beside their pages. ``token_by_token``: a session that has a state is
+    fed one token at a time where it matters; the probe sets it for models whose multi-token code forgets the state.
     """
 
     name: ClassVar[str]
+    stateful: bool
+    token_by_token = False
 
-    def __init__(self, model: Any, layers: list[Layer]) -> None:
+    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
         self.model = model
         self.layers = layers
+        self.trace = trace
         self.in_place: frozenset[int] = frozenset()
+        self.accepts = inspect.signature(model.forward).parameters
+        self._open = any(p.kind is p.VAR_KEYWORD for p in self.accepts.values())
 
     @abstractmethod
     def install(self) -> None:
@@ -40,55 +48,210 @@ class Mode(ABC):
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
         """Feed the step; returns the logits ``[len(keep), V]`` of the rows ``keep`` (indices into the packed row)."""
 
+    def learn(self) -> bool:
+        """After a step that was seen to be right: take the short cuts that it has shown to be safe, if there
+        are any.
+        """
+        return False
+
+    def positions(self, step: PackedStep) -> dict[str, Any]:
+        """The explicit positions of the step's tokens, where the model takes them."""
+        return {"position_ids": step.positions} if "position_ids" in self.accepts or self._open else {}
+
+
+class PagedMode(Mode):
+    """One forward ``[1, T]`` for all sessions over their pages; modules with a state are split per session."""
+
+    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+        super().__init__(model, layers, trace)
+        self.stateful = bool(trace.mixers)
+        self._decoder = language_model(model)
+        self._text = model.config.get_text_config(decoder=True)
+        self._splits: list[MixerSplit] = []
+        self._cache = _packed_class(type(trace.cache))
+
+    def install(self) -> None:
+        """Split the recurrent modules."""
+        if not self.layers:
+            raise Unsupported("the config does not describe the layers")
+        if self.trace.argument is None or self.trace.argument not in self.accepts:
+            raise Unsupported("the model's forward takes no cache")
+        if self.trace.attributes:
+            raise Unsupported("modules keep a state on themselves")
+        if not self.positions_accepted and any(layer.stores for layer in self.layers) and not self.trace.mixers:
+            raise Unsupported("the model's forward takes no position_ids")
+        self._splits = [MixerSplit(module, self.trace.argument) for module in self.trace.mixers]
+
+    @property
+    def positions_accepted(self) -> bool:
+        """Whether positions can be told."""
+        return "position_ids" in self.accepts or self._open
+
+    def remove(self) -> None:
+        """Put the recurrent modules' own forwards back."""
+        for split in self._splits:
+            split.remove()
+        self._splits = []
+
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """See ``Mode.forward``. The lm_head runs only on ``keep`` where the model has ``logits_to_keep``."""
+        assert self.trace.argument is not None
+        inputs: dict[str, Any] = {"use_cache": True, "return_dict": True, **self.positions(step), **self.masks(step)}
+        if "logits_to_keep" in self.accepts:
+            inputs["logits_to_keep"] = keep
+        inputs[self.trace.argument] = self._cache(self.layers, step, self.in_place)
+        for split in self._splits:
+            split.token_by_token = self.token_by_token
+        for segment in step.segments if self.stateful else ():
+            if segment.session.state is None:
+                segment.session.state = self.trace.fresh(self._text)
+        with splitting(self._splits, step), self.attending(step):
+            logits: torch.Tensor = self.model(input_ids=step.token_ids, **inputs).logits[0]
+        return logits if logits.shape[0] == len(keep) else logits[keep]
+
     @abstractmethod
-    def learn(self) -> None:
-        """After a step that was seen to be right: take the short cuts that it has shown to be safe."""
+    def masks(self, step: PackedStep) -> dict[str, Any]:
+        """The ``attention_mask`` argument, if any."""
+
+    @abstractmethod
+    def attending(self, step: PackedStep) -> Any:
+        """A context within which attention belongs to ``step``."""
 
 
-class PackedMode(Mode):
-    """One forward ``[1, T]`` for all sessions: our cache, our attention function, explicit positions, no mask."""
+class PackedMode(PagedMode):
+    """Our attention function reads the pages, no mask is built."""
 
     name = "packed"
 
-    def __init__(self, model: Any, layers: list[Layer]) -> None:
-        super().__init__(model, layers)
+    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+        super().__init__(model, layers, trace)
         self.attention = PackedAttention(layers)
-        self._decoder = language_model(model)
         self._previous = self._decoder.config._attn_implementation
-        self._accepts = inspect.signature(model.forward).parameters
-        self._open = any(p.kind is p.VAR_KEYWORD for p in self._accepts.values())
 
     def install(self) -> None:
-        """Switch the language model to our attention function."""
-        if "past_key_values" not in self._accepts:
-            raise Unsupported("the model's forward takes no past_key_values")
-        if "position_ids" not in self._accepts and not self._open:
-            raise Unsupported("the model's forward takes no position_ids")
-        self._decoder.set_attn_implementation(self.attention.name)
-        if self._decoder.config._attn_implementation != self.attention.name:
+        """Switch the language model to our attention function, where it has attention."""
+        super().install()
+        if any(layer.stores for layer in self.layers):
+            self._decoder.set_attn_implementation(self.attention.name)
+        if self._decoder.config._attn_implementation != self.attention.name and not self.trace.mixers:
             raise Unsupported("the model does not let its attention function be chosen")
 
     def remove(self) -> None:
         """Back to the attention function that the model was loaded with."""
+        super().remove()
         self._decoder.set_attn_implementation(self._previous)
 
-    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
-        """See ``Mode.forward``. The lm_head runs only on ``keep`` where the model has ``logits_to_keep``."""
-        inputs: dict[str, Any] = {"position_ids": step.positions, "use_cache": True, "return_dict": True}
-        if "logits_to_keep" in self._accepts:
-            inputs["logits_to_keep"] = keep
-        cache = PackedCache(self.layers, step, self.in_place)
-        with self.attention.running(step):
-            logits: torch.Tensor = self.model(input_ids=step.token_ids, past_key_values=cache, **inputs).logits[0]
-        return logits if logits.shape[0] == len(keep) else logits[keep]
+    def masks(self, step: PackedStep) -> dict[str, Any]:
+        """None: transformers builds no mask for an attention function that has no mask function."""
+        return {}
 
-    def learn(self) -> None:
+    def attending(self, step: PackedStep) -> Any:
+        """Our attention function needs to know the step."""
+        return self.attention.running(step)
+
+    def learn(self) -> bool:
         """Layers that handed on exactly what the cache gave them may read their pages in place."""
         stored = {i for i, layer in enumerate(self.layers) if layer.stores}
         self.in_place = frozenset(stored - self.attention.transformed)
+        return True
 
 
-MODES: tuple[type[Mode], ...] = (PackedMode,)
+class MaskedMode(PagedMode):
+    """The model's own attention over gathered keys, with a block-diagonal mask ``[1, 1, T, all keys]``."""
+
+    name = "masked"
+
+    def masks(self, step: PackedStep) -> dict[str, Any]:
+        """One mask, or one per declared layer type where they differ."""
+        declared = getattr(self._text, "layer_types", None) or []
+        kinds = {(layer.reach, layer.window): layer for layer in self.layers}
+        if len(set(declared)) <= 1 and len(kinds) == 1:
+            return {"attention_mask": self._mask(step, self.layers[0])}
+        made = {key: self._mask(step, layer) for key, layer in kinds.items()}
+        return {
+            "attention_mask": {
+                name: made[layer.reach, layer.window] for name, layer in zip(declared, self.layers, strict=True)
+            }
+        }
+
+    def attending(self, step: PackedStep) -> Any:
+        """The model attends by itself."""
+        return nullcontext()
+
+    def _mask(self, step: PackedStep, layer: Layer) -> torch.Tensor:
+        """0 where a query sees a key of its own session, the lowest number elsewhere (eager code adds masks)."""
+        dtype = self.model.dtype
+        parts = []
+        for number, segment in enumerate(step.segments):
+            first = layer.first_key(segment.start)
+            seen = step.mask(number, layer, first)
+            keys = segment.stop - first
+            parts.append(
+                torch.ones(segment.size, keys, dtype=torch.bool, device=self.model.device) if seen is None else seen
+            )
+        seen = torch.block_diag(*(part.int() for part in parts)).bool()  # type: ignore[no-untyped-call]
+        mask = torch.zeros(seen.shape, dtype=dtype, device=self.model.device)
+        return mask.masked_fill_(~seen, torch.finfo(dtype).min)[None, None]
+
+
+class AloneMode(Mode):
+    """One forward per session on the model's own cache object; right for whatever the model does, shared by nobody."""
+
+    name = "alone"
+    stateful = True
+
+    def install(self) -> None:
+        """Nothing: the model runs as it is."""
+        if self.trace.argument is None and not self.trace.attributes:
+            raise Unsupported("the model returns no cache")
+
+    def remove(self) -> None:
+        """Nothing was changed."""
+
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """See ``Mode.forward``."""
+        logits = torch.cat([self._feed(step, segment) for segment in step.segments])
+        return logits[keep]
+
+    def _feed(self, step: PackedStep, segment: Segment) -> torch.Tensor:
+        rows = range(segment.row, segment.row + segment.size)
+        slow = self.token_by_token and segment.start > 0
+        parts = [slice(row, row + 1) for row in rows] if slow else [slice(rows.start, rows.stop)]
+        return torch.cat([self._run(step, segment, part) for part in parts])
+
+    def _run(self, step: PackedStep, segment: Segment, rows: slice) -> torch.Tensor:
+        inputs = {name: value[:, rows] for name, value in self.positions(step).items()}
+        cache, kept = segment.session.state or (self.fresh(), None)
+        if cache is not None and self.trace.argument is not None:
+            inputs[self.trace.argument] = cache
+        for (module, name), value in zip(self.trace.attributes, kept or (), strict=kept is not None):
+            setattr(module, name, value)
+        out = self.model(input_ids=step.token_ids[:, rows], use_cache=True, return_dict=True, **inputs)
+        cache = out.get(self.trace.argument, cache) if self.trace.argument is not None else None
+        segment.session.state = (cache, [getattr(module, name) for module, name in self.trace.attributes])
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    def fresh(self) -> Any:
+        """The cache of a session that has fed nothing: the model makes its own, unless it does not return it."""
+        return None if self.trace.returned else self.trace.fresh(self.model.config.get_text_config(decoder=True))
+
+
+class PlainAloneMode(AloneMode):
+    """Alone, on a cache that keeps every key: for models whose own cache cuts a window that their mask does
+    not have.
+    """
+
+    name = "alone, all keys"
+
+    def fresh(self) -> Any:
+        """A cache that knows no windows."""
+        from transformers.cache_utils import DynamicCache
+
+        return DynamicCache()
+
+
+MODES: tuple[type[Mode], ...] = (PackedMode, MaskedMode, AloneMode, PlainAloneMode)
 
 
 def language_model(model: Any) -> Any:
@@ -104,11 +267,21 @@ def language_model(model: Any) -> Any:
     return next(inside, model)
 
 
+def _packed_class(kind: type) -> type:
+    """``PackedCache``, also an instance of the model's own cache class where the model insists on that."""
+    from transformers.cache_utils import DynamicCache
+
+    if kind is DynamicCache or not issubclass(kind, DynamicCache):
+        return PackedCache
+    own = {name: value for name, value in vars(kind()).items() if name not in ("layers", "layer_class_to_replicate")}
+    return type("PackedCache", (PackedCache, kind), own)
+
+
 @contextmanager
 def installed(mode: Mode) -> Iterator[Mode]:
     """``mode`` installed within the block, removed again if the block raises."""
-    mode.install()
     try:
+        mode.install()
         yield mode
     except BaseException:
         mode.remove()

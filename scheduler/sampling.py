@@ -63,7 +63,7 @@ class Sampler:
         stopping = turn.request.stopping
         if turn.generated >= stopping.min_tokens:
             return []
-        return [*stopping.stop_token_ids, *self._eos]
+        return [*stopping.stop_token_ids, *(() if stopping.ignore_eos else self._eos)]
 
 
 def report(logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int | None]) -> list[Sampled]:
@@ -148,6 +148,7 @@ def _truncate(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
     before = torch.cat([torch.zeros_like(mass[:, :1]), mass[:, :-1]], -1)  # mass of the more likely tokens
     top_p = torch.tensor([w.top_p for w in wanted], device=device)[:, None]
     min_p = torch.tensor([w.min_p for w in wanted], device=device)[:, None]
-    keep = (before < top_p) & (sorted_probs >= min_p * sorted_probs[:, :1])
+    # A float32 sum reaches 1 before the rarest tokens: top_p 1 must still keep them.
+    keep = ((before < top_p) | (top_p >= 1.0)) & (sorted_probs >= min_p * sorted_probs[:, :1])
     keep[:, 0] = True
     return torch.zeros_like(probs).scatter_(-1, order, torch.where(keep, kept, 0.0))

@@ -62,17 +62,15 @@ class Scheduler:
         plan: dict[Turn, int] = {}
         budget = self._max_step_tokens
         for turn in sorted(self.running, key=self._urgency):
-            count = min(turn.owes, budget)
-            if count > 0 and turn.status is TurnStatus.RUNNING and self._reserve(turn, plan):
-                plan[turn] = count
-                budget -= count
+            if budget > 0 and turn.status is TurnStatus.RUNNING and self._reserve(turn, plan):
+                plan[turn] = min(self._share(turn), budget)
+                budget -= plan[turn]
         while budget > 0 and len(self.running) < self._max_running:
             admitted = self._admit_next()
             if admitted is None:
                 break
-            count = min(admitted.owes, budget)
-            plan[admitted] = count
-            budget -= count
+            plan[admitted] = min(self._share(admitted), budget)
+            budget -= plan[admitted]
         for turn, count in plan.items():
             turn.last_step = self._steps
             self.waiting.charge(turn.request.tenant, count)
@@ -101,6 +99,15 @@ class Scheduler:
             assert turn.session.token_ids == turn.ids
         assert all(t.status is TurnStatus.WAITING and t.session is None for t in self.waiting)
         assert len(self._turns) == len(self.running) + len(self.waiting)
+
+    def _share(self, turn: Turn) -> int:
+        """Tokens that ``turn`` may feed in one step: all it owes, but a prompt's last token on its own where
+        sessions have
+        states, so that there is a checkpoint before it for those who continue the same prompt otherwise.
+        """
+        assert turn.session is not None
+        border = turn.prompt_length - 1 - turn.session.length
+        return border if self.store.stateful and border > 0 else turn.owes
 
     def _urgency(self, turn: Turn) -> tuple[bool, int, int]:
         """Decoding turns first, those that waited longest before others; then prefills, the least served

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _REPLACEMENT = "\ufffd"  # what decoders give for bytes that are no character yet
-_CONTEXT = 6  # tokens of history that decide how the next one is spelled (leading spaces, joined bytes)
+_CONTEXT = 6  # tokens of the prompt that decide how the first one is spelled (leading spaces)
 
 
 class Vocabulary:
@@ -60,6 +60,10 @@ class TextStream:
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stop: tuple[str, ...] = ()) -> None:
         self._vocabulary = vocabulary
         self._ids = list(prompt[-_CONTEXT:])  # context, then tokens whose text is not complete
+        # Context must begin with a character: byte tokens that lack one's beginning spoil all that follow them.
+        while vocabulary.decode(self._ids).startswith(_REPLACEMENT):
+            del self._ids[0]
+        self._context = len(self._ids)
         self._shown = vocabulary.decode(self._ids)
         self._stop = stop
         self._held = ""
@@ -83,7 +87,8 @@ class TextStream:
         if (text.endswith(_REPLACEMENT) and not final) or len(text) <= len(self._shown):
             return ""
         new = text[len(self._shown) :]
-        self._ids = self._ids[-_CONTEXT:]
+        self._ids = self._ids[self._context :]
+        self._context = len(self._ids)
         self._shown = self._vocabulary.decode(self._ids)
         return new
 

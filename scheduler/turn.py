@@ -67,8 +67,8 @@ class Turn:
 
     @property
     def reusable(self) -> bool:
-        """Whether cached tokens may be skipped: not where their logits are asked for."""
-        return self.request.prompt_logprobs is None
+        """Whether cached tokens may be skipped: not where their logits are still asked for."""
+        return self.request.prompt_logprobs is None or self.generated > 0
 
     def append(self, token: int) -> None:
         """A token was sampled: it is pending, to be fed by the next step."""

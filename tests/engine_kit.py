@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from cache.store import SessionStore
 from cache.tier import MemoryTier
 from scheduler.engine import Engine, Limits
 from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Sampling, Stopping, Submit, pack_ids
-from scheduler.modes import PackedMode
+from scheduler.modes import Mode
+from scheduler.probe import probe
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
 from scheduler.text import Vocabulary
@@ -44,6 +46,21 @@ class Outcome:
         self.finish_reason = delta.finish_reason
 
 
+@cache
+def mode_of(name: str) -> Mode:
+    """The mode that the probe picks for a tiny model, removed again: a kit installs it for each of its steps."""
+    model = model_of(name)
+    mode = probe(model, read_layers(model.config.get_text_config(decoder=True)), PAGE).mode
+    mode.remove()
+    return mode
+
+
+@cache
+def in_place_of(name: str) -> frozenset[int]:
+    """The layers that the probe has found to be readable in place."""
+    return mode_of(name).in_place
+
+
 class Kit:
     """``send`` turns, ``run`` steps; every step is followed by the integrity checks."""
 
@@ -58,20 +75,19 @@ class Kit:
         max_running: int = 64,
         max_queued: int = 256,
         context: int = CONTEXT,
+        state_budget: int = 1 << 30,
     ) -> None:
         self.model: Any = model_of(name)
-        layers = read_layers(self.model.config.get_text_config(decoder=True))
-        self.mode = PackedMode(self.model, layers)
-        if in_place and name != "deepseek_v3":
-            self.mode.in_place = frozenset(i for i, layer in enumerate(layers) if layer.stores)
+        self.mode = mode_of(name)
+        self.mode.in_place = in_place_of(name) if in_place else frozenset()
         cpu = torch.device("cpu")
         self.pool = PagePool(MemoryTier(pages, PAGE, cpu), MemoryTier(host_pages, PAGE, cpu))
-        self.store = SessionStore(self.pool)
+        self.store = SessionStore(self.pool, state_budget if self.mode.stateful else None)
         self.scheduler = Scheduler(
             self.store, max_running=max_running, max_step_tokens=step_tokens, max_queued=max_queued
         )
         vocabulary = Vocabulary(make_tokenizer())
-        limits = Limits(min(context, (pages - 1) * PAGE), 264)
+        limits = Limits(min(context, (pages - 1) * PAGE), 259)
         self.runner = ModelRunner(self.mode, self.pool.device)
         self.engine = Engine(self.runner, self.scheduler, vocabulary, (END,), limits)
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)

@@ -13,15 +13,20 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     DeepseekV3Config,
+    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
+    JambaConfig,
     Llama4TextConfig,
     LlamaConfig,
+    Mamba2Config,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3NextConfig,
+    RwkvConfig,
 )
 
 WINDOW = 8  # shorter than every context of the tests
@@ -32,7 +37,7 @@ TEMPLATE = (
 )
 
 _SHAPE: dict[str, Any] = {
-    "vocab_size": 264,
+    "vocab_size": 259,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 4,
@@ -66,6 +71,7 @@ _LATENT = {
 
 def _configs() -> dict[str, Any]:
     shape = _SHAPE
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 258, "pad_token_id": 256}
     return {
         "llama": LlamaConfig(**shape),
         "qwen3": Qwen3Config(**shape),
@@ -90,10 +96,28 @@ def _configs() -> dict[str, Any]:
             no_rope_layers=[1, 1, 1, 0],
         ),
         "qwen3_next": Qwen3NextConfig(**shape, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32),
+        "mamba2": Mamba2Config(
+            vocab_size=259,
+            hidden_size=64,
+            num_hidden_layers=3,
+            num_heads=8,
+            head_dim=16,
+            state_size=16,
+            n_groups=2,
+            **ends,
+        ),
+        "jamba": JambaConfig(
+            **shape, num_experts=2, num_experts_per_tok=1, attn_layer_period=2, attn_layer_offset=1, mamba_dt_rank=4
+        ),
+        "falcon": FalconConfig(vocab_size=259, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, **ends),
+        "bloom": BloomConfig(vocab_size=259, hidden_size=64, n_layer=3, n_head=4, **ends),
+        "rwkv": RwkvConfig(vocab_size=259, hidden_size=64, num_hidden_layers=3, context_length=CONTEXT, **ends),
     }
 
 
-ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "llama4")
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "llama4")  # paged, packed
+RECURRENT = ("qwen3_next", "mamba2", "jamba")  # packed, with states beside the pages
+OTHERS = ("falcon", "bloom", "rwkv")  # masked, alone, alone
 
 
 def make_model(name: str, seed: int = 0) -> Any:
@@ -118,10 +142,16 @@ def model_of(name: str) -> Any:
     return make_model(name)
 
 
+def byte_alphabet() -> list[str]:
+    """The character that byte-level BPE writes for each byte: printable ones themselves, the rest from U+0100 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Bytes are tokens 0..255; 256 to 258 are end of text, start and end of a message. Every text round-trips."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {char: i for i, char in enumerate(alphabet)}
+    vocab = {char: byte for byte, char in enumerate(byte_alphabet())}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

@@ -1,0 +1,63 @@
+# Needs python3 >= 3.11, pip and make; everything else goes into .venv.
+#
+#   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
+#   make test | test-slow | check | bench | setup | pins
+
+PYTHON ?= python3
+TORCH := 2.13.0
+TORCH_INDEX ?=
+MODEL ?=
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := .venv/.installed
+# An index that is named takes part beside the configured ones; the version is exact either way.
+TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
+
+.PHONY: serve setup test test-slow check bench pins clean
+
+serve: $(STAMP)
+	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
+
+setup: $(STAMP)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py
+
+bench: $(STAMP)
+	$(BIN)/python tools/bench.py $(if $(MODEL),'$(MODEL)') $(ARGS)
+
+# Writes constraints.txt anew from what is installed in .venv.
+pins: $(STAMP)
+	$(BIN)/python tools/pins.py > constraints.txt.new
+	mv constraints.txt.new constraints.txt
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build dist
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "warmturn needs Python 3.11 or newer as $(PYTHON); name another one with make PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@if nvidia-smi >/dev/null 2>&1; then \
+	  echo "torch $(TORCH): a GPU is there, taking the CUDA build"; \
+	  $(PIP) install -c constraints.txt $(TORCH_FROM) torch==$(TORCH); \
+	else \
+	  echo "torch $(TORCH): no GPU, looking for the CPU build"; \
+	  $(PIP) install -q -c constraints.txt $(TORCH_FROM) torch==$(TORCH)+cpu 2>/dev/null || { \
+	    echo "torch $(TORCH): no index has a CPU build by name (TORCH_INDEX can name one), taking the plain one"; \
+	    $(PIP) install -c constraints.txt torch==$(TORCH); \
+	  }; \
+	fi
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)

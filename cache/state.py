@@ -1,0 +1,108 @@
+"""State that is not paged: what recurrent, convolutional and unknown layers keep, as the model's own objects hold it.
+
+Such a state is constant in size or private to its model, so it cannot be shared page by page nor cut to a
+length. It can be cloned: checkpoints are clones, and a rewind goes back to one. These functions know no class:
+they walk tensors in whatever holds them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+
+def clone(state: Any) -> Any:
+    """A copy that shares no tensor with ``state``."""
+    return combined(lambda tensors: tensors[0].clone(), [state])
+
+
+def moved(state: Any, device: torch.device) -> Any:
+    """``state`` with its tensors on ``device``; the same tensors where they are there already."""
+    return combined(lambda tensors: tensors[0].to(device), [state])
+
+
+def stacked(states: Sequence[Any]) -> Any:
+    """States of several sessions as one of a batch: tensors are joined along their first dimension."""
+    return combined(lambda tensors: torch.cat(list(tensors)), states)
+
+
+def unstacked(state: Any, count: int) -> list[Any]:
+    """The reverse of ``stacked``: one state per session."""
+    return [part_of(state, i) for i in range(count)]
+
+
+def part_of(state: Any, i: int) -> Any:
+    """Row ``i`` of a stacked state, as a batch of one."""
+    return combined(lambda tensors: tensors[0][i : i + 1].clone(), [state])
+
+
+def nbytes(state: Any) -> int:
+    """Bytes of all tensors."""
+    sizes: list[int] = []
+
+    def count(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        sizes.append(tensors[0].numel() * tensors[0].itemsize)
+        return tensors[0]
+
+    combined(count, [state])
+    return sum(sizes)
+
+
+def tensors_of(state: Any, path: str = "") -> dict[str, torch.Tensor]:
+    """Every tensor by its dotted path: what ``save`` writes."""
+    if isinstance(state, torch.Tensor):
+        return {path: state}
+    found: dict[str, torch.Tensor] = {}
+    for name, child in _children(state):
+        found |= tensors_of(child, f"{path}.{name}" if path else str(name))
+    return found
+
+
+def restored(skeleton: Any, tensors: dict[str, torch.Tensor], path: str = "") -> Any:
+    """``skeleton`` (a state of the same model) with the tensors of ``tensors_of`` in their places."""
+    if isinstance(skeleton, torch.Tensor):
+        return tensors[path]
+    return _rebuilt(skeleton, lambda name, child: restored(child, tensors, f"{path}.{name}" if path else str(name)))
+
+
+def combined(join: Callable[[Sequence[torch.Tensor]], torch.Tensor], states: Sequence[Any]) -> Any:
+    """A state built like the first of ``states``, each tensor made by ``join`` from those at the same place in all."""
+    first = states[0]
+    if isinstance(first, torch.Tensor):
+        return join(states)
+    others = [dict(_children(state)) for state in states[1:]]
+    return _rebuilt(first, lambda name, child: combined(join, [child, *(other[name] for other in others)]))
+
+
+def _children(state: Any) -> list[tuple[Any, Any]]:
+    """The named parts of a container; none for a plain value, a config or a module."""
+    if isinstance(state, dict):
+        return list(state.items())
+    if isinstance(state, (list, tuple)):
+        return list(enumerate(state))
+    if _is_holder(state):
+        return list(vars(state).items())
+    return []
+
+
+def _rebuilt(state: Any, make: Callable[[Any, Any], Any]) -> Any:
+    """A shallow copy of a container with its parts made anew; a plain value as it is."""
+    if isinstance(state, dict):
+        return type(state)((key, make(key, child)) for key, child in state.items())
+    if isinstance(state, (list, tuple)):
+        return type(state)(make(i, child) for i, child in enumerate(state))
+    if not _is_holder(state):
+        return state
+    twin = copy.copy(state)
+    for name, child in vars(state).items():
+        setattr(twin, name, make(name, child))
+    return twin
+
+
+def _is_holder(state: Any) -> bool:
+    opaque = isinstance(state, (type, torch.nn.Module, PreTrainedConfig, torch.dtype, torch.device))
+    return hasattr(state, "__dict__") and not opaque and not callable(state)

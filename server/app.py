@@ -1,0 +1,38 @@
+"""The HTTP application, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI
+
+from server import errors
+from server.access import Access
+from server.auth import Guard, Keyring
+from server.engine import Engine
+from server.face import Face
+from server.log import SessionLog
+from server.routes import chat, completions, health, models
+from server.tokens import Tokens
+
+
+def create_app(
+    engine: Engine, log: SessionLog, tokens: Tokens, *, served_name: str, api_keys: Mapping[str, str]
+) -> FastAPI:
+    """The app over these parts. ``api_keys`` is tenant -> key; empty: everybody is tenant "default", without a key."""
+    app = FastAPI(
+        title="warmturn",
+        docs_url=None,  # both pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would repeat the client's Host header
+        telemetry={"logs": False, "operation_spans": False},  # logs would hold what clients sent
+        responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
+    )
+    face = Face(engine, log, tokens, served_name)
+    app.state.face = face
+    for module in (chat, completions, models, health):
+        app.include_router(module.router)
+    errors.install(app)
+    app.add_middleware(Guard, keyring=Keyring(api_keys))
+    app.add_middleware(Access, metrics=face.metrics)  # added last: outermost
+    return app

@@ -1,0 +1,126 @@
+"""Reading a request's body: everything that can be wrong with bytes before they are a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import ApiError, ClientLeft, bad_request
+
+MAX_BYTES = 8 * 1024 * 1024
+MAX_DEPTH = 64
+MAX_INTEGER = 1 << 63
+INLINE_BYTES = 32 * 1024  # larger bodies are parsed on a thread
+
+
+class ParsedRequest(Request):
+    """A request whose body has been read and parsed; the framework asks it for both."""
+
+    def __init__(self, request: Request, data: bytes, value: object) -> None:
+        super().__init__(request.scope, request.receive)
+        self._data = data
+        self._value = value
+
+    async def body(self) -> bytes:
+        return self._data
+
+    async def json(self) -> Any:
+        return self._value
+
+
+class JsonRoute(APIRoute):
+    """A route that takes a JSON object and looks at it here, before the framework does."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            if request.method in ("GET", "HEAD"):
+                return await handler(request)
+            check_headers(request)
+            data = await read(request)
+            parse_here = len(data) <= INLINE_BYTES
+            value = parse(data) if parse_here else await run_in_threadpool(parse, data)
+            return await handler(ParsedRequest(request, data, value))
+
+        return checked
+
+
+def check_headers(request: Request) -> None:
+    """Only plain JSON: a form or text body could come from any web page without its reader's consent."""
+    media_type, _, parameters = request.headers.get("content-type", "").partition(";")
+    if media_type.strip().lower() != "application/json":
+        raise ApiError(415, "The body must be JSON: Content-Type: application/json.")
+    charset = parameters.strip().lower()
+    if charset.startswith("charset=") and charset.removeprefix("charset=").strip('"') not in ("utf-8", "utf8"):
+        raise ApiError(415, "The body must be UTF-8.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "Compressed bodies are not taken.")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > MAX_BYTES:
+        raise too_large()
+
+
+async def read(request: Request) -> bytes:
+    """The whole body, counted while it comes, as a chunked one has no length."""
+    data = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        data += message.get("body", b"")
+        if len(data) > MAX_BYTES:
+            raise too_large()
+        if not message.get("more_body", False):
+            return bytes(data)
+
+
+def too_large() -> ApiError:
+    """413."""
+    return ApiError(413, f"The body is larger than {MAX_BYTES} bytes.", code="request_too_large")
+
+
+def parse(data: bytes) -> object:
+    """JSON as objects. The decoder refuses bad UTF-8, NaN, infinities, lone surrogates and overlong integers."""
+    try:
+        value = msgspec.json.decode(data)
+    except UnicodeDecodeError:
+        raise bad_request("The body is not valid UTF-8.", code="invalid_json") from None
+    except RecursionError:
+        raise too_deep() from None
+    except msgspec.ValidationError:
+        raise bad_request("The body holds a number that is out of range.", code="invalid_json") from None
+    except msgspec.DecodeError:
+        raise bad_request("The body is not valid JSON.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise bad_request("The body must be a JSON object.", code="invalid_json")
+    check_values(value)
+    return value
+
+
+def check_values(value: object) -> None:
+    """Level by level instead of by recursion: at most MAX_DEPTH levels, and integers that fit 64 bits."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[object] = []
+        for container in level:
+            for item in container.values() if isinstance(container, dict) else container:  # type: ignore[attr-defined]
+                if isinstance(item, (dict, list)):
+                    below.append(item)
+                elif isinstance(item, int) and not -MAX_INTEGER <= item < MAX_INTEGER:
+                    raise bad_request("The body holds a number that is out of range.", code="invalid_json")
+        if not below:
+            return
+        level = below
+    raise too_deep()
+
+
+def too_deep() -> ApiError:
+    """400."""
+    return bad_request(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_json")

@@ -1,0 +1,210 @@
+"""Every knob once: its name, type, unit, default and sentence.
+
+The command line (``server.command_line``), the environment and ``--help`` are made from these fields.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from scheduler.messages import EngineConfig
+
+DEMO = "demo"  # the name of the bundled model, on the command line and in requests
+DEMO_FOLDER = Path(__file__).resolve().parent / "demo"
+
+TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+KEY = re.compile(r"[!-+\--~]{1,512}")  # visible ASCII without the comma
+PATH_LIKE = re.compile(r"[./~]")  # how a folder starts that cannot be a hub id
+
+
+class UsageError(Exception):
+    """What was asked for on the command line or in the environment cannot be; one line for the user."""
+
+
+def parse_api_keys(given: object) -> object:
+    """NAME=KEY pairs, from a comma list or a list of them, as {tenant: key}. The message of an error names no key."""
+    if isinstance(given, Mapping):
+        pairs: Iterable[tuple[str, str]] = given.items()
+    else:
+        entries = given.split(",") if isinstance(given, str) else given
+        if not isinstance(entries, list):
+            raise ValueError("expected NAME=KEY")
+        pairs = [entry.partition("=")[::2] for entry in entries]
+    keys: dict[str, str] = {}
+    for name, key in pairs:
+        if not TENANT.fullmatch(name) or not KEY.fullmatch(key):
+            raise ValueError("expected NAME=KEY: NAME of 1-64 letters, digits, . _ -; KEY of visible ASCII, no comma")
+        if name in keys or key in keys.values():
+            raise ValueError(f"the name {name} or its key is given twice")
+        keys[name] = key
+    return keys
+
+
+def default_data_dir() -> Path:
+    """Where people's programs keep data: $XDG_DATA_HOME/warmturn, else ~/.local/share/warmturn."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "warmturn"
+
+
+Count = Annotated[int, Field(ge=1)]
+Memory = Annotated[ByteSize, Field(ge=0)]
+ApiKeys = Annotated[dict[str, str], NoDecode, BeforeValidator(parse_api_keys)]
+
+
+class ServeConfig(BaseSettings):
+    """`warmturn serve`. A value comes from its flag, else from the environment, else it is the default."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="WARMTURN_", frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=()
+    )
+
+    model: str = Field(
+        default=DEMO,
+        min_length=1,
+        description="hub id or folder of a causal model; demo: the bundled one",
+        json_schema_extra={"metavar": "MODEL", "positional": True},
+    )
+    host: str = Field(
+        default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0: all IPv4 interfaces"
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port; 0: any free one")
+    api_key: ApiKeys = Field(
+        default={},
+        description="a tenant's name and its bearer key, repeatable (environment: a comma list); "
+        "without any key everyone who reaches the port is served",
+        json_schema_extra={"metavar": "NAME=KEY", "default": "none"},
+    )
+    data_dir: Path = Field(
+        default_factory=default_data_dir,
+        description="folder of the session log, for one server at a time",
+        json_schema_extra={"metavar": "DIR", "default": "$XDG_DATA_HOME/warmturn or ~/.local/share/warmturn"},
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="where the model runs; auto: cuda if there"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="type of the weights and the KV cache; auto: as the model was saved"
+    )
+    served_model_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="model name in the API",
+        json_schema_extra={"metavar": "NAME", "default": "the hub id or the folder's name"},
+    )
+    max_context: Count | None = Field(
+        default=None,
+        description="longest session, in tokens",
+        json_schema_extra={"metavar": "TOKENS", "default": "what the model allows"},
+    )
+    kv_memory: Memory | None = Field(
+        default=None,
+        description="KV cache on the device, in bytes: 512M, 4G, 4GiB",
+        json_schema_extra={"metavar": "BYTES", "default": "measured from what is free"},
+    )
+    host_memory: Memory | None = Field(
+        default=None,
+        description="KV cache in host memory for sessions pushed off the device, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "0 on CPU, a quarter of the memory with CUDA"},
+    )
+    max_running: Count = Field(
+        default=256, description="turns in the batch at once", json_schema_extra={"metavar": "TURNS"}
+    )
+    max_step_tokens: Count | None = Field(
+        default=None,
+        description="tokens of one model step over all turns",
+        json_schema_extra={"metavar": "TOKENS", "default": "512 on CPU, 2048 with CUDA"},
+    )
+    max_queued: Count = Field(
+        default=1024,
+        description="turns that may wait; more are answered with 429",
+        json_schema_extra={"metavar": "TURNS"},
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _model_folder_exists(cls, model: str) -> str:
+        folder = Path(model).expanduser()
+        if model != DEMO and folder.exists():
+            return str(folder.resolve())  # the engine runs elsewhere
+        if PATH_LIKE.match(model):
+            raise ValueError("there is no such folder")
+        return model
+
+    @property
+    def source(self) -> str:
+        """What the model and its tokenizer are loaded from: a hub id or an absolute folder."""
+        return str(DEMO_FOLDER) if self.model == DEMO else self.model
+
+    @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        return Path(self.model).name if os.path.isabs(self.model) else self.model
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine process is started with; its address is filled in at every start."""
+        return EngineConfig(
+            address="",
+            model=self.source,
+            device=self.device,
+            dtype=self.dtype,
+            max_context=self.max_context,
+            kv_memory=None if self.kv_memory is None else int(self.kv_memory),
+            host_memory=None if self.host_memory is None else int(self.host_memory),
+            max_running=self.max_running,
+            max_step_tokens=self.max_step_tokens,
+            max_queued=self.max_queued,
+        )
+
+
+class ChatConfig(BaseSettings):
+    """`warmturn chat`. Its environment variables start with WARMTURN_CHAT_."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="WARMTURN_CHAT_", frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=()
+    )
+
+    url: str = Field(
+        default="http://127.0.0.1:8000", pattern=r"^https?://[^/\s]", description="where the server listens"
+    )
+    api_key: str | None = Field(
+        default=None,
+        pattern=r"^[!-~]+$",
+        description="bearer key, if the server wants one",
+        json_schema_extra={"metavar": "KEY", "default": "none"},
+    )
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="model name in the API",
+        json_schema_extra={"metavar": "NAME", "default": "the server's first"},
+    )
+    session: str = Field(
+        default_factory=lambda: f"chat-{uuid.uuid4().hex[:12]}",
+        pattern=r"^[A-Za-z0-9._:@-]{1,128}$",
+        description="session to begin or to go on with",
+        json_schema_extra={"metavar": "NAME", "default": "a new one"},
+    )
+    system: str | None = Field(
+        default=None,
+        min_length=1,
+        description="system message, sent before the first message",
+        json_schema_extra={"metavar": "TEXT", "default": "none"},
+    )
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        allow_inf_nan=False,
+        description="0: always the likeliest token",
+        json_schema_extra={"metavar": "NUMBER", "default": "the server's"},
+    )

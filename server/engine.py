@@ -1,0 +1,87 @@
+"""The engine as the HTTP face sees it: submit a turn, read its deltas. Nothing here knows of processes or sockets.
+
+Exception
++-- EngineUnavailable   no engine takes turns right now: try again in `retry_after` seconds
++-- TurnRefused         the engine looked at this turn and did not admit it
++-- EngineDied          the engine went away while this turn was running
++-- EngineFailed        the model cannot be served at all
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from scheduler.messages import Delta, ModelFacts, Receipt, Stats, Submit
+
+State = Literal["loading", "ready", "restarting", "stopping"]
+
+
+class EngineUnavailable(Exception):
+    """No engine takes turns now: it loads, restarts or stops. ``retry_after`` is in whole seconds, at least 1."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+
+
+class TurnRefused(Exception):
+    """The engine did not admit this turn. ``code`` is one of ``scheduler.messages.Refused``; ``retry_after``
+    (seconds) is set when the same turn may be admitted later."""
+
+    def __init__(self, code: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after = retry_after
+
+
+class EngineDied(Exception):
+    """The engine went away in the middle of this turn; what it had generated so far was delivered before."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class EngineFailed(Exception):
+    """The model cannot be served. ``message`` is one line for the person who started the server."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class TurnStream(Protocol):
+    """One submitted turn. Read by one task; iterating without ``admitted()`` before is allowed."""
+
+    async def admitted(self) -> Receipt:
+        """Wait until the turn is admitted: what its prompt cost. Raises TurnRefused or EngineDied."""
+
+    def __aiter__(self) -> TurnStream: ...
+
+    async def __anext__(self) -> Delta:
+        """The news since the last call, merged into one delta without receipt. Ends after the one that carries a
+        finish reason; raises TurnRefused or EngineDied once everything before it has been read."""
+
+    def cancel(self) -> None:
+        """Take the turn out of the batch. Idempotent, and safe after the end."""
+
+
+class Engine(Protocol):
+    """What answers turns. ``facts`` is None until ready, also while a fresh engine loads after a crash."""
+
+    facts: ModelFacts | None
+    stats: Stats
+
+    @property
+    def healthy(self) -> bool:
+        """Ready, and the step loop gave a sign of life within the last 30 seconds."""
+
+    def state(self) -> State: ...
+
+    def submit(self, request: Submit) -> TurnStream:
+        """Hand a turn to the engine without waiting. Raises EngineUnavailable at once."""
+
+    def forget(self, tenant: str, session: str) -> None:
+        """Drop the KV of a session; a running turn of it ends as cancelled. No engine, nothing to drop."""

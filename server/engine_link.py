@@ -1,0 +1,160 @@
+"""One engine process and the socket to it: started, spoken to, ended. One link lives as long as its process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from scheduler.messages import EngineConfig, FromEngine, Shutdown, ToEngine
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "scheduler")
+
+SEND_LIMIT = 4096  # messages that may wait for an engine that does not read
+TERMINATE_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+LAST_WORDS = 0.2  # seconds for what the process wrote before it ended
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(FromEngine)
+
+
+class LinkFull(Exception):
+    """The engine has not read for so long that the socket takes no more."""
+
+
+class EngineLink:
+    """A running engine process with its socket, its standard input (the lifeline: at its end the engine exits)."""
+
+    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket) -> None:
+        self._process = process
+        self._socket = socket
+        self._unsent: deque[bytes] = deque()  # kept for an engine that does not read; at most one per turn
+
+    @classmethod
+    async def start(cls, config: EngineConfig, command: Sequence[str], context: zmq.asyncio.Context) -> EngineLink:
+        """Bind ``config.address``, then start the process and hand it its configuration. Raises OSError or
+        zmq.ZMQError when the machine does not let us."""
+        socket = context.socket(zmq.PAIR)
+        socket.set_hwm(SEND_LIMIT)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(config.address)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=2,  # whatever a library prints belongs to the log, not to our output
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C in the terminal is for the server, which then ends the engine
+            )
+        except BaseException:
+            socket.close()
+            raise
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # died already: messages() tells
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
+            await process.stdin.drain()
+        return cls(process, socket)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    def send(self, message: ToEngine) -> None:
+        """Send without waiting, in order. Raises LinkFull if the socket takes no more; nothing was sent then."""
+        if not (self._flush() and self._try_send(_encoder.encode(message))):
+            raise LinkFull
+
+    def send_later(self, message: ToEngine) -> None:
+        """Like ``send``, but a message that does not fit now is kept and goes out with the engine's next sign of
+        life."""
+        self._unsent.append(_encoder.encode(message))
+        self._flush()
+
+    async def messages(self) -> AsyncGenerator[FromEngine]:
+        """What the engine says, until its process has ended and its last words are read."""
+        exited = asyncio.ensure_future(self._process.wait())
+        try:
+            while True:
+                received = asyncio.ensure_future(self._socket.recv())
+                await asyncio.wait((received, exited), return_when=asyncio.FIRST_COMPLETED)
+                if not received.done():
+                    await asyncio.wait((received,), timeout=LAST_WORDS)
+                if not received.done():
+                    received.cancel()
+                    return
+                yield _decoder.decode(received.result())
+                self._flush()
+        finally:
+            exited.cancel()
+
+    def death(self) -> str:
+        """How the process ended, in a few words; only after ``close``."""
+        code = self._process.returncode
+        assert code is not None, "the process is alive"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+    async def stop(self, grace: float) -> None:
+        """End the process: ask it, terminate it after ``grace`` seconds, kill it ``TERMINATE_GRACE`` later."""
+        self.send_later(Shutdown())
+        if not await self._ended(grace):
+            self._signal(signal.SIGTERM)
+            if not await self._ended(TERMINATE_GRACE):
+                self.kill()
+                await self._process.wait()
+
+    def kill(self) -> None:
+        """End the process at once; returns before it is gone."""
+        self._signal(signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Free everything; a process that still lives is killed."""
+        assert self._process.stdin is not None
+        self.kill()
+        self._process.stdin.close()
+        self._socket.close()
+        await self._process.wait()
+
+    async def _ended(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), seconds)
+        return not self.alive
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def _flush(self) -> bool:
+        while self._unsent and self._try_send(self._unsent[0]):
+            self._unsent.popleft()
+        return not self._unsent
+
+    def _try_send(self, data: bytes) -> bool:
+        """One attempt; zmq.asyncio answers a non-blocking send with a future that is already done."""
+        sent = self._socket.send(data, flags=zmq.DONTWAIT)
+        assert isinstance(sent, asyncio.Future)
+        return not isinstance(sent.exception(), zmq.Again)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, and from a source tree that is not installed the place where ``scheduler`` lies (the command's -P keeps
+    the user's working directory out of the engine's imports)."""
+    root = Path(__file__).resolve().parent.parent
+    environment = dict(os.environ)
+    if root.name not in ("site-packages", "dist-packages"):
+        known = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{root}{os.pathsep}{known}" if known else str(root)
+    return environment

@@ -1,0 +1,274 @@
+"""The engine kept alive: one engine process at a time, a fresh one when it dies unasked, and the turns it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq.asyncio
+
+from scheduler.messages import (
+    Cancel,
+    EngineConfig,
+    Failed,
+    Forget,
+    FromEngine,
+    Loading,
+    ModelFacts,
+    Ready,
+    Refused,
+    Stats,
+    StepOutputs,
+    Submit,
+)
+from server.engine import EngineDied, EngineFailed, EngineUnavailable, State, TurnRefused
+from server.engine_link import ENGINE_COMMAND, EngineLink, LinkFull
+from server.turns import Turn
+
+SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hung
+STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
+LONGEST_BACKOFF = 30.0
+QUEUE_RETRY = 1  # seconds, told to a client that found the queue full
+
+logger = logging.getLogger("warmturn.engine")
+
+
+class EngineProcess:
+    """Implements ``Engine`` over an engine process.
+
+    Invariants: at most one process lives; ``facts`` is set exactly while the state is "ready" (or "stopping" after
+    it); every turn in ``_turns`` was sent to the living process and has not ended. All methods belong to the
+    event loop that called ``start``.
+    """
+
+    facts: ModelFacts | None
+    stats: Stats
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        on_loading: Callable[[str], None] | None = None,
+    ) -> None:
+        """``config.address`` is filled in anew for every process; ``on_loading`` hears the stages of every load."""
+        self.facts = None
+        self.stats = Stats()
+        self._config = config
+        self._command = tuple(command)
+        self._on_loading = on_loading or (lambda stage: logger.info("engine: %s", stage))
+        self._state: State = "loading"
+        self._turns: dict[str, Turn] = {}
+        self._link: EngineLink | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._first_facts: asyncio.Future[ModelFacts] | None = None
+        self._load_started = self._last_message = time.monotonic()
+        self._load_seconds = 1.0
+        self._folder: Path | None = None  # of the socket, until the engine is connected
+        self._failure: str | None = None  # why the engine of this generation could not serve, in its own words
+
+    # --- Engine -------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """Ready, and a message came within the last ``SILENCE_LIMIT`` seconds."""
+        return self.state() == "ready" and time.monotonic() - self._last_message < SILENCE_LIMIT
+
+    def state(self) -> State:
+        """See ``State``. A process that is gone is not "ready", also while its last words are still being read."""
+        gone = self._link is None or not self._link.alive
+        return "restarting" if self._state == "ready" and gone else self._state
+
+    def submit(self, request: Submit) -> Turn:
+        """See ``Engine``."""
+        if self._link is None or self.state() != "ready":
+            raise EngineUnavailable(_WHY_NOT[self.state()], self._retry_after())
+        assert request.turn not in self._turns, f"turn {request.turn} is running already"
+        try:
+            self._link.send(request)
+        except LinkFull:
+            raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
+        turn = self._turns[request.turn] = Turn(request.turn, self._cancel)
+        return turn
+
+    def forget(self, tenant: str, session: str) -> None:
+        """See ``Engine``."""
+        if self._link is not None and self.facts is not None:
+            self._link.send_later(Forget(tenant, session))
+
+    @property
+    def running(self) -> int:
+        """Turns that have not ended."""
+        return len(self._turns)
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the first engine process and the task that watches over it."""
+        assert self._supervisor is None, "started twice"
+        self._first_facts = asyncio.get_running_loop().create_future()
+        self._supervisor = asyncio.create_task(self._supervise())
+        self._supervisor.add_done_callback(self._unsupervised)
+
+    async def wait_ready(self) -> ModelFacts:
+        """The facts of the first load. Raises EngineFailed when the model cannot be served."""
+        assert self._first_facts is not None, "not started"
+        return await asyncio.shield(self._first_facts)
+
+    def drain(self) -> None:
+        """Refuse new turns from now on; running ones go on."""
+        self._state = "stopping"
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """End every turn and the process within about ``grace`` seconds; nothing restarts after it. Idempotent."""
+        self.drain()
+        if self._supervisor is None:
+            return
+        if self._link is not None:
+            await self._link.stop(grace if self.facts is not None else 0.0)
+        else:
+            self._supervisor.cancel()
+        await asyncio.wait((self._supervisor,))
+
+    def kill(self) -> None:
+        """End the process at once, for a server that leaves without waiting."""
+        self._state = "stopping"
+        if self._link is not None:
+            self._link.kill()
+
+    async def _supervise(self) -> None:
+        """One process after the other until told to stop, or until the very first one could not load."""
+        assert self._first_facts is not None
+        context = zmq.asyncio.Context()
+        deaths = 0
+        try:
+            while True:
+                lived = await self._run(context)
+                if self._state == "stopping" or not self._first_facts.done():
+                    return
+                self._state = "restarting"
+                deaths = 0 if lived > STABLE_LIFE else deaths + 1
+                await asyncio.sleep(_backoff(deaths))
+        finally:
+            context.destroy(linger=0)
+
+    def _unsupervised(self, supervisor: asyncio.Task[None]) -> None:
+        """No engine will come any more: whoever waits for one must hear it."""
+        self._end_turns("the server is shutting down")
+        assert self._first_facts is not None
+        if not self._first_facts.done():
+            self._first_facts.set_exception(EngineFailed(self._failure or "stopped before the model was loaded"))
+            self._first_facts.exception()  # nobody needs to wait for it
+        if not supervisor.cancelled() and (error := supervisor.exception()) is not None:
+            logger.critical("the engine is no longer supervised", exc_info=error)
+
+    async def _run(self, context: zmq.asyncio.Context) -> float:
+        """One process from start to end; the seconds for which it served."""
+        self._failure = None
+        self._load_started = self._last_message = time.monotonic()
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="warmturn-"))  # for this user only
+        config = msgspec.structs.replace(self._config, address=f"ipc://{folder}/engine")
+        try:
+            link = self._link = await EngineLink.start(config, self._command, context)
+        except (OSError, zmq.ZMQError) as error:
+            self._failure = f"the engine process could not be started: {error.strerror}"
+            shutil.rmtree(folder, ignore_errors=True)
+            return 0.0
+        ready_since: float | None = None
+        try:
+            async with contextlib.aclosing(link.messages()) as messages:
+                async for message in messages:
+                    self._last_message = time.monotonic()
+                    if self._folder is not None:  # the engine is connected: even kill -9 leaves nothing behind now
+                        shutil.rmtree(folder, ignore_errors=True)
+                        self._folder = None
+                    self._handle(message)
+                    if isinstance(message, Failed):
+                        break
+                    if isinstance(message, Ready):
+                        ready_since = self._last_message
+        except msgspec.DecodeError:
+            logger.exception("the engine sent a message that cannot be read")
+        finally:
+            self._link = self.facts = self._folder = None
+            self.stats = Stats()
+            shutil.rmtree(folder, ignore_errors=True)
+            await link.close()
+        self._bury(link.death(), loading=ready_since is None)
+        return time.monotonic() - ready_since if ready_since is not None else 0.0
+
+    def _bury(self, death: str, *, loading: bool) -> None:
+        """Say how the process ended, and end its turns."""
+        if self._state == "stopping":
+            return self._end_turns("the server is shutting down")
+        if loading:
+            self._failure = self._failure or f"the engine process ended while loading the model ({death})"
+        assert self._first_facts is not None
+        if self._first_facts.done():  # else whoever waits for it says so
+            logger.error("%s; starting a fresh one", self._failure or f"the engine process ended ({death})")
+        return self._end_turns("the engine process died while this turn was running")
+
+    # --- messages -----------------------------------------------------------------------------------------
+
+    def _handle(self, message: FromEngine) -> None:
+        match message:
+            case StepOutputs(deltas, stats):
+                self.stats = stats
+                for delta in deltas:
+                    if (turn := self._turns.get(delta.turn)) is not None:
+                        turn.push(delta)
+                        if delta.finish_reason is not None:
+                            del self._turns[delta.turn]
+            case Refused(name, code, text):
+                if (turn := self._turns.pop(name, None)) is not None:
+                    turn.fail(TurnRefused(code, text, QUEUE_RETRY if code == "queue_full" else None))
+            case Loading(stage):
+                self._on_loading(stage)
+            case Ready(facts):
+                self._ready(facts)
+            case Failed(text):
+                self._failure = text
+
+    def _ready(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self._load_seconds = time.monotonic() - self._load_started
+        if self._state != "stopping":
+            self._state = "ready"
+        assert self._first_facts is not None
+        if not self._first_facts.done():
+            self._first_facts.set_result(facts)
+        else:
+            logger.warning("a fresh engine is ready after %.1f s", self._load_seconds)
+
+    def _cancel(self, name: str) -> None:
+        if self._link is not None and name in self._turns:
+            self._link.send_later(Cancel(name))
+
+    def _end_turns(self, message: str) -> None:
+        turns, self._turns = self._turns, {}
+        for turn in turns.values():
+            turn.fail(EngineDied(message))
+
+    def _retry_after(self) -> int:
+        return max(1, math.ceil(self._load_seconds))
+
+
+_WHY_NOT: dict[State, str] = {
+    "loading": "the model is still loading",
+    "ready": "the engine is not taking requests right now",
+    "restarting": "the engine is restarting",
+    "stopping": "the server is shutting down",
+}
+
+
+def _backoff(deaths: int) -> float:
+    """Seconds to wait before the next process: none after an accident, then 1, 2, 4... while they keep dying young."""
+    return 0.0 if deaths <= 1 else min(LONGEST_BACKOFF, 2.0 ** min(deaths - 2, 5))

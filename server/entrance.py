@@ -1,0 +1,34 @@
+"""What stands at the port: the app once it is there, before that an answer that tells to come back."""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import unavailable
+
+RETRY_AFTER = 2  # seconds; how long a model loads is not known before it has
+
+
+class Entrance:
+    """ASGI app in front of the one that needs a loaded tokenizer."""
+
+    def __init__(self) -> None:
+        self._app: ASGIApp | None = None
+
+    def open(self, app: ASGIApp) -> None:
+        """Let ``app`` answer from now on."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is not None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await _loading(scope["path"])(scope, receive, send)
+
+
+def _loading(path: str) -> Response:
+    if path == "/health":
+        return JSONResponse({"status": "loading"}, 503, {"retry-after": str(RETRY_AFTER)})
+    error = unavailable("The model is still loading.", RETRY_AFTER)
+    return Response(error.encoded(), error.status_code, error.headers, "application/json")

@@ -1,0 +1,203 @@
+"""Exceptions of the HTTP face, and every exception's way into OpenAI's error body.
+
+    HTTPException (starlette)
+    +-- ApiError            status, message, type, param and code are ours and safe to show
+
+Whatever else is raised (by the framework, the engine or the log) becomes an ApiError here, in one place. Messages
+never repeat what the client sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.engine import EngineDied, EngineUnavailable, TurnRefused
+from server.log import LogUnavailable, SessionBusy
+from server.tokens import TemplateRefused
+
+INVALID = "invalid_request_error"
+KINDS = {401: "authentication_error", 429: "rate_limit_error"}  # 4xx otherwise INVALID, 5xx server_error
+REFUSALS = {"queue_full": 429, "session_busy": 409, "context_length_exceeded": 400, "invalid_prompt": 400}
+SENTENCES = {
+    404: "There is nothing at this URL.",
+    405: "This URL does not take this method.",
+}
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """The inside of OpenAI's error body."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """OpenAI's error body, also the last event of a stream that failed."""
+
+    error: ErrorInfo
+
+
+class ApiError(HTTPException):
+    """An answer in OpenAI's error shape. ``param`` names the field at fault, as in ``messages[0].role``."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, detail=message, headers=dict(headers or {}))
+        kind = KINDS.get(status, INVALID if status < 500 else "server_error")
+        self.body = ErrorBody(ErrorInfo(message, kind, param, code))
+
+    def encoded(self) -> bytes:
+        """The body as JSON."""
+        return msgspec.json.encode(self.body)
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400 that names the parameter at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, retry_after: int, code: str = "engine_unavailable") -> ApiError:
+    """A 503 that tells when to come back, in seconds."""
+    return ApiError(503, message, code=code, headers={"retry-after": str(max(1, retry_after))})
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Any exception as what the client is told about it; strangers become a bare 500."""
+    match error:
+        case ApiError():
+            return error
+        case RequestValidationError():
+            return invalid(error)
+        case TurnRefused():
+            return refused(error)
+        case EngineUnavailable():
+            return unavailable(error.message, error.retry_after)
+        case EngineDied():
+            return unavailable("The engine stopped while it ran this request; it is being restarted.", 1, "engine_died")
+        case SessionBusy():
+            return ApiError(409, "Another turn of this session is running.", code="session_busy")
+        case LogUnavailable():
+            return unavailable("The session log cannot be read or written now.", 5, "log_unavailable")
+        case TemplateRefused():
+            return bad_request(error.message, "messages", "invalid_prompt")
+        case HTTPException():
+            message = SENTENCES.get(error.status_code, "The request was not understood.")
+            return ApiError(error.status_code, message, headers=error.headers)
+        case _:
+            return ApiError(500, "The server failed on this request.")
+
+
+def refused(error: TurnRefused) -> ApiError:
+    """What the engine says when it does not admit a turn."""
+    status = REFUSALS.get(error.code, 400)
+    headers = {}
+    if status == 429 or error.retry_after is not None:
+        headers["retry-after"] = str(max(1, error.retry_after or 1))
+    return ApiError(status, error.message, code=error.code, headers=headers)
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """The exception handler of the app."""
+    if isinstance(error, ClientLeft):
+        return Response(status_code=499)  # nobody reads it; the access log and the metrics do
+    told = as_api_error(error)
+    return Response(told.encoded(), told.status_code, headers=told.headers, media_type="application/json")
+
+
+def install(app: FastAPI) -> None:
+    """Put every exception that can be answered under ``on_error``; the rest is caught by ``server.access``."""
+    for kind in (
+        HTTPException,
+        RequestValidationError,
+        TurnRefused,
+        EngineUnavailable,
+        EngineDied,
+        SessionBusy,
+        LogUnavailable,
+        TemplateRefused,
+        ClientLeft,
+    ):
+        app.add_exception_handler(kind, on_error)
+
+
+# --- pydantic's findings ------------------------------------------------------------------------------------
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
+CODES = {
+    "missing": "missing_required_parameter",
+    "unknown": "unknown_parameter",
+    "unsupported": "unsupported_parameter",
+}
+SHAPES = {  # unions, where pydantic would speak of each branch
+    "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
+    "stop": "must be a string or a list of strings",
+}
+
+
+def invalid(error: RequestValidationError) -> ApiError:
+    """The first finding as a 400. Pydantic's own ``input`` and ``ctx`` stay here: they hold what the client sent."""
+    finding = error.errors()[0]
+    kind: str = finding["type"]
+    path: list[str | int] = [*finding["loc"][1:]]  # without "body"
+    field = finding.get("ctx", {}).get("field")  # set by the checks of server.schemas that see a whole object
+    if isinstance(field, str):
+        path.append(field)
+    elif path and path[0] in SHAPES and kind not in ("missing", "value_error"):
+        path = path[:1]
+    param = dotted(path)
+    message = f"{param or 'The body'} {sentence(finding, path)}."
+    return bad_request(message, param, CODES.get(kind, "invalid_value"))
+
+
+def sentence(finding: Mapping[str, Any], path: list[str | int]) -> str:
+    """What is wrong, as the end of a sentence that starts with the parameter's name."""
+    kind: str = finding["type"]
+    if kind == "missing":
+        return "is required"
+    if kind == "unknown":
+        return "is not a parameter of this endpoint"
+    if kind == "value_error" or kind in CODES:
+        return str(finding["msg"]).removeprefix("Value error, ").rstrip(".")
+    if path and path[0] in SHAPES:
+        return SHAPES[str(path[0])]
+    if kind == "model_type":
+        return "should be an object"
+    said = str(finding["msg"]).removeprefix("Input ")
+    return said[0].lower() + said[1:]
+
+
+def dotted(path: list[str | int]) -> str | None:
+    """A location as OpenAI writes it: ``messages[0].content``. None when a name in it is not one of ours to repeat."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.startswith("<"):  # the tag of a union's branch
+            continue
+        elif NAME.match(part):
+            text += f".{part}" if text else part
+        else:
+            return None
+    return text or None

@@ -1,0 +1,76 @@
+"""What every route works with, and the checks that need to know the model."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from scheduler.messages import ModelFacts
+from server.engine import Engine
+from server.errors import ApiError, bad_request, unavailable
+from server.identity import Session
+from server.log import SessionLog, SessionRecord
+from server.metrics import Metrics
+from server.prompts import check_ids
+from server.schemas import GenerationRequest
+from server.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Face:
+    """The parts of one server. ``created`` is its start in Unix seconds, OpenAI's age of the model."""
+
+    engine: Engine
+    log: SessionLog
+    tokens: Tokens
+    served_name: str
+    metrics: Metrics = field(default_factory=Metrics)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the engine measured. Raises a 503 while there is no engine."""
+        if self.engine.facts is None:
+            raise unavailable(f"The engine is {self.engine.state()}: no model is ready yet.", 2)
+        return self.engine.facts
+
+    def check_model(self, name: str) -> None:
+        """Requests name the served model, or none."""
+        if name not in ("", self.served_name):
+            raise model_not_found("model")
+
+    def check(self, body: GenerationRequest, session: Session | None, choices: int) -> ModelFacts:
+        """Everything about a request that can be told without its prompt."""
+        self.check_model(body.model)
+        if session is not None and choices > 1:
+            raise bad_request("A session has one timeline: a request that names one asks for one choice.", "n")
+        facts = self.facts
+        check_ids(list(body.logit_bias), facts.vocab_size, "logit_bias")
+        check_ids(body.stop_token_ids, facts.vocab_size, "stop_token_ids")
+        return facts
+
+    async def open(self, session: Session | None, held: ExitStack) -> SessionRecord | None:
+        """Claim a named session for as long as ``held`` is; what the log holds of it, if the call builds on that."""
+        if session is None:
+            return None
+        held.enter_context(self.log.claim(session.tenant, session.name))
+        return await self.log.get(session.tenant, session.name) if session.stateful else None
+
+
+def face_of(request: Request) -> Face:
+    """The app's parts."""
+    face: Face = request.app.state.face
+    return face
+
+
+def model_not_found(param: str | None) -> ApiError:
+    """404: some other model, or none."""
+    return ApiError(404, "This server does not serve that model: see /v1/models.", param=param, code="model_not_found")
+
+
+def headers_of(session: Session | None) -> dict[str, str]:
+    """The response headers that echo a session."""
+    return {} if session is None else {"x-session-id": session.name}

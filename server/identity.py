@@ -1,0 +1,39 @@
+"""Which session a request runs on, if it names one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from server.errors import bad_request
+
+HEADER = "x-session-id"
+SESSION_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}\Z")
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session that the client named. ``stateful``: the request carries only what is new, the log holds the rest."""
+
+    tenant: str
+    name: str
+    stateful: bool
+
+
+def named_session(request: Request, body_id: str | None, path_id: str | None = None) -> Session | None:
+    """The session of path, body or header. Path and body make the call stateful; a header that differs is a 400."""
+    headers = request.headers.getlist(HEADER)
+    header_id = headers[0] if headers else None
+    for given, param in ((path_id, "session_id"), (body_id, "session_id"), (header_id, None)):
+        if given is not None and not SESSION_ID.match(given):
+            message = "A session id has 1 to 128 characters out of A-Z a-z 0-9 . _ : @ -"
+            raise bad_request(message, param, "invalid_session_id")
+    names = {name for name in (path_id, body_id, *headers) if name is not None}
+    if len(names) > 1:
+        message = "The session ids of this request differ: path, session_id and X-Session-ID must agree."
+        raise bad_request(message, "session_id", "session_id_mismatch")
+    if not names:
+        return None
+    return Session(request.state.tenant, names.pop(), stateful=path_id is not None or body_id is not None)

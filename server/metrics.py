@@ -1,0 +1,109 @@
+"""What ``/metrics`` shows, in a registry of its own."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from scheduler.messages import Delta, Stats
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the page and nobody plots them
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+GAUGES = {
+    "running": "Turns in the batch",
+    "waiting": "Turns in the queue",
+    "sessions": "Sessions whose KV is somewhere",
+}
+COUNTERS = {
+    "prompt_tokens": "Prompt tokens of admitted turns, reused ones included",
+    "cached_tokens": "Prompt tokens that were reused from a session's KV",
+    "generated_tokens": "Tokens generated",
+    "steps": "Steps of the engine",
+    "preemptions": "Turns that had to wait again because pages ran out",
+    "evictions": "Sessions whose KV left a tier",
+}
+
+
+class Metrics:
+    """Counters that only grow, also when an engine dies and a fresh one counts from zero again."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._seen = Stats()
+        self._gauges = {name: self._gauge(name, text) for name, text in GAUGES.items()}
+        self._counters = {name: self._counter(name, text) for name, text in COUNTERS.items()}
+        self._pages = self._gauge("pages", "KV pages in use", "tier")
+        self._pages_capacity = self._gauge("pages_capacity", "KV pages there are", "tier")
+        self._ready = self._gauge("engine_ready", "1 while the engine takes turns")
+        self._requests = self._counter("requests", "Requests answered", "route", "status")
+        self._first = self._histogram("time_to_first_token_seconds", "Request to first token", FIRST_TOKEN_BUCKETS)
+        self._between = self._histogram("inter_token_latency_seconds", "From token to token", TOKEN_BUCKETS)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"warmturn_{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"warmturn_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"warmturn_{name}", text, buckets=buckets, registry=self.registry)
+
+    def answered(self, route: str, status: int) -> None:
+        """Count one answer; status 0 is a client that left before there was one."""
+        self._requests.labels(route, str(status)).inc()
+
+    def engine(self, stats: Stats, ready: bool) -> None:
+        """Take over the engine's figures. Called often enough that no engine's counts are missed for long."""
+        if stats.steps < self._seen.steps or stats.generated_tokens < self._seen.generated_tokens:
+            self._seen = Stats()  # a fresh engine
+        for name, counter in self._counters.items():
+            counter.inc(max(0, getattr(stats, name) - getattr(self._seen, name)))
+        self._seen = stats
+        for name, gauge in self._gauges.items():
+            gauge.set(getattr(stats, name))
+        self._pages.labels("device").set(stats.pages_device)
+        self._pages.labels("host").set(stats.pages_host)
+        self._pages_capacity.labels("device").set(stats.pages_device_total)
+        self._pages_capacity.labels("host").set(stats.pages_host_total)
+        self._ready.set(ready)
+
+    def stopwatch(self, started: float) -> Stopwatch:
+        """Times one turn. ``started`` is when its request came, by ``time.perf_counter``."""
+        return Stopwatch(self._first, self._between, started)
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class Stopwatch:
+    """The latencies of one turn's tokens, as its deltas come."""
+
+    def __init__(self, first: Histogram, between: Histogram, started: float) -> None:
+        self._first = first
+        self._between = between
+        self._last = started
+        self._begun = False
+
+    def saw(self, delta: Delta) -> None:
+        """Several tokens in one delta share its time."""
+        if not delta.tokens:
+            return
+        now = time.perf_counter()
+        if self._begun:
+            self._between.observe((now - self._last) / len(delta.tokens))
+        else:
+            self._first.observe(now - self._last)
+        self._begun = True
+        self._last = now

@@ -1,0 +1,142 @@
+"""The wire's answers, as structs: encoding one costs under a microsecond, and there is one per token."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+Finish = Literal["stop", "length"]
+
+
+class CachedTokens(msgspec.Struct, frozen=True):
+    """How many prompt tokens came from the session's cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of a whole request; each prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+# --- chats --------------------------------------------------------------------------------------------------
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One alternative. ``bytes`` are the token's own, as text alone cannot hold half a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    """One generated token with its alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """``logprobs`` of a chat's choice: one entry per generated token, the one that ended it included."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The reply."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One reply of a chat."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: Finish
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion"):
+    """The body of an answered chat."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+    session_id: str | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """What a chunk adds to the reply."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """A chunk's one choice."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Finish | None = None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion.chunk"):
+    """One event of a streamed chat."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: str
+    usage: Usage | UnsetType | None = UNSET
+    session_id: str | UnsetType = UNSET
+
+
+# --- completions --------------------------------------------------------------------------------------------
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """``logprobs`` of a completion: parallel lists. ``text_offset`` counts characters of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One continuation of a prompt, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Finish | None = None
+
+
+class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):
+    """The body of an answered completion, and each event of a streamed one."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    system_fingerprint: str
+    usage: Usage | UnsetType | None = UNSET
+    session_id: str | UnsetType = UNSET

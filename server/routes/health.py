@@ -1,0 +1,29 @@
+"""How the server is, for probes and dashboards."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from server.face import face_of
+from server.metrics import CONTENT_TYPE
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 only while the engine's loop ticks. Needs no key, tells nothing but the state."""
+    engine = face_of(request).engine
+    if engine.healthy:
+        return JSONResponse({"status": "ok"})
+    state = engine.state()
+    return JSONResponse({"status": "stalled" if state == "ready" else state}, 503, headers={"retry-after": "2"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    face = face_of(request)
+    face.metrics.engine(face.engine.stats, face.engine.healthy)
+    return Response(face.metrics.text(), media_type=CONTENT_TYPE)

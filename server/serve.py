@@ -1,0 +1,228 @@
+"""`warmturn serve`: everything put together, from the bound port to the exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+import uvicorn
+import uvloop
+
+from scheduler.messages import ModelFacts
+from server import data_dir
+from server.config import ServeConfig, UsageError
+from server.engine import EngineFailed
+from server.engine_link import ENGINE_COMMAND
+from server.engine_process import EngineProcess
+from server.entrance import Entrance
+from server.log import LogUnavailable, SessionLog
+
+if TYPE_CHECKING:
+    from server.tokens import Tokens
+
+T = TypeVar("T")
+
+DRAIN_SECONDS = 5.0  # for running turns after SIGTERM
+HTTP_SECONDS = 10  # for the last bytes of their answers
+
+
+def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
+    """Serve until told to stop; the exit status: 0, or 2 when the model cannot be served. Raises UsageError.
+
+    ``command`` starts an engine process.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
+        try:
+            log = SessionLog(folder / "log.sqlite")
+        except LogUnavailable as error:
+            raise UsageError(error.message) from None
+        if not config.api_key and not is_loopback(listener):
+            say("warning: no --api-key is set: everyone who reaches this port is served")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Service(config, command, listener, log).run())
+
+
+class Service:
+    """A running server: the HTTP side, the engine, and the order in which they come and go."""
+
+    def __init__(self, config: ServeConfig, command: Sequence[str], listener: socket.socket, log: SessionLog) -> None:
+        self._config = config
+        self._listener = listener
+        self._log = log
+        self._entrance = Entrance()
+        self._engine = EngineProcess(config.engine_config(), command=command, on_loading=say)
+        self._http = HttpServer(
+            uvicorn.Config(
+                self._entrance,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=HTTP_SECONDS,
+            )
+        )
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve; the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._told_to_stop)
+        await self._engine.start()
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._log.close)
+            stack.push_async_callback(self._leave, http)
+            loading = asyncio.create_task(self._load(stack))
+            stopped = asyncio.create_task(self._stop.wait())
+            try:
+                await asyncio.wait((loading, stopped, http), return_when=asyncio.FIRST_COMPLETED)
+                if loading.done():
+                    loading.result()
+                    await asyncio.wait((stopped, http), return_when=asyncio.FIRST_COMPLETED)
+            except (EngineFailed, UsageError) as error:
+                say(str(error))
+                return 2
+            finally:
+                loading.cancel()
+                stopped.cancel()
+        return 0
+
+    async def _load(self, stack: AsyncExitStack) -> None:
+        """Wait for engine and tokenizer, then let the app in. Raises EngineFailed or UsageError."""
+        tokenizer = in_daemon_thread(lambda: _load_tokens(self._config.source))
+        facts = await self._engine.wait_ready()
+        try:
+            tokens = await tokenizer
+        except Exception as error:
+            raise UsageError(f"the tokenizer cannot be loaded: {first_line(error)}") from error
+        from server.app import create_app
+
+        config = self._config
+        app = create_app(self._engine, self._log, tokens, served_name=config.name, api_keys=config.api_key)
+        stack.callback(tokens.close)
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        self._entrance.open(app)
+        print(f"warmturn: serving {config.name} at {url(self._listener)} ({summary(facts)})", flush=True)
+
+    def _told_to_stop(self) -> None:
+        """The first signal ends the server in order, the second one at once; committed turns are safe either way."""
+        if self._stop.is_set():
+            self._engine.kill()
+            os._exit(1)
+        say("stopping; once more to leave at once")
+        self._stop.set()
+
+    async def _leave(self, http: asyncio.Task[None]) -> None:
+        """No new connections and turns, a moment for the running ones, then the engine, then what is left of HTTP."""
+        self._engine.drain()
+        self._http.should_exit = True
+        until = time.monotonic() + DRAIN_SECONDS
+        while self._engine.running and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        await self._engine.stop()
+        await http
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn without its signal handlers: ours stop the engine too, and the exit status is ours."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens already, so that a port in use is noticed before a model is loaded. Raises UsageError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise UsageError(f"--host: {host} is not an address of this machine") from None
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(2048)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UsageError(f"--port: {port} is in use on {host}; another one: --port {port + 1}") from None
+            raise UsageError(f"--host, --port: cannot listen on {host}, port {port}: {error.strerror}") from None
+        yield listener
+
+
+def url(listener: socket.socket) -> str:
+    """Where the server answers."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    """Whether only this machine reaches the socket."""
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def summary(facts: ModelFacts) -> str:
+    """The model in a few words."""
+    pages = f"{facts.pages} pages of {facts.page_size} tokens"
+    return f"{facts.dtype} on {facts.device}, mode {facts.mode}, {pages}, context {facts.max_context}"
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal."""
+    print(f"warmturn: {text}", file=sys.stderr, flush=True)
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _load_tokens(source: str) -> Tokens:
+    from server.tokens import Tokens  # imports transformers, and while it does the port is answered already
+
+    return Tokens.load(source)
+
+
+def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run ``work`` on a thread that does not keep the process from leaving, as one of a pool would."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(outcome: T | Exception) -> None:
+        if result.done():
+            return
+        if isinstance(outcome, Exception):
+            result.set_exception(outcome)
+            result.exception()  # whoever waits hears it; nobody has to
+        else:
+            result.set_result(outcome)
+
+    def run() -> None:
+        outcome: T | Exception
+        try:
+            outcome = work()
+        except Exception as error:
+            outcome = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    return result

@@ -1,0 +1,164 @@
+"""`warmturn chat`: a conversation in the terminal with a running server, on one session of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import httpx
+
+from server.config import ChatConfig, UsageError
+
+TIMEOUT = httpx.Timeout(10.0, read=None)  # a long prompt may take its time until the first token
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class TurnFailed(Exception):
+    """The server did not answer this turn; its text is one line for the person."""
+
+
+@dataclass
+class Reply:
+    """What one turn gave. Seconds count from the request; ``usage`` is OpenAI's object."""
+
+    started: float = field(default_factory=time.monotonic)
+    first_token: float | None = None
+    usage: dict[str, Any] | None = None
+
+    def summary(self) -> str:
+        """The turn's cost in one line."""
+        if self.usage is None:
+            return "no usage reported"
+        prompt, out = self.usage["prompt_tokens"], self.usage["completion_tokens"]
+        cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        parts = [f"reused {cached} of {prompt} prompt tokens", f"{prompt - cached} new", f"{out} out"]
+        if self.first_token is not None:
+            parts.append(f"first token {1000 * (self.first_token - self.started):.0f} ms")
+        return " · ".join(parts)
+
+
+def chat(config: ChatConfig, client: httpx.Client | None = None, terminal: TextIO | None = None) -> int:
+    """Talk until the input ends; the exit status. Raises UsageError when no server answers or the key is wrong."""
+    out = terminal or sys.stdout
+    headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    with client or httpx.Client(base_url=config.url, headers=headers, timeout=TIMEOUT) as http:
+        model = config.model or first_model(http, config.url)
+        dim(out, f"{model} · session {config.session} · Ctrl-C stops a reply, Ctrl-D leaves")
+        system = [] if config.system is None else [{"role": "system", "content": config.system}]
+        for line in lines(out):
+            body: dict[str, Any] = {
+                "model": model,
+                "session_id": config.session,
+                "messages": [*system, {"role": "user", "content": line}],
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            if config.temperature is not None:
+                body["temperature"] = config.temperature
+            if turn(http, body, out):
+                system = []  # it is part of the session now
+    return 0
+
+
+def turn(http: httpx.Client, body: dict[str, Any], out: TextIO) -> bool:
+    """Print one reply as it comes, and what it cost. Whether the turn became part of the session."""
+    reply = Reply()
+    try:
+        for text in stream(http, body, reply):
+            out.write(text)
+            out.flush()
+    except KeyboardInterrupt:
+        dim(out, "\nstopped; the session goes on without this turn")
+        return False
+    except TurnFailed as error:
+        dim(out, f"\n{error}" if reply.first_token else str(error))
+        return False
+    dim(out, f"\n{reply.summary()}")
+    return True
+
+
+def stream(http: httpx.Client, body: dict[str, Any], reply: Reply) -> Iterator[str]:
+    """The reply's text, piece by piece; ``reply`` is filled on the way. Raises TurnFailed."""
+    try:
+        with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                response.read()
+                raise TurnFailed(explain(response))
+            for event in events(response):
+                reply.usage = event.get("usage") or reply.usage
+                for choice in event["choices"]:
+                    if text := choice["delta"].get("content"):
+                        reply.first_token = reply.first_token or time.monotonic()
+                        yield text
+    except httpx.HTTPError as error:
+        raise TurnFailed(f"the connection to the server was lost ({type(error).__name__})") from None
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The JSON events of a stream up to its [DONE]. Raises TurnFailed on an error event or a missing end."""
+    for line in response.iter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            return
+        event: dict[str, Any] = json.loads(data)
+        if "error" in event:
+            raise TurnFailed(str(event["error"].get("message", "the server reported an error")))
+        yield event
+    raise TurnFailed("the server ended the reply early")
+
+
+def first_model(http: httpx.Client, url: str) -> str:
+    """The model to talk to. Raises UsageError when there is no server, no access or no model yet."""
+    try:
+        response = http.get("/v1/models")
+    except httpx.HTTPError:
+        raise UsageError(f"no server answers at {url}; `warmturn serve` starts one") from None
+    if response.status_code == 401:
+        raise UsageError("--api-key: the server does not accept this key, or wants one")
+    if response.status_code != 200:
+        raise UsageError(f"the server at {url} says: {explain(response)}")
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise UsageError(f"--url: what answers at {url} does not speak the OpenAI API") from None
+
+
+def explain(response: httpx.Response) -> str:
+    """An error response in one line."""
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return str(response.json()["error"]["message"])
+    return f"HTTP {response.status_code}"
+
+
+def lines(out: TextIO) -> Iterator[str]:
+    """What the person types, until Ctrl-D; without a prompt when the input is no terminal."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    if prompt:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # gives input() its line editing and history
+    while True:
+        try:
+            line = input(prompt).strip()
+        except EOFError:
+            if prompt:
+                out.write("\n")
+            return
+        except KeyboardInterrupt:  # clears the line
+            out.write("\n")
+            continue
+        if line:
+            yield line
+
+
+def dim(out: TextIO, text: str) -> None:
+    """A line about the conversation rather than of it."""
+    plain = not out.isatty()
+    out.write(f"{text}\n" if plain else f"{DIM}{text}{PLAIN}\n")
+    out.flush()

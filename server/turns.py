@@ -1,0 +1,104 @@
+"""One running turn: where the engine's deltas wait until the response task reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from scheduler.messages import Delta, Receipt
+from server.engine import EngineDied
+
+
+class Turn:
+    """A mailbox between the task that reads the engine's socket and the one that writes the response.
+
+    Invariant: deltas leave in the order in which they came, each exactly once, and the failure (if any) after
+    the last of them. ``push`` and ``fail`` never wait: a slow reader costs memory for its own turn only.
+    """
+
+    def __init__(self, name: str, cancel: Callable[[str], None]) -> None:
+        self.name = name
+        self._cancel = cancel
+        self._receipt: Receipt | None = None
+        self._deltas: list[Delta] = []
+        self._failure: Exception | None = None
+        self._closed = False  # nothing more will be pushed
+        self._read_to_end = False
+        self._cancelled = False
+        self._news = asyncio.Event()
+
+    # --- the side of the engine ---------------------------------------------------------------------------
+
+    def push(self, delta: Delta) -> None:
+        """Take one delta; the one with a finish reason closes the turn."""
+        if self._closed:
+            return
+        if delta.receipt is not None:
+            self._receipt = delta.receipt
+        self._closed = delta.finish_reason is not None
+        if self._closed or delta.tokens or delta.text or delta.logprobs or delta.prompt_logprobs:
+            self._deltas.append(delta)
+        self._news.set()
+
+    def fail(self, failure: Exception) -> None:
+        """Close the turn with an exception for its reader."""
+        if not self._closed:
+            self._closed = True
+            self._failure = failure
+            self._news.set()
+
+    # --- the side of the response -------------------------------------------------------------------------
+
+    async def admitted(self) -> Receipt:
+        """See ``TurnStream``."""
+        while self._receipt is None:
+            if self._failure is not None:
+                raise self._failure
+            if self._closed:  # cancelled, or the server stopped, while the turn was waiting for its admission
+                raise EngineDied(self._deltas[-1].error or "this turn ended before it began")
+            await self._wait()
+        return self._receipt
+
+    def __aiter__(self) -> Turn:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._deltas:
+            if self._failure is not None:
+                raise self._failure
+            if self._read_to_end:
+                raise StopAsyncIteration
+            await self._wait()
+        delta = merge(self._deltas)
+        self._deltas = []
+        self._read_to_end = delta.finish_reason is not None
+        return delta
+
+    def cancel(self) -> None:
+        """See ``TurnStream``."""
+        if not self._cancelled and not self._closed:
+            self._cancelled = True
+            self._cancel(self.name)
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+
+def merge(deltas: Sequence[Delta]) -> Delta:
+    """Successive deltas of one turn as one, without receipt. The last one's finish reason, stop and error count."""
+    last = deltas[-1]
+    if len(deltas) == 1:
+        return last if last.receipt is None else msgspec.structs.replace(last, receipt=None)
+    return Delta(
+        turn=last.turn,
+        tokens=tuple(token for delta in deltas for token in delta.tokens),
+        text="".join(delta.text for delta in deltas),
+        finish_reason=last.finish_reason,
+        stop=last.stop,
+        logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
+        prompt_logprobs=tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
+        error=last.error,
+    )

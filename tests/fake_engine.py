@@ -1,0 +1,175 @@
+"""An engine in the test's own process, behind the interface of ``server.engine``: scripted, no model, no socket.
+
+It answers every turn with ``reply`` (or with ``ids``), one token per delta, ends with the end-of-turn token, and
+honours max_tokens, stop strings, logprobs and cancellation. Attributes are its script; set them before the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from scheduler.messages import (
+    Delta,
+    FinishReason,
+    ModelFacts,
+    Receipt,
+    Stats,
+    Submit,
+    TokenLogprob,
+    unpack_ids,
+)
+from server.engine import EngineDied, EngineUnavailable, State, TurnRefused
+from server.tokens import Tokens
+from server.turns import Turn
+
+END = 2  # <|im_end|> of the demo model
+FACTS = ModelFacts(
+    architecture="FakeForCausalLM",
+    parameters=1,
+    dtype="float32",
+    device="cpu",
+    vocab_size=1024,
+    max_context=2048,
+    eos_token_ids=(END,),
+    mode="packed",
+    probe="scripted",
+    layer_kinds={"full": 2},
+    kv_bytes_per_token=64,
+    page_size=16,
+    pages=128,
+    fingerprint="f" * 32,
+)
+
+
+class FakeEngine:
+    """See the module. ``submitted``, ``cancelled`` and ``running`` tell what happened to it."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.facts: ModelFacts | None = FACTS
+        self.stats = Stats()
+        self.healthy = True
+        self.reply = "Hello there, friend."
+        self.ids: list[int] | None = None
+        self.refusal: TurnRefused | None = None
+        self.refuse_from = 0  # the first turn that `refusal` is for
+        self.ends_badly: FinishReason | Exception | None = None  # after `badly_after` tokens
+        self.badly_after = 2
+        self.pause_after: int | None = None  # tokens; goes on when `go` is set
+        self.admit = asyncio.Event()
+        self.admit.set()
+        self.go = asyncio.Event()
+        self.submitted: list[Submit] = []
+        self.cancelled: list[str] = []
+        self.forgotten: list[tuple[str, str]] = []
+        self.running: set[str] = set()
+        self._tokens = tokens
+        self._timelines: list[tuple[str, list[int]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def state(self) -> State:
+        """Loading is the only other state that the HTTP face can see here."""
+        return "ready" if self.facts is not None else "loading"
+
+    def submit(self, request: Submit) -> Turn:
+        """Start answering at once."""
+        if self.facts is None:
+            raise EngineUnavailable("The engine is loading.", 7)
+        turn = Turn(request.turn, self._cancel)
+        number = len(self.submitted)
+        self.submitted.append(request)
+        if self.refusal is not None and number >= self.refuse_from:
+            turn.fail(self.refusal)
+        else:
+            self.running.add(request.turn)
+            task = asyncio.create_task(self._answer(request, turn))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return turn
+
+    def forget(self, tenant: str, session: str) -> None:
+        """Remember that it was asked."""
+        self.forgotten.append((tenant, session))
+
+    def _cancel(self, turn: str) -> None:
+        self.cancelled.append(turn)
+        self.running.discard(turn)
+
+    async def _answer(self, request: Submit, turn: Turn) -> None:
+        await self.admit.wait()
+        prompt = list(unpack_ids(request.prompt))
+        turn.push(Delta(turn.name, receipt=Receipt(len(prompt), self._cached(request.tenant, prompt))))
+        if request.prompt_logprobs is not None:
+            entries = tuple(self._logprob(i, request.prompt_logprobs, first=n == 0) for n, i in enumerate(prompt))
+            turn.push(Delta(turn.name, prompt_logprobs=entries))
+        sent: list[int] = []
+        for delta in self._deltas(request, turn):
+            if turn.name not in self.running:
+                return
+            if self.ends_badly is not None and len(sent) >= self.badly_after:
+                self._end_badly(turn)
+                return
+            if self.pause_after is not None and len(sent) >= self.pause_after:
+                await self.go.wait()
+            turn.push(delta)
+            sent.extend(delta.tokens)
+            await asyncio.sleep(0)
+        self.running.discard(turn.name)
+        self._timelines.append((request.tenant, prompt + sent))
+
+    def _deltas(self, request: Submit, turn: Turn) -> list[Delta]:
+        ids = [*self._tokens.encode(self.reply, special=False), END] if self.ids is None else list(self.ids)
+        limit = request.stopping.max_tokens
+        deltas: list[Delta] = []
+        text = ""
+        for number, token in enumerate(ids, 1):
+            if limit == 0:
+                break
+            ends = token == END and not request.stopping.ignore_eos
+            piece = "" if ends else self._tokens.decode([token])
+            text += piece
+            stop = next((s for s in request.stopping.stop if s in text), None)
+            if stop is not None:
+                piece = piece[: max(0, len(piece) - (len(text) - text.index(stop)))]
+            reason = FinishReason.STOP if ends or stop is not None else None
+            if reason is None and (number == limit or number == len(ids)):
+                reason = FinishReason.LENGTH
+            logprobs = () if request.logprobs is None else (self._logprob(token, request.logprobs),)
+            deltas.append(Delta(turn.name, (token,), piece, reason, stop, logprobs=logprobs))
+            if reason is not None:
+                return deltas
+        return [*deltas, Delta(turn.name, finish_reason=FinishReason.LENGTH)]
+
+    def _logprob(self, token: int, alternatives: int, first: bool = False) -> TokenLogprob:
+        text = self._tokens.decode([token])
+        if first:
+            return TokenLogprob(token, text, text.encode(), None)
+        ids = [token, *(other for other in range(10, 40) if other != token)][:alternatives]
+        top = tuple(
+            (i, self._tokens.decode([i]), self._tokens.decode([i]).encode(), -0.5 - rank) for rank, i in enumerate(ids)
+        )
+        return TokenLogprob(token, text, text.encode(), -0.5, top)
+
+    def _cached(self, tenant: str, prompt: Sequence[int]) -> int:
+        """The longest prefix that an earlier turn of this tenant left, but the last token."""
+        best = 0
+        for owner, timeline in self._timelines:
+            if owner == tenant:
+                same = 0
+                while same < min(len(timeline), len(prompt) - 1) and timeline[same] == prompt[same]:
+                    same += 1
+                best = max(best, same)
+        return best
+
+    def _end_badly(self, turn: Turn) -> None:
+        self.running.discard(turn.name)
+        if isinstance(self.ends_badly, FinishReason):
+            turn.push(Delta(turn.name, finish_reason=self.ends_badly, error="a secret of /the/engine"))
+        else:
+            assert self.ends_badly is not None
+            turn.fail(self.ends_badly)
+
+
+def died() -> EngineDied:
+    """What a running turn is told when the engine process dies."""
+    return EngineDied("the engine died")

@@ -1,0 +1,163 @@
+"""A stand-in for the engine process: speaks its protocol, without a model. Run as a script.
+
+``EngineConfig.model`` is the behaviour while loading: "ok", "fail", "die", "stubborn" (ignores Shutdown and SIGTERM)
+or "once:PATH" (loads the first time, fails while PATH exists and holds more than one line).
+``Submit.tenant`` is that of a turn: "count" streams max_tokens tokens, one per step; "endless" streams until
+cancelled; "mute" is admitted and says nothing; "crash" exits in mid-turn; anything else is a code to refuse with.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from scheduler.messages import (
+    Cancel,
+    Delta,
+    EngineConfig,
+    Failed,
+    FinishReason,
+    Forget,
+    FromEngine,
+    Loading,
+    ModelFacts,
+    Ready,
+    Receipt,
+    Refused,
+    Shutdown,
+    Stats,
+    StepOutputs,
+    Submit,
+    ToEngine,
+    unpack_ids,
+)
+
+COMMAND = (sys.executable, "-P", __file__)
+
+FACTS = ModelFacts(
+    architecture="Scripted",
+    parameters=1,
+    dtype="float32",
+    device="cpu",
+    vocab_size=1000,
+    max_context=512,
+    eos_token_ids=(2,),
+    mode="packed",
+    probe="equal",
+    layer_kinds={"full": 1},
+    kv_bytes_per_token=8,
+    page_size=16,
+    pages=64,
+    fingerprint="scripted",
+)
+
+
+class ScriptedEngine:
+    """Runs turns by their script; one token per turn and step."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.model = config.model
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+        self.socket.connect(config.address)
+        self.turns: dict[str, Submit] = {}
+        self.given: dict[str, int] = {}
+        self.forgotten = 0
+
+    def say(self, message: FromEngine) -> None:
+        self.socket.send(msgspec.msgpack.encode(message))
+
+    def load(self) -> None:
+        """Load, fail or die, as the model's name says."""
+        self.say(Loading("reading weights"))
+        kind, _, path = self.model.partition(":")
+        if kind == "once":
+            with open(path, "a") as loads:
+                loads.write("load\n")
+            if len(Path(path).read_text().splitlines()) > 1:
+                kind = "fail"
+        if kind == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "fail":
+            self.say(Failed("no such model: fail"))
+            self.close()
+            sys.exit(2)
+        if kind == "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.say(Ready(FACTS))
+
+    def run(self) -> None:
+        """Take what came, then one step over every turn; a heartbeat when idle."""
+        decoder = msgspec.msgpack.Decoder(ToEngine)
+        while True:
+            if self.socket.poll(10 if self.given else 1000):
+                message = decoder.decode(self.socket.recv())
+                if isinstance(message, Shutdown) and self.model != "stubborn":
+                    return self.end()
+                self.take(message)
+            self.say(StepOutputs(tuple(self.step()), Stats(running=len(self.turns), evictions=self.forgotten)))
+
+    def take(self, message: ToEngine) -> None:
+        match message:
+            case Submit(turn, tenant, prompt):
+                if tenant in ("count", "endless", "mute", "crash"):
+                    self.turns[turn] = message
+                    self.given[turn] = -1
+                    return
+                self.say(Refused(turn, tenant, f"{tenant} of {len(unpack_ids(prompt))} tokens"))
+            case Cancel(turn):
+                if turn in self.turns:
+                    self.finish(turn)
+                    self.say(StepOutputs((Delta(turn, finish_reason=FinishReason.CANCELLED),), Stats()))
+            case Forget():
+                self.forgotten += 1
+
+    def step(self) -> list[Delta]:
+        deltas = []
+        for turn, request in list(self.turns.items()):
+            given = self.given[turn] = self.given[turn] + 1
+            prompt = unpack_ids(request.prompt)
+            if given == 0:
+                deltas.append(Delta(turn, receipt=Receipt(len(prompt), len(prompt) - 1)))
+                continue
+            if request.tenant == "mute":
+                continue
+            if request.tenant == "crash" and given == 3:
+                os._exit(7)
+            last = request.tenant == "count" and given == request.stopping.max_tokens
+            deltas.append(Delta(turn, (given,), f"{given} ", FinishReason.LENGTH if last else None))
+            if last:
+                self.finish(turn)
+        return deltas
+
+    def finish(self, turn: str) -> None:
+        del self.turns[turn], self.given[turn]
+
+    def end(self) -> None:
+        """Every turn ends as cancelled, then the process."""
+        self.say(StepOutputs(tuple(Delta(t, finish_reason=FinishReason.CANCELLED) for t in self.turns), Stats()))
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket; what was said is sent before the process goes."""
+        self.socket.close(linger=1000)
+        zmq.Context.instance().term()
+
+
+def leave_with_the_server() -> None:
+    """Exit when standard input ends: the server is gone."""
+    os.read(0, 1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    threading.Thread(target=leave_with_the_server, daemon=True).start()
+    engine = ScriptedEngine(config)
+    engine.load()
+    engine.run()

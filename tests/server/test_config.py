@@ -1,0 +1,162 @@
+"""The configuration: one field is a flag, an environment variable and a line of help, with the same checks."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scheduler.messages import EngineConfig
+from server.command_line import COMMANDS, environment_variable, flag, parse
+from server.config import DEMO_FOLDER, ChatConfig, ServeConfig, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for config, _ in COMMANDS.values():
+        for name in config.model_fields:
+            monkeypatch.delenv(environment_variable(config, name), raising=False)
+
+
+def serve(*arguments: str) -> ServeConfig:
+    config = parse(["serve", *arguments])
+    assert isinstance(config, ServeConfig)
+    return config
+
+
+def chat(*arguments: str) -> ChatConfig:
+    config = parse(["chat", *arguments])
+    assert isinstance(config, ChatConfig)
+    return config
+
+
+def test_the_defaults_serve_the_demo_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    config = serve()
+    assert (config.host, config.port, config.api_key) == ("127.0.0.1", 8000, {})
+    assert config.data_dir == Path("/data/warmturn")
+    assert (config.name, config.source) == ("demo", str(DEMO_FOLDER))
+    assert (DEMO_FOLDER / "config.json").is_file()
+    assert config.engine_config() == EngineConfig(address="", model=str(DEMO_FOLDER))
+
+
+def test_the_data_dir_without_xdg_is_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    for unusable in ("", "not/absolute"):
+        monkeypatch.setenv("XDG_DATA_HOME", unusable)
+        assert serve().data_dir == Path("/home/someone/.local/share/warmturn")
+
+
+def test_every_value_reaches_the_engine() -> None:
+    values = "--device cpu --dtype float32 --max-context 100 --kv-memory 1M --host-memory 0"
+    limits = "--max-running 3 --max-step-tokens 64 --max-queued 5"
+    assert serve("org/model", *values.split(), *limits.split()).engine_config() == EngineConfig(
+        address="",
+        model="org/model",
+        device="cpu",
+        dtype="float32",
+        max_context=100,
+        kv_memory=1_000_000,
+        host_memory=0,
+        max_running=3,
+        max_step_tokens=64,
+        max_queued=5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1048576", 2**20), ("512M", 512_000_000), ("4G", 4_000_000_000), ("4GiB", 4 * 2**30), ("1.5kb", 1500)],
+)
+def test_memory_takes_units(text: str, size: int) -> None:
+    assert serve("--kv-memory", text).kv_memory == size
+    assert serve("--host-memory", text).host_memory == size
+
+
+def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMTURN_PORT", "1234")
+    monkeypatch.setenv("WARMTURN_MODEL", "org/model")
+    monkeypatch.setenv("WARMTURN_API_KEY", "ann=k1,bob=k2")
+    config = serve()
+    assert (config.port, config.model, config.api_key) == (1234, "org/model", {"ann": "k1", "bob": "k2"})
+    config = serve("--port", "99", "other", "--api-key", "eve=a=b")
+    assert (config.port, config.model, config.api_key) == (99, "other", {"eve": "a=b"})
+
+
+@pytest.mark.parametrize(("command", "field"), [(c, f) for c, (m, _) in COMMANDS.items() for f in m.model_fields])
+def test_every_field_has_a_flag_a_variable_and_a_sentence(
+    command: str, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse([command, "--help"])
+    assert left.value.code == 0
+    told = re.sub(r"\s+", " ", capsys.readouterr().out)
+    config, _ = COMMANDS[command]
+    assert f"environment: {environment_variable(config, field)})" in told
+    positional = (command, field) == ("serve", "model")
+    assert ("[MODEL]" if positional else f"{flag(field)} ") in told
+
+
+def test_the_models_name_in_the_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert serve("org/model").name == "org/model"
+    assert serve("org/model", "--served-model-name", "gpt").name == "gpt"
+    for given in ("tiny", "./tiny", str(tmp_path / "tiny")):
+        config = serve(given)
+        assert (config.name, config.source) == ("tiny", str(tmp_path / "tiny"))
+    (tmp_path / "demo").mkdir()
+    assert serve("demo").source == str(DEMO_FOLDER)
+    assert serve("./demo").source == str(tmp_path / "demo")
+
+
+def test_a_chat_begins_its_own_session_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chat().session != chat().session
+    assert chat("--session", "mine").session == "mine"
+    monkeypatch.setenv("WARMTURN_API_KEY", "ann=k1")  # the server's keys are not the client's
+    assert chat().api_key is None
+    monkeypatch.setenv("WARMTURN_CHAT_API_KEY", "k1")
+    assert chat().api_key == "k1"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "COMMAND"),
+        ("fly", "invalid choice: 'fly'"),
+        ("serve --prot 1", "unrecognized arguments: --prot"),
+        ("serve --por 1", "unrecognized arguments: --por"),
+        ("serve --port", "--port: expected one argument"),
+        ("serve --port x", "--port: input should be a valid integer"),
+        ("serve --port 65536", "--port: input should be less than or equal to 65535"),
+        ("serve --device tpu", "--device: invalid choice"),
+        ("serve --dtype int4", "--dtype: invalid choice"),
+        ("serve --kv-memory lots", "--kv-memory: could not parse"),
+        ("serve --kv-memory -1", "--kv-memory: "),
+        ("serve --max-running 0", "--max-running: input should be greater than or equal to 1"),
+        ("serve --max-context 1.5", "--max-context: input should be a valid integer"),
+        ("serve ./nowhere", "MODEL: there is no such folder"),
+        ("serve /nowhere", "MODEL: there is no such folder"),
+        ("serve --api-key secret", "--api-key: expected NAME=KEY"),
+        ("serve --api-key =secret", "--api-key: expected NAME=KEY"),
+        ("serve --api-key ann=", "--api-key: expected NAME=KEY"),
+        ("serve --api-key a=secret --api-key a=other", "--api-key: the name a or its key is given twice"),
+        ("serve --api-key a=secret --api-key b=secret", "--api-key: the name b or its key is given twice"),
+        ("chat --url localhost:8000", "--url: "),
+        ("chat --session a/b", "--session: "),
+        ("chat --temperature nan", "--temperature: "),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_names_the_flag(line: str, message: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse(line.split())
+    told = str(refusal.value)
+    assert message in told
+    assert "\n" not in told
+    assert "secret" not in told
+
+
+@pytest.mark.parametrize(("variable", "value"), [("PORT", "tcp://10.0.0.1:80"), ("DEVICE", "tpu"), ("API_KEY", "")])
+def test_a_wrong_variable_is_named(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"WARMTURN_{variable}", value)
+    with pytest.raises(UsageError, match=f"^WARMTURN_{variable}: "):
+        serve()

@@ -1,0 +1,299 @@
+"""The engine process kept alive: turns, refusals, death and restart, against a scripted engine without a model."""
+
+import asyncio
+import os
+import signal
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import scripted_engine
+
+from scheduler.messages import Delta, EngineConfig, FinishReason, Stopping, Submit, pack_ids
+from server.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused, TurnStream
+from server.engine_process import EngineProcess, _backoff
+
+PATIENCE = 20.0  # seconds until a test that hangs fails
+
+
+def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Make a test of a coroutine function, with a limit on its time."""
+
+    def run() -> None:
+        run_patiently(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def run_patiently(test: Awaitable[None]) -> None:
+    """Run a coroutine; one that hangs fails."""
+
+    async def limited() -> None:
+        await asyncio.wait_for(test, PATIENCE)
+
+    asyncio.run(limited())
+
+
+@asynccontextmanager
+async def engine(model: str = "ok") -> AsyncIterator[EngineProcess]:
+    """A started engine process, stopped afterwards."""
+    process = EngineProcess(EngineConfig(address="", model=model), command=scripted_engine.COMMAND)
+    await process.start()
+    try:
+        yield process
+    finally:
+        await process.stop(grace=2.0)
+
+
+def submit(tenant: str = "count", name: str = "t1", tokens: int = 5, prompt: int = 7) -> Submit:
+    return Submit(name, tenant, pack_ids(list(range(prompt))), stopping=Stopping(max_tokens=tokens))
+
+
+async def read(turn: TurnStream) -> list[Delta]:
+    return [delta async for delta in turn]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def pid_of(process: EngineProcess) -> int:
+    assert process._link is not None
+    return process._link.pid
+
+
+@scenario
+async def test_a_turn_is_admitted_and_streamed_to_its_end() -> None:
+    async with engine() as process:
+        assert process.state() == "loading"
+        facts = await process.wait_ready()
+        assert facts == scripted_engine.FACTS == process.facts
+        assert process.state() == "ready"
+        assert process.healthy
+        turn = process.submit(submit())
+        receipt = await turn.admitted()
+        assert (receipt.prompt, receipt.cached) == (7, 6)
+        deltas = await read(turn)
+        assert [token for delta in deltas for token in delta.tokens] == [1, 2, 3, 4, 5]
+        assert "".join(delta.text for delta in deltas) == "1 2 3 4 5 "
+        assert [delta.finish_reason for delta in deltas[-2:]] == [None, FinishReason.LENGTH]
+        assert all(delta.receipt is None for delta in deltas)
+        assert process.running == 0
+
+
+@scenario
+async def test_turns_run_side_by_side() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turns = [process.submit(submit(name=f"t{n}", tokens=n, prompt=n)) for n in range(1, 20)]
+        assert process.running == 19
+        for n, deltas in enumerate(await asyncio.gather(*map(read, turns)), start=1):
+            assert [token for delta in deltas for token in delta.tokens] == list(range(1, n + 1))
+
+
+@scenario
+async def test_a_slow_reader_gets_one_merged_delta() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tokens=6))
+        await until(lambda: process.running == 0)
+        (delta,) = await read(turn)
+        assert (delta.tokens, delta.text, delta.finish_reason) == ((1, 2, 3, 4, 5, 6), "1 2 3 4 5 6 ", "length")
+        turn.cancel()  # after the end: nothing happens
+        assert await read(turn) == []
+
+
+@scenario
+async def test_no_turn_before_the_model_is_loaded() -> None:
+    async with engine() as process:
+        with pytest.raises(EngineUnavailable, match="loading") as refusal:
+            process.submit(submit())
+        assert refusal.value.retry_after >= 1
+        assert not process.healthy
+        process.forget("a", "s")  # nothing there yet, nothing to drop
+
+
+@pytest.mark.parametrize(("code", "retry_after"), [("queue_full", 1), ("context_length_exceeded", None)])
+def test_a_refused_turn_says_why(code: str, retry_after: int | None) -> None:
+    async def run() -> None:
+        async with engine() as process:
+            await process.wait_ready()
+            turn = process.submit(submit(tenant=code))
+            with pytest.raises(TurnRefused, match=f"{code} of 7 tokens") as refusal:
+                await turn.admitted()
+            assert (refusal.value.code, refusal.value.retry_after) == (code, retry_after)
+            with pytest.raises(TurnRefused):
+                await read(turn)
+            assert process.running == 0
+
+    run_patiently(run())
+
+
+@scenario
+async def test_a_cancelled_turn_leaves_the_batch() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tenant="endless"))
+        await turn.admitted()
+        assert (await anext(turn)).tokens[0] == 1
+        turn.cancel()
+        turn.cancel()
+        assert (await read(turn))[-1].finish_reason == FinishReason.CANCELLED
+        assert process.running == 0
+        await until(lambda: process.stats.running == 0)
+
+
+@scenario
+async def test_forget_reaches_the_engine() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        process.forget("a", "s")
+        await until(lambda: process.stats.evictions == 1)
+
+
+@scenario
+async def test_kill_9_ends_running_turns_and_a_fresh_engine_takes_over() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tenant="endless"))
+        silent = process.submit(submit(tenant="mute", name="t2"))
+        await turn.admitted()
+        await silent.admitted()
+        killed = pid_of(process)
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            await read(turn)
+        with pytest.raises(EngineDied):
+            await read(silent)
+        with pytest.raises(EngineUnavailable, match="restarting") as refusal:
+            process.submit(submit())
+        assert refusal.value.retry_after >= 1
+        assert (process.state(), process.facts, process.healthy) == ("restarting", None, False)
+        turn.cancel()  # too late, and harmless
+        await until(lambda: process.state() == "ready")
+        assert pid_of(process) != killed
+        assert process.facts == scripted_engine.FACTS
+        assert len(await read(process.submit(submit(tokens=2)))) >= 1
+
+
+@scenario
+async def test_an_engine_that_dies_before_admission_is_told_as_such() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tenant="crash"))
+        with pytest.raises(EngineDied):
+            await read(turn)
+        await until(lambda: process.state() == "ready")
+
+
+@pytest.mark.parametrize(("model", "message"), [("fail", "no such model: fail"), ("die", "killed by SIGKILL")])
+def test_a_first_load_that_fails_is_final(model: str, message: str) -> None:
+    async def run() -> None:
+        async with engine(model) as process:
+            with pytest.raises(EngineFailed, match=message):
+                await process.wait_ready()
+            with pytest.raises(EngineUnavailable):
+                process.submit(submit())
+
+    run_patiently(run())
+
+
+def test_a_command_that_does_not_exist_is_a_failed_load() -> None:
+    async def run() -> None:
+        process = EngineProcess(EngineConfig(address="", model="ok"), command=("/no/such/program",))
+        await process.start()
+        with pytest.raises(EngineFailed, match="could not be started"):
+            await process.wait_ready()
+        await process.stop()
+
+    run_patiently(run())
+
+
+def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
+    loads = tmp_path / "loads"
+
+    async def run() -> None:
+        async with engine(f"once:{loads}") as process:
+            await process.wait_ready()
+            os.kill(pid_of(process), signal.SIGKILL)
+            await until(lambda: len(loads.read_text().splitlines()) == 2)  # this load fails
+            await until(lambda: process._link is None)
+            loads.write_text("")  # the next one does not
+            await until(lambda: process.state() == "ready")
+
+    run_patiently(run())
+
+
+def test_backoff_starts_at_once_and_is_bounded() -> None:
+    assert [_backoff(deaths) for deaths in range(5)] == [0, 0, 1, 2, 4]
+    assert _backoff(1000) == 30
+
+
+@scenario
+async def test_the_socket_is_private_and_gone_once_the_engine_is_connected() -> None:
+    async with engine() as process:
+        await until(lambda: process._folder is not None)
+        folder = process._folder
+        assert folder is not None
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        await process.wait_ready()
+        assert not folder.exists()
+        assert await read(process.submit(submit()))
+
+
+@scenario
+async def test_stop_ends_turns_and_process() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tenant="endless"))
+        await turn.admitted()
+        pid = pid_of(process)
+        process.drain()
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            process.submit(submit(name="t2"))
+        assert (await anext(turn)).tokens  # a running turn goes on while draining
+        await process.stop(grace=5.0)
+        assert (await read(turn))[-1].finish_reason == FinishReason.CANCELLED
+        assert process.state() == "stopping"
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        await process.stop()
+
+
+@scenario
+async def test_an_engine_that_does_not_stop_is_killed() -> None:
+    async with engine("stubborn") as process:
+        await process.wait_ready()
+        pid = pid_of(process)
+        turn = process.submit(submit(tenant="mute"))
+        await process.stop(grace=0.1)
+        with pytest.raises(EngineDied, match="shutting down"):
+            await read(turn)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@scenario
+async def test_stop_while_loading() -> None:
+    async with engine() as process:
+        await process.stop()
+        with pytest.raises(EngineFailed):
+            await process.wait_ready()
+
+
+def test_a_hung_engine_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with engine() as process:
+            await process.wait_ready()
+            monkeypatch.setattr("server.engine_process.SILENCE_LIMIT", 0.0)
+            assert process.state() == "ready"
+            assert not process.healthy
+            os.kill(pid_of(process), signal.SIGSTOP)
+            process.submit(submit())  # does not wait for it
+            await process.stop(grace=0.1)
+
+    run_patiently(run())

@@ -1,0 +1,250 @@
+"""Errors: OpenAI's shape, the right status, a name for the parameter, and no word of what the client sent."""
+
+from typing import Any
+
+import pytest
+from fake_engine import died
+from http_face import HELLO, Site, served
+
+from scheduler.messages import FinishReason
+from server.engine import TurnRefused
+
+SECRET = "s3cr3t"
+UNSUPPORTED: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "functions": [{"name": "f"}],
+    "function_call": "auto",
+    "parallel_tool_calls": True,
+    "response_format": {"type": "json_object"},
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "alloy"},
+    "prediction": {"type": "content", "content": "x"},
+    "reasoning_effort": "low",
+    "verbosity": "low",
+    "web_search_options": {},
+    "store": True,
+    "metadata": {"a": "b"},
+    "service_tier": "priority",
+    "prompt_cache_key": "k",
+    "safety_identifier": "u",
+}
+
+
+def in_shape(error: dict[str, Any]) -> bool:
+    return set(error) == {"message", "type", "param", "code"} and isinstance(error["message"], str)
+
+
+@pytest.mark.parametrize("param", UNSUPPORTED)
+@served()
+async def test_what_comes_later_is_refused_by_name(site: Site, param: str) -> None:
+    response = await site.chat(**{param: UNSUPPORTED[param]})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert in_shape(error)
+    assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+    assert "not supported by this server yet" in error["message"]
+
+
+@served()
+async def test_harmless_is_compared_by_type_too(site: Site) -> None:
+    nearly: list[dict[str, Any]] = [{"store": 0}, {"metadata": []}, {"tools": {}}, {"tools": ""}]
+    for body in nearly:
+        assert (await site.chat(**body)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        ("hi", "messages"),
+        ([5], "messages[0]"),
+        ([HELLO[0], {"role": "user"}], "messages[1].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "boss", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x", "tool_call_id": None}], "messages[0].role"),
+        ([{"role": "function", "content": "x"}], "messages[0].role"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "user", "content": "x", "name": "ann"}], "messages[0].name"),
+        ([{"role": "user", "content": "x", "colour": "red"}], "messages[0].colour"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].image_url"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+    ],
+)
+@served()
+async def test_wrong_messages_are_located(site: Site, messages: Any, param: str) -> None:
+    response = await site.chat(messages=messages)
+    assert response.status_code == 400
+    assert in_shape(response.json()["error"])
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {SECRET: 1},
+        {"model": SECRET},
+        {"temperature": SECRET},
+        {"messages": [{"role": SECRET, "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": SECRET, "text": "x"}]}]},
+        {"messages": [{"role": "user", "content": {"a": SECRET}}]},
+        {"logit_bias": {SECRET: 1}},
+        {"response_format": {"type": SECRET}},
+        {"tool_choice": SECRET},
+        {"session_id": SECRET + "/"},
+        {"stream": True, "stream_options": {"include_usage": SECRET}},
+        {"stop": [SECRET * 1000]},
+    ],
+)
+@served()
+async def test_input_is_not_repeated(site: Site, body: dict[str, Any]) -> None:
+    response = await site.chat(**body)
+    assert response.status_code in (400, 404)
+    error = response.json()["error"]
+    assert SECRET not in error["message"] or SECRET in body  # an unknown name is a name, and named if it is harmless
+    assert SECRET not in str(error["code"])
+
+
+@served()
+async def test_unknown_names_are_only_repeated_if_they_are_names(site: Site) -> None:
+    assert (await site.chat(foo=1)).json()["error"]["param"] == "foo"
+    for name in ("<script>", "a b", "x" * 100, ""):
+        unknown: dict[str, Any] = {name: 1}
+        assert (await site.chat(**unknown)).json()["error"]["param"] is None
+
+
+@served()
+async def test_many_faults_cost_one_finding(site: Site) -> None:
+    response = await site.chat(messages=[5] * 200_000)
+    assert response.status_code == 400
+    assert len(response.content) < 500
+    unknown: dict[str, Any] = {f"f{i}": 1 for i in range(20_000)}
+    assert (await site.chat(**unknown)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/redoc", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("GET", "/v1/models/", 404),
+        ("GET", "/v1/models/other", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+        ("POST", "/v1/sessions//chat/completions", 404),
+    ],
+)
+@served()
+async def test_wrong_addresses_are_answered_in_shape(site: Site, method: str, path: str, status: int) -> None:
+    response = await site.http.request(method, path)
+    assert response.status_code == status
+    assert in_shape(response.json()["error"])
+    if status == 405:
+        assert response.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [
+        (TurnRefused("queue_full", "The queue is full.", 3), 429),
+        (TurnRefused("session_busy", "Busy."), 409),
+        (TurnRefused("context_length_exceeded", "Too long."), 400),
+        (TurnRefused("invalid_prompt", "Not this."), 400),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+@served()
+async def test_the_engines_refusals_have_their_status_streaming_or_not(
+    site: Site, refusal: TurnRefused, status: int, stream: bool, n: int
+) -> None:
+    site.engine.refusal = refusal
+    response = await site.chat(stream=stream, n=n)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert (error["code"], error["message"]) == (refusal.code, refusal.message)
+    assert response.headers.get("retry-after") == ("3" if status == 429 else None)
+    assert error["type"] == ("rate_limit_error" if status == 429 else "invalid_request_error")
+
+
+@served()
+async def test_one_refused_choice_cancels_the_others(site: Site) -> None:
+    site.engine.refusal, site.engine.refuse_from = TurnRefused("queue_full", "The queue is full.", 3), 2
+    site.engine.admit.clear()
+    response = await site.chat(n=3)
+    assert response.status_code == 429
+    assert site.engine.running == set()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@served()
+async def test_without_an_engine_there_is_a_503_with_retry_after(site: Site, stream: bool) -> None:
+    site.engine.facts = None
+    response = await site.chat(stream=stream)
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["type"] == "server_error"
+
+
+@served()
+async def test_an_engine_that_dies_under_a_turn_is_a_503(site: Site) -> None:
+    site.engine.ends_badly = died()
+    response = await site.chat()
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["code"] == "engine_died"
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.CANCELLED])
+@served()
+async def test_a_turn_that_fails_is_a_500_without_its_secrets(site: Site, reason: FinishReason) -> None:
+    site.engine.ends_badly = reason
+    response = await site.chat()
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "secret" not in response.text
+
+
+@served()
+async def test_an_exception_of_ours_is_a_bare_500(site: Site) -> None:
+    def broken(request: object) -> None:
+        raise ZeroDivisionError("/root/secret")
+
+    site.engine.submit = broken  # type: ignore[method-assign,assignment]
+    response = await site.chat()
+    assert response.status_code == 500
+    assert response.json()["error"] == {
+        "message": "The server failed on this request.",
+        "type": "server_error",
+        "param": None,
+        "code": None,
+    }
+    assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"max_tokens": 2048}, "messages"), ({"messages": [{"role": "user", "content": "x " * 2100}]}, "messages")],
+)
+@served()
+async def test_what_does_not_fit_the_context_is_a_400(site: Site, body: dict[str, Any], param: str) -> None:
+    response = await site.chat(**body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+
+
+@pytest.mark.parametrize("content_length", ["abc", "-1", "9" * 30])
+@served()
+async def test_odd_lengths_do_no_harm(site: Site, content_length: str) -> None:
+    request = site.http.build_request("POST", "/v1/chat/completions", json={"messages": HELLO})
+    request.headers["content-length"] = content_length
+    assert (await site.http.send(request)).status_code in (200, 413)

@@ -1,0 +1,138 @@
+"""`warmturn chat` against a server made of canned answers."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from server.config import ChatConfig, UsageError
+from server.terminal import chat
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+USAGE = {"prompt_tokens": 431, "completion_tokens": 57, "prompt_tokens_details": {"cached_tokens": 412}}
+
+
+class Events(httpx.SyncByteStream):
+    """Server-sent events; an exception among them is raised in its turn."""
+
+    def __init__(self, *events: Any) -> None:
+        self._events = events
+
+    def __iter__(self) -> Iterator[bytes]:
+        for event in self._events:
+            if isinstance(event, BaseException):
+                raise event
+            data = event if isinstance(event, str) else json.dumps(event)
+            yield f": ping\n\ndata: {data}\n\n".encode()
+
+
+def says(text: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], "usage": None}
+
+
+def reply(*texts: str) -> Events:
+    first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None}
+    return Events(first, *map(says, texts), {"choices": [], "usage": USAGE}, "[DONE]")
+
+
+class Server:
+    """Answers /v1/models, and each turn with the next of its replies; keeps what it was asked."""
+
+    def __init__(self, *replies: Events | httpx.Response) -> None:
+        self.replies = list(replies)
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"object": "list", "data": [{"id": "tiny"}]})
+        self.asked.append(json.loads(request.content))
+        answer = self.replies.pop(0)
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, stream=answer)
+
+
+def talk(
+    monkeypatch: pytest.MonkeyPatch, server: Handler, typed: str = "hello\n", config: ChatConfig | None = None
+) -> str:
+    """What the terminal shows when ``typed`` is typed."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    out = io.StringIO()
+    client = httpx.Client(transport=httpx.MockTransport(server), base_url="http://test")
+    assert chat(config or ChatConfig(session="s1"), client, out) == 0
+    return out.getvalue()
+
+
+def test_a_turn_is_streamed_and_its_cost_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(reply("Hel", "lo!"))
+    shown = talk(monkeypatch, server)
+    assert "tiny · session s1" in shown
+    assert "\nHello!\nreused 412 of 431 prompt tokens · 19 new · 57 out · first token " in shown
+    assert server.asked == [
+        {
+            "model": "tiny",
+            "session_id": "s1",
+            "messages": [{"role": "user", "content": "hello"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+def test_only_new_messages_are_sent_and_the_system_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(reply("1"), reply("2"))
+    talk(monkeypatch, server, "one\n\n  two \n", ChatConfig(session="s1", system="be brief", temperature=0, model="m"))
+    assert [request["messages"] for request in server.asked] == [
+        [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}],
+        [{"role": "user", "content": "two"}],
+    ]
+    assert [(request["model"], request["temperature"]) for request in server.asked] == [("m", 0), ("m", 0)]
+
+
+def test_ctrl_c_stops_the_reply_and_the_chat_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(Events(says("One, two"), KeyboardInterrupt()), reply("Fine."))
+    shown = talk(monkeypatch, server, "count\nenough\n", ChatConfig(session="s1", system="be brief"))
+    assert "One, two\nstopped; the session goes on without this turn\nFine.\n" in shown
+    assert server.asked[1]["messages"][0]["role"] == "system"  # the stopped turn did not bring it in
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (httpx.Response(409, json={"error": {"message": "Busy."}}), "\nBusy.\n"),
+        (httpx.Response(502, text="bad gateway"), "\nHTTP 502\n"),
+        (Events(says("Half"), {"error": {"message": "The engine died."}}), "Half\nThe engine died.\n"),
+        (Events(says("Half")), "Half\nthe server ended the reply early\n"),
+        (Events(httpx.ReadError("gone")), "the connection to the server was lost (ReadError)\n"),
+    ],
+)
+def test_a_turn_that_fails_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, answer: Events | httpx.Response, told: str
+) -> None:
+    server = Server(answer, reply("Again."))
+    shown = talk(monkeypatch, server, "one\ntwo\n")
+    assert told in shown
+    assert "Again.\n" in shown
+    assert len(server.asked) == 2
+
+
+def refuse(_request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused")
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        (refuse, "no server answers at http://127.0.0.1:8000; `warmturn serve` starts one"),
+        (lambda _: httpx.Response(401, json={"error": {"message": "no"}}), "--api-key: the server does not accept"),
+        (lambda _: httpx.Response(503, json={"error": {"message": "Still loading."}}), "says: Still loading."),
+        (lambda _: httpx.Response(200, text="<html>"), "does not speak the OpenAI API"),
+    ],
+)
+def test_without_a_server_there_is_no_chat(monkeypatch: pytest.MonkeyPatch, server: Handler, told: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        talk(monkeypatch, server)
+    assert told in str(refusal.value)
+    assert "\n" not in str(refusal.value)

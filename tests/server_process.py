@@ -1,0 +1,88 @@
+"""A real server, started as users start it, for tests from the outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START = 120.0  # seconds that a start may take on a busy machine
+
+
+class ServerProcess:
+    """``warmturn serve`` in a process of its own; a context manager that stops it."""
+
+    def __init__(self, model: Path | None, data: Path, *flags: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "server", "serve", *([str(model)] if model else [])]
+        command += ["--port", str(self.port), "--data-dir", str(data), "--served-model-name", "m", *flags]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("WARMTURN_")}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
+        self._log = (data / f"server-{self.port}.log").open("wb")
+        self.log_path = Path(self._log.name)
+        self.process = subprocess.Popen(command, env=environment, stderr=self._log, stdout=self._log)
+
+    def __enter__(self) -> ServerProcess:
+        self.wait_healthy()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._log.close()
+
+    def wait_healthy(self) -> None:
+        """Until ``/health`` is 200; fails with the server's output if it ends."""
+        deadline = time.monotonic() + START
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended: {self.log_path.read_text()}")
+            try:
+                if httpx.get(f"{self.url}/health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"not healthy after {START} s: {self.log_path.read_text()}")
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def engine_pid(self) -> int:
+        """The pid of the engine process, the only child."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        engines = [c for c in children if b"scheduler" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        assert len(engines) == 1, children
+        return int(engines[0])
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One value of ``/metrics``."""
+        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+            match = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
+            if match and all(f'{k}="{v}"' in (match[1] or "") for k, v in labels.items()):
+                return float(match[2])
+        raise AssertionError(f"no metric {name}")
+
+    def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+        """One request, the answer whatever it is."""
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

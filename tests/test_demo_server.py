@@ -1,0 +1,192 @@
+"""The main job on real input: the demo model, served as `make serve` does, used through the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from server_process import ServerProcess
+
+Message = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(None, tmp_path_factory.mktemp("data"), "--max-running", "64") as running:
+        yield running
+
+
+@asynccontextmanager
+async def client(server: ServerProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
+
+
+def ask(server: ServerProcess, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    response = server.post("/v1/chat/completions", {"temperature": 0, **body}, **headers)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def test_recall_in_turn_three_with_new_messages_only(server: ServerProcess) -> None:
+    ask(server, {"session_id": "walter", "messages": [user("My name is Walter.")]})
+    ask(server, {"session_id": "walter", "messages": [user("My secret code is 4821.")]})
+    answer = ask(server, {"session_id": "walter", "messages": [user("What is my name?")]})
+    assert answer["choices"][0]["message"]["content"] == "Your name is Walter."
+    assert answer["session_id"] == "walter"
+    stranger = ask(server, {"messages": [user("What is my name?")]})
+    assert "Walter" not in stranger["choices"][0]["message"]["content"]
+
+
+def test_full_history_reuses_all_but_at_most_one_token(server: ServerProcess) -> None:
+    messages: list[Message] = []
+    known = 0  # tokens of the last prompt and reply
+    for text in ("I live in Paris.", "Add rice to my shopping list.", "My pet is called Rex.", "Where do I live?"):
+        messages.append(user(text))
+        answer = ask(server, {"messages": messages}, **{"X-Session-ID": "paris"})
+        usage = answer["usage"]
+        assert known - 1 <= usage["prompt_tokens_details"]["cached_tokens"] <= max(known, 7)
+        known = usage["prompt_tokens"] + usage["completion_tokens"]
+        messages.append(answer["choices"][0]["message"])
+    assert messages[-1]["content"] == "You live in Paris."
+
+
+def test_an_edited_message_rewinds(server: ServerProcess) -> None:
+    first = [user("My name is Emma."), {"role": "assistant", "content": "Nice to meet you, Emma!"}]
+    one = ask(server, {"messages": [*first, user("My favorite color is blue.")]}, **{"X-Session-ID": "emma"})
+    two = ask(server, {"messages": [*first, user("What is my name?")]}, **{"X-Session-ID": "emma"})
+    assert two["choices"][0]["message"]["content"] == "Your name is Emma."
+    assert 0 < two["usage"]["prompt_tokens_details"]["cached_tokens"] < one["usage"]["prompt_tokens"]
+
+
+def test_64_streams_at_once_say_what_they_say_alone(server: ServerProcess) -> None:
+    names = [f"{a}{b}" for a in ("Bo", "Ka", "Li", "Mi", "Ta", "Vo", "Ra", "So") for b in "bdfgklmn"]
+
+    async def story(api: openai.AsyncOpenAI, name: str) -> str:
+        said: list[Any] = []
+        replies = ""
+        for text in (f"My name is {name}.", "Add milk to my shopping list.", "What is my name?"):
+            said.append(user(text))
+            stream = await api.chat.completions.create(model="m", messages=said, temperature=0, stream=True)
+            reply = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+            said.append({"role": "assistant", "content": reply})
+            replies += reply + "\n"
+        return replies
+
+    async def everything() -> None:
+        async with client(server) as api:
+            together = await asyncio.gather(*(story(api, name) for name in names))
+            for name, said in list(zip(names, together, strict=True))[::8]:
+                assert await story(api, name) == said
+
+    asyncio.run(everything())
+
+
+def endless(server: ServerProcess, **more: Any) -> dict[str, Any]:
+    """A request that runs until it is stopped."""
+    return {"messages": [user("Tell me a joke.")], "ignore_eos": True, "temperature": 0, "max_tokens": 1900, **more}
+
+
+def running(server: ServerProcess) -> float:
+    return server.metric("warmturn_running")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_is_out_of_the_batch_and_its_kv_stays(server: ServerProcess, stream: bool) -> None:
+    text = f"My lucky number is {4711 + stream}."
+    before = server.metric("warmturn_generated_tokens_total")
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=server.url) as api:
+            body = endless(server, stream=stream, messages=[user(text)])
+            task = asyncio.create_task(api.post("/v1/chat/completions", json=body, timeout=60))
+            while running(server) < 1:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(leave())
+    until(lambda: running(server) == 0, 2.0)
+    assert server.metric("warmturn_generated_tokens_total") - before < 1900
+    again = ask(server, {"messages": [user(text)]})
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"] - 1
+
+
+def test_a_busy_session_is_a_409_and_an_unnamed_twin_forks(server: ServerProcess) -> None:
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=endless(server, stream=True, session_id="b")
+    ) as r:
+        chunks = r.iter_bytes()
+        next(chunks)
+        busy = server.post("/v1/chat/completions", {"session_id": "b", "messages": [user("Hi there.")]})
+        assert busy.status_code == 409
+        assert busy.json()["error"]["code"] == "session_busy"
+        twin = ask(server, {"messages": [user("Tell me a joke.")]})
+        assert twin["usage"]["prompt_tokens_details"]["cached_tokens"] == twin["usage"]["prompt_tokens"] - 1
+    until(lambda: running(server) == 0)
+
+
+def test_engine_death_is_an_error_event_then_503_then_a_fresh_engine(server: ServerProcess) -> None:
+    ask(server, {"session_id": "survivor", "messages": [user("My name is Felix.")]})
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=endless(server, stream=True), timeout=60) as r:
+        lines = r.iter_lines()
+        next(lines)
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert events[-1]["error"]["type"] == "server_error"
+    refused = server.post("/v1/chat/completions", {"messages": [user("Hello!")]})
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    assert httpx.get(f"{server.url}/health").status_code == 503
+    server.wait_healthy()
+    answer = ask(server, {"session_id": "survivor", "messages": [user("What is my name?")]})
+    assert answer["choices"][0]["message"]["content"] == "Your name is Felix."
+
+
+def test_a_full_queue_is_a_429(tmp_path: Path) -> None:
+    with ServerProcess(None, tmp_path, "--max-running", "1", "--max-queued", "1") as small:
+
+        async def crowd() -> list[httpx.Response]:
+            async with httpx.AsyncClient(base_url=small.url, timeout=60) as api:
+                body = endless(small, max_tokens=300)
+                return await asyncio.gather(*(api.post("/v1/chat/completions", json=body) for _ in range(6)))
+
+        answers = asyncio.run(crowd())
+        assert {a.status_code for a in answers} == {200, 429}
+        for refused in (a for a in answers if a.status_code == 429):
+            assert refused.json()["error"]["code"] == "queue_full"
+            assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_sessions_outlive_the_server(tmp_path: Path) -> None:
+    with ServerProcess(None, tmp_path) as first:
+        ask(first, {"session_id": "s", "messages": [user("My name is Grace.")]})
+        ask(first, {"session_id": "s", "messages": [user("Add tea to my shopping list.")]})
+        os.kill(first.process.pid, signal.SIGKILL)  # no farewell
+        first.process.wait()
+    with ServerProcess(None, tmp_path) as second:
+        answer = ask(second, {"session_id": "s", "messages": [user("What is my name?")]})
+        assert answer["choices"][0]["message"]["content"] == "Your name is Grace."

@@ -1,0 +1,122 @@
+"""The direction of imports and the ban on model names, held by reading every module's syntax tree."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = {
+    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+    for package in ("server", "scheduler", "cache")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+NAMES_OF_MODELS = {"model_type", "architectures", "name_or_path", "_name_or_path"}
+NAMES_OF_CLASSES = {"__name__", "__qualname__"}  # where models are at hand: everywhere but in server
+
+RULES = {
+    "server": {"torch", "cache", "scheduler"},  # and of scheduler only scheduler.messages, see below
+    "scheduler": {"server", "fastapi", "starlette", "pydantic", "pydantic_settings", "uvicorn", "httpx", "sqlalchemy"},
+    "cache": {"server", "scheduler", "fastapi", "starlette", "pydantic", "pydantic_settings", "uvicorn", "zmq"},
+}
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """The dotted names of all modules that are imported, at the top or inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def forbidden(module: str, tree: ast.Module) -> set[str]:
+    """What a module imports against the rules."""
+    banned = RULES[module.partition("/")[0]]
+    found = {name for name in imports(tree) if name.partition(".")[0] in banned}
+    if module.startswith("server/"):
+        found -= {name for name in found if name == "scheduler.messages" or name.startswith("scheduler.messages.")}
+    return found
+
+
+def compared(tree: ast.Module) -> Iterator[str]:
+    """The attributes on either side of each comparison and in each match subject; getattr's strings are attributes."""
+    for node in ast.walk(tree):
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if isinstance(node, ast.Match):
+            sides = [node.subject]
+        for part in (part for side in sides for part in ast.walk(side)):
+            if isinstance(part, ast.Attribute):
+                yield part.attr
+            elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "getattr":
+                constants = (arg.value for arg in part.args if isinstance(arg, ast.Constant))
+                yield from (value for value in constants if isinstance(value, str))
+
+
+def names_a_model(module: str, tree: ast.Module) -> set[str]:
+    """How a module compares what a model or its class is called."""
+    names = NAMES_OF_MODELS if module.startswith("server/") else NAMES_OF_MODELS | NAMES_OF_CLASSES
+    return {name for name in compared(tree) if name in names}
+
+
+def test_there_are_modules_to_look_at() -> None:
+    assert {module.partition("/")[0] for module in MODULES} == set(RULES)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_server_scheduler_cache(module: str) -> None:
+    assert forbidden(module, MODULES[module]) == set()
+
+
+def test_messages_import_nothing_of_ours_and_no_torch() -> None:
+    tops = {name.partition(".")[0] for name in imports(MODULES["scheduler/messages.py"])}
+    assert not tops & {"server", "scheduler", "cache", "torch", "transformers", "zmq"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_module_compares_a_models_name(module: str) -> None:
+    assert names_a_model(module, MODULES[module]) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("server/x.py", "import torch.nn"),
+        ("server/x.py", "from scheduler import engine"),
+        ("server/x.py", "from scheduler.engine import Engine"),
+        ("server/x.py", "def f():\n    from cache.pages import Pool"),
+        ("scheduler/x.py", "from server.log import SessionLog"),
+        ("scheduler/x.py", "import pydantic"),
+        ("cache/x.py", "import scheduler.messages"),
+    ],
+)
+def test_a_wrong_import_would_be_found(module: str, code: str) -> None:
+    assert forbidden(module, ast.parse(code)) != set()
+
+
+def test_messages_are_the_servers_door_to_the_scheduler() -> None:
+    allowed = "from scheduler.messages import Delta\nimport scheduler.messages\n"
+    assert forbidden("server/x.py", ast.parse(allowed)) == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if config.model_type == 'llama': pass",
+        "x = config.model_type in ('llama', 'qwen3')",
+        "if type(layer).__name__ == 'MambaCache': pass",
+        "if model.__class__.__name__.startswith('Qwen') is True: pass",
+        "match config.model_type:\n    case 'llama': pass",
+        "if getattr(config, 'model_type') == 'llama': pass",
+    ],
+)
+def test_a_comparison_of_names_would_be_found(code: str) -> None:
+    assert names_a_model("cache/x.py", ast.parse(code)) != set()
+
+
+def test_a_script_may_ask_whether_it_is_one() -> None:
+    assert names_a_model("cache/x.py", ast.parse("if __name__ == '__main__': pass")) == set()

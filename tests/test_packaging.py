@@ -1,0 +1,79 @@
+"""What is installed and shipped: versions, pins, the demo model, nothing of this or that machine."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from server import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+PINS = dict(
+    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
+)
+REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+
+
+def test_the_version_is_told_once() -> None:
+    assert PROJECT["version"] == __version__
+
+
+@pytest.mark.parametrize("text", REQUIREMENTS)
+def test_every_requirement_is_pinned_within_its_range(text: str) -> None:
+    requirement = Requirement(text)
+    assert requirement.specifier.contains(PINS[canonicalize_name(requirement.name)])
+
+
+def test_the_pins_hold_for_every_build_of_torch() -> None:
+    assert not [name for name in PINS if name.startswith(("nvidia", "cuda", "triton"))]
+    assert not [version for version in PINS.values() if "+" in version]
+    torch = re.search(r"^TORCH := (\S+)$", MAKEFILE, re.MULTILINE)
+    assert torch is not None
+    assert torch.group(1) == PINS["torch"]
+
+
+def test_the_entry_point_exists() -> None:
+    module, _, function = PROJECT["scripts"]["warmturn"].partition(":")
+    assert (module, function) == ("server.__main__", "main")
+    namespace: dict[str, object] = {}
+    exec(f"from {module} import {function}", namespace)
+    assert callable(namespace["main"])
+
+
+def test_the_demo_model_ships_with_the_package() -> None:
+    demo = ROOT / "server" / "demo"
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in demo.iterdir()}
+    assert sum(path.stat().st_size for path in demo.iterdir()) < 8_000_000
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert "server" in packages["packages"]
+
+
+def test_ci_is_executable() -> None:
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_an_old_python_is_told_in_one_line(tmp_path: Path) -> None:
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("make is not installed")
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    ran = subprocess.run(
+        [make, "serve", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode != 0
+    assert ran.stdout == ""
+    first, *others = ran.stderr.splitlines()
+    assert first.startswith("warmturn needs Python 3.11 or newer")
+    assert all(line.startswith("make") for line in others)
+    assert not (tmp_path / ".venv").exists()
