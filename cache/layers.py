@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from transformers.cache_utils import get_layer_types_and_kwargs
+import torch
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
 
 
 class Reach(StrEnum):
@@ -37,6 +38,15 @@ class Layer:
             return max(0, position - self.window + 1)
         return position - position % self.window
 
+    def sees(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Whether queries at positions ``[n, 1]`` may look at keys at positions ``[1, m]``; bool ``[n, m]``."""
+        seen = key <= query
+        if self.window is None:
+            return seen
+        near = key > query - self.window
+        same = key // self.window == query // self.window
+        return seen & (near if self.reach is Reach.SLIDING else same)
+
 
 def read_layers(config: Any) -> list[Layer]:
     """The layers of a text decoder ``config`` in order; none where the config does not describe them.
@@ -56,8 +66,8 @@ def read_layers(config: Any) -> list[Layer]:
 def _layer(kind: str, config: Any, *, stores: bool) -> Layer:
     window = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
-    if "sliding" in kind and window:
-        return Layer(Reach.SLIDING, int(window), stores)
+    if not getattr(DYNAMIC_LAYER_TYPE_MAPPING.get(kind), "is_sliding", False):
+        return Layer(Reach.FULL, None, stores)
     if "chunked" in kind and chunk:
         return Layer(Reach.CHUNKED, int(chunk), stores)
-    return Layer(Reach.FULL, None, stores)
+    return Layer(Reach.SLIDING, int(window), stores) if window else Layer(Reach.FULL, None, stores)

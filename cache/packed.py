@@ -89,11 +89,7 @@ class PackedStep:
             return None
         query = torch.arange(segment.start, segment.stop, device=device)[:, None]
         key = torch.arange(first, segment.stop, device=device)[None]
-        seen = key <= query
-        if layer.window is not None:
-            near = key > query - layer.window
-            same = key // layer.window == query // layer.window
-            seen &= near if layer.reach is Reach.SLIDING else same
+        seen = layer.sees(query, key)
         if hidden:
             flags = np.frombuffer(bytes(segment.session.mask) + b"\x01" * segment.size, np.bool_)[first:]
             seen &= torch.from_numpy(flags.copy()).to(device)

@@ -46,6 +46,7 @@ class SessionCache:
         self.running = False
         self.warm = False  # our pages count us as warm: running, or idle on the device
         self.hidden = 0  # zeros in the mask
+        self.long = False  # computed on the long side of a RoPE threshold
         self.stateful = stateful
         self.state: Any = None
         self.checkpoints: dict[int, Any] = {}

@@ -27,7 +27,7 @@ def moved(state: Any, device: torch.device) -> Any:
 
 def stacked(states: Sequence[Any]) -> Any:
     """States of several sessions as one of a batch: tensors are joined along their first dimension."""
-    return combined(lambda tensors: torch.cat(list(tensors)), states)
+    return joined(states, 0)
 
 
 def unstacked(state: Any, count: int) -> list[Any]:
@@ -37,7 +37,12 @@ def unstacked(state: Any, count: int) -> list[Any]:
 
 def part_of(state: Any, i: int) -> Any:
     """Row ``i`` of a stacked state, as a batch of one."""
-    return combined(lambda tensors: tensors[0][i : i + 1].clone(), [state])
+    return combined(lambda tensors: tensors[0][i : i + 1].clone() if tensors[0].dim() else tensors[0], [state])
+
+
+def joined(states: Sequence[Any], dim: int) -> Any:
+    """Tensors at the same place in all ``states`` joined along ``dim``; numbers are those of the first."""
+    return combined(lambda tensors: torch.cat(list(tensors), dim) if tensors[0].dim() else tensors[0], states)
 
 
 def nbytes(state: Any) -> int:

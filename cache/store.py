@@ -37,20 +37,22 @@ class SessionStore:
     warm holder.
     """
 
-    def __init__(self, pool: PagePool, state_budget: int | None = None) -> None:
+    def __init__(self, pool: PagePool, state_budget: int | None = None, threshold: int | None = None) -> None:
         """``state_budget``: bytes that idle sessions' states may take where the model has states that are not paged;
-        None where it has none.
+        None where it has none. ``threshold``: timelines longer than that have other keys than shorter ones, and
+        share nothing with them.
         """
         self.pool = pool
         self.stateful = state_budget is not None
         self._state_budget = state_budget or 0
         self._state_bytes: dict[SessionCache, int] = {}  # of idle sessions
+        self._threshold = threshold
         self.evictions = 0
         self._warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
         self._hosted: OrderedDict[SessionCache, None] = OrderedDict()
         self._running: set[SessionCache] = set()
         self._named: dict[tuple[str, str], SessionCache] = {}
-        self._index: defaultdict[str, PrefixIndex] = defaultdict(PrefixIndex)
+        self._index: defaultdict[tuple[str, bool], PrefixIndex] = defaultdict(PrefixIndex)
 
     def __len__(self) -> int:
         return len(self._warm) + len(self._hosted) + len(self._running)
@@ -62,7 +64,7 @@ class SessionStore:
 
     def match(self, tenant: str, prompt: array[int]) -> int:
         """How many tokens of ``prompt`` could be reused from a session of ``tenant`` now, at most all but one."""
-        found, shared = self._index[tenant].match(prompt)
+        found, shared = self._index[tenant, self.is_long(len(prompt))].match(prompt)
         return found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
 
     def acquire(self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True) -> Acquired | None:
@@ -77,7 +79,8 @@ class SessionStore:
         named = self._named.get((tenant, name)) if name is not None else None
         if named is not None and named.running:
             raise SessionBusy
-        session, reused = self._best(tenant, named, prompt) if reuse else (self._new(tenant), 0)
+        long = self.is_long(len(prompt))
+        session, reused = self._best(tenant, named, prompt, long) if reuse else (self._new(tenant, long), 0)
         known = session in self._warm or session in self._hosted
         self._start(session)
         self._cut(session, reused)
@@ -91,7 +94,7 @@ class SessionStore:
         session.checkpoint()
         session.token_ids = array("i", prompt)
         self.reserve(session, len(prompt))
-        self._index[tenant].put(session)
+        self._index[tenant, long].put(session)
         if name is not None and named is not session:
             if named is not None:
                 self.discard(named)
@@ -120,7 +123,7 @@ class SessionStore:
 
     def publish(self, session: SessionCache) -> None:
         """Let others find what a running session has cached by now."""
-        self._index[session.tenant].put(session)
+        self._index[session.tenant, session.long].put(session)
 
     def release(self, session: SessionCache) -> None:
         """The turn is over: the session is idle, most recently used, evictable."""
@@ -133,7 +136,7 @@ class SessionStore:
         self._warm.pop(session, None)
         self._hosted.pop(session, None)
         self._state_bytes.pop(session, None)
-        self._index[session.tenant].remove(session)
+        self._index[session.tenant, session.long].remove(session)
         if session.name is not None and self._named.get((session.tenant, session.name)) is session:
             del self._named[session.tenant, session.name]
         self.pool.drop(session.pages, warm=session.warm)
@@ -167,15 +170,21 @@ class SessionStore:
 
     # -- choosing ---------------------------------------------------------------------------------------------------
 
-    def _best(self, tenant: str, named: SessionCache | None, prompt: array[int]) -> tuple[SessionCache, int]:
+    def is_long(self, length: int) -> bool:
+        """Whether a timeline of that many tokens is on the long side of the threshold."""
+        return self._threshold is not None and length > self._threshold
+
+    def _best(
+        self, tenant: str, named: SessionCache | None, prompt: array[int], long: bool
+    ) -> tuple[SessionCache, int]:
         """The session to run on and how much of it to keep; forks where the best holder must be left as it is."""
-        own = named.reach(named.reachable(prompt)) if named is not None else 0
-        found, shared = self._index[tenant].match(prompt)
+        own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
+        found, shared = self._index[tenant, long].match(prompt)
         shared = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
-        if named is not None and own >= shared:
+        if named is not None and named.long is long and own >= shared:
             return named, own
         if found is None or shared <= 0:
-            return self._new(tenant), 0
+            return self._new(tenant, long), 0
         whole = found.length == shared and not found.running
         if whole and found.name is None:
             return found, shared
@@ -183,7 +192,7 @@ class SessionStore:
 
     def _fork(self, trunk: SessionCache, length: int) -> SessionCache:
         """A new session that shares the first ``length`` tokens of ``trunk``, page by page."""
-        branch = self._new(trunk.tenant)
+        branch = self._new(trunk.tenant, trunk.long)
         branch.token_ids = trunk.token_ids[:length]
         branch.mask = trunk.mask[:length]
         branch.pages = trunk.pages[: -(-length // self.pool.page_size)]
@@ -195,8 +204,10 @@ class SessionStore:
             self._warm.move_to_end(trunk)
         return branch
 
-    def _new(self, tenant: str) -> SessionCache:
-        return SessionCache(tenant, None, self.stateful)
+    def _new(self, tenant: str, long: bool) -> SessionCache:
+        session = SessionCache(tenant, None, self.stateful)
+        session.long = long
+        return session
 
     # -- moving -----------------------------------------------------------------------------------------------------
 
@@ -217,7 +228,7 @@ class SessionStore:
             return
         self._running.discard(session)
         session.running = False
-        self._index[session.tenant].put(session)
+        self._index[session.tenant, session.long].put(session)
         if self.pool.cold(session.pages):
             self._rest(session)
         else:

@@ -82,7 +82,7 @@ class Channel:
 def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     """The engine of a loaded model, and what to tell the server about it. Raises ``TooSmall``."""
     device = loaded.model.device
-    store = build_store(config, loaded.verdict, PAGE_SIZE, device)
+    store = build_store(config, loaded.verdict, PAGE_SIZE, device, loaded.rope.threshold)
     pool = store.pool
     # One page is kept for copy-on-write, so that the longest turn can always run alone.
     context = min(config.max_context or loaded.context, loaded.context, (pool.device.slots - 1) * PAGE_SIZE)
@@ -93,8 +93,9 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         max_running=config.max_running,
         max_step_tokens=step_tokens,
         max_queued=config.max_queued,
+        reuse=loaded.verdict.mode.caches,
     )
-    runner = ModelRunner(loaded.verdict.mode, pool.device)
+    runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope)
     vocabulary = Vocabulary(loaded.tokenizer)
     limits = Limits(context, embeddings.num_embeddings)
     engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from cache.layers import Layer, read_layers
 from scheduler.messages import EngineConfig, Loading
 from scheduler.probe import Refused, Verdict, probe
+from scheduler.rope import LongRope
 
 PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
 _ENDLESS = 32_768  # context in tokens of a model that names no limit
@@ -30,6 +31,7 @@ class Loaded:
     tokenizer: Any
     layers: list[Layer]
     verdict: Verdict
+    rope: LongRope
     eos_token_ids: tuple[int, ...]
     context: int
 
@@ -64,10 +66,11 @@ def prepare(model: Any, tokenizer: Any) -> Loaded:
     text = model.config.get_text_config(decoder=True)
     try:
         layers = read_layers(text)
-        verdict = probe(model, layers, PAGE_SIZE)
+        rope = LongRope(model)
+        verdict = probe(model, layers, PAGE_SIZE, rope)
     except Refused as error:
         raise LoadFailed(_first_line(error)) from error
-    return Loaded(model, tokenizer, layers, verdict, _ends(model, tokenizer), _context(text, tokenizer))
+    return Loaded(model, tokenizer, layers, verdict, rope, _ends(model, tokenizer), _context(text, tokenizer))
 
 
 def fingerprint(loaded: Loaded) -> str:

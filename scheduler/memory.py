@@ -22,7 +22,9 @@ class TooSmall(ValueError):
     """The budget holds no usable number of pages; the message is one line for people."""
 
 
-def build_store(config: EngineConfig, verdict: Verdict, page_size: int, device: torch.device) -> SessionStore:
+def build_store(
+    config: EngineConfig, verdict: Verdict, page_size: int, device: torch.device, threshold: int | None = None
+) -> SessionStore:
     """A session store within the budgets of ``config``. Raises ``TooSmall``.
 
     Where sessions keep states beside their pages, idle states may take half of the budget.
@@ -45,7 +47,8 @@ def build_store(config: EngineConfig, verdict: Verdict, page_size: int, device: 
         host = MemoryTier(host_slots, page_size, torch.device("cpu"), shapes if host_slots else None, pinned=cuda)
     except (RuntimeError, MemoryError) as error:  # the allocator's
         raise TooSmall(f"this machine cannot give {budget} bytes to KV and {host_budget} to its host tier") from error
-    return SessionStore(PagePool(tier, host), (budget + host_budget) // 2 if stateful else None)
+    states = (budget + host_budget) // 2 if stateful else None
+    return SessionStore(PagePool(tier, host), states, threshold)
 
 
 def physical_memory() -> int:

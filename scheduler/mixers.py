@@ -20,7 +20,25 @@ from transformers.cache_utils import DynamicCache
 from cache import state as states
 from cache.packed import PackedStep, Segment
 
+SegmentMask = Callable[[int, Any, int], torch.Tensor]  # layer, the session's cache, new tokens -> mask
+
 _MASKS = ("attention_mask", "conv_mask")  # they describe a padded batch; a session has no padding
+
+
+class InFlight:
+    """The step that the split modules of a model serve now; None outside of one."""
+
+    def __init__(self) -> None:
+        self.step: PackedStep | None = None
+
+    @contextmanager
+    def over(self, step: PackedStep | None) -> Iterator[None]:
+        """Within it, ``step`` is in flight."""
+        before, self.step = self.step, step
+        try:
+            yield
+        finally:
+            self.step = before
 
 
 class MixerSplit:
@@ -30,10 +48,14 @@ class MixerSplit:
     modules starts from an empty state whatever it is given (measured by the probe).
     """
 
-    def __init__(self, module: torch.nn.Module, argument: str) -> None:
+    def __init__(
+        self, module: torch.nn.Module, argument: str, flight: InFlight, mask: SegmentMask | None = None
+    ) -> None:
+        """``mask`` makes the attention mask of one segment, for a module that attends."""
         self.token_by_token = False
-        self.step: PackedStep | None = None
+        self._flight = flight
         self._module = module
+        self._mask = mask
         self._forward: Callable[..., Any] = module.forward
         self._signature = inspect.signature(module.forward)
         self._layer: int = getattr(module, "layer_idx", -1)
@@ -48,18 +70,23 @@ class MixerSplit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output for the packed row, or what the module itself says outside of a step."""
-        if self.step is None:
+        step = self._flight.step
+        if step is None:
             return self._forward(*args, **kwargs)
         inputs = self._named(args, kwargs)
-        step, out = self.step, {}
+        out: dict[int, Any] = {}
         single = [s for s in step.segments if s.size == 1 and s.start > 0]
-        if len(single) > 1 and self._layer >= 0 and type(single[0].session.state) is DynamicCache:
+        if len(single) > 1 and self._stackable(single[0].session.state):
             for segment, part in zip(single, self._together(inputs, single, step.tokens), strict=True):
                 out[segment.row] = part
         for segment in step.segments:
             if segment.row not in out:
                 out[segment.row] = self._alone(inputs, segment, step.tokens)
         return _joined([out[segment.row] for segment in step.segments])
+
+    def _stackable(self, cache: Any) -> bool:
+        """Whether this layer's state is all in ``cache.layers``, as a batch; other classes keep parts elsewhere."""
+        return self._mask is None and self._layer >= 0 and type(cache) is DynamicCache
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         bound = self._signature.bind(*args, **kwargs).arguments
@@ -76,7 +103,11 @@ class MixerSplit:
         parts = []
         for first, last in cuts:
             mine = {name: _sliced(value, slice(first, last), tokens) for name, value in inputs.items()}
+            if self._mask is not None:
+                mine["attention_mask"] = self._mask(self._layer, segment.session.state, last - first)
             parts.append(self._call(mine, segment.session.state))
+        if self._mask is not None and isinstance(parts[0], tuple):
+            return (_joined([part[0] for part in parts]), *[None] * (len(parts[0]) - 1))  # no attention weights
         return _joined(parts)
 
     def _together(self, inputs: dict[str, Any], segments: Sequence[Segment], tokens: int) -> Iterator[Any]:
@@ -92,23 +123,8 @@ class MixerSplit:
             yield states.part_of(out, i)
 
     def _call(self, inputs: dict[str, Any], cache: Any) -> Any:
-        step, self.step = self.step, None  # a module inside this one must not be split again
-        try:
+        with self._flight.over(None):  # a module inside this one must not be split again
             return self._forward(**{**inputs, self._argument: cache})
-        finally:
-            self.step = step
-
-
-@contextmanager
-def splitting(splits: Sequence[MixerSplit], step: PackedStep) -> Iterator[None]:
-    """Within it, the modules serve ``step``."""
-    for split in splits:
-        split.step = step
-    try:
-        yield
-    finally:
-        for split in splits:
-            split.step = None
 
 
 def _sliced(value: Any, rows: slice, tokens: int) -> Any:
@@ -126,6 +142,8 @@ def _mapped(value: Any, tokens: int, part: Callable[[torch.Tensor], torch.Tensor
         return part(value) if value.dim() >= 2 and value.shape[1] == tokens else value
     if isinstance(value, (list, tuple)):
         return type(value)(_mapped(item, tokens, part) for item in value)
+    if isinstance(value, dict):
+        return {name: _mapped(item, tokens, part) for name, item in value.items()}
     return value
 
 
@@ -133,7 +151,7 @@ def _joined(parts: Sequence[Any]) -> Any:
     """Outputs of the segments, one after the other again."""
     if len(parts) == 1:
         return parts[0]
-    return states.combined(lambda tensors: torch.cat(list(tensors), 1), parts)
+    return states.joined(parts, 1)
 
 
 def _with_layer(cache: Any, index: int, layer: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from cache.attention import PackedAttention, Unsupported
 from cache.layers import Layer
 from cache.packed import PackedCache, PackedStep, Segment
-from scheduler.mixers import MixerSplit, splitting
+from scheduler.mixers import InFlight, MixerSplit
 from scheduler.trace import Trace
 
 
@@ -25,6 +25,7 @@ class Mode(ABC):
     """
 
     name: ClassVar[str]
+    caches: ClassVar[bool] = True  # what was fed need not be fed again
     stateful: bool
     token_by_token = False
 
@@ -56,7 +57,8 @@ class Mode(ABC):
 
     def positions(self, step: PackedStep) -> dict[str, Any]:
         """The explicit positions of the step's tokens, where the model takes them."""
-        return {"position_ids": step.positions} if "position_ids" in self.accepts or self._open else {}
+        accepted = "position_ids" in self.accepts or self._open
+        return {"position_ids": step.positions + self.trace.first_position} if accepted else {}
 
 
 class PagedMode(Mode):
@@ -67,6 +69,7 @@ class PagedMode(Mode):
         self.stateful = bool(trace.mixers)
         self._decoder = language_model(model)
         self._text = model.config.get_text_config(decoder=True)
+        self._flight = InFlight()
         self._splits: list[MixerSplit] = []
         self._cache = _packed_class(type(trace.cache))
 
@@ -80,7 +83,10 @@ class PagedMode(Mode):
             raise Unsupported("modules keep a state on themselves")
         if not self.positions_accepted and any(layer.stores for layer in self.layers) and not self.trace.mixers:
             raise Unsupported("the model's forward takes no position_ids")
-        self._splits = [MixerSplit(module, self.trace.argument) for module in self.trace.mixers]
+        self._splits = self._split(self.trace.argument)
+
+    def _split(self, argument: str) -> list[MixerSplit]:
+        return [MixerSplit(module, argument, self._flight) for module in self.trace.mixers]
 
     @property
     def positions_accepted(self) -> bool:
@@ -105,7 +111,7 @@ class PagedMode(Mode):
         for segment in step.segments if self.stateful else ():
             if segment.session.state is None:
                 segment.session.state = self.trace.fresh(self._text)
-        with splitting(self._splits, step), self.attending(step):
+        with self._flight.over(step), self.attending(step):
             logits: torch.Tensor = self.model(input_ids=step.token_ids, **inputs).logits[0]
         return logits if logits.shape[0] == len(keep) else logits[keep]
 
@@ -168,11 +174,10 @@ class MaskedMode(PagedMode):
         if len(set(declared)) <= 1 and len(kinds) == 1:
             return {"attention_mask": self._mask(step, self.layers[0])}
         made = {key: self._mask(step, layer) for key, layer in kinds.items()}
-        return {
-            "attention_mask": {
-                name: made[layer.reach, layer.window] for name, layer in zip(declared, self.layers, strict=True)
-            }
-        }
+        # Layers with a state beside their attention ask for the mask of their attention alone.
+        named = {f"{layer.reach}_attention": made[key] for key, layer in kinds.items()} | {"linear_attention": None}
+        named |= {n: made[layer.reach, layer.window] for n, layer in zip(declared, self.layers, strict=True)}
+        return {"attention_mask": named}
 
     def attending(self, step: PackedStep) -> Any:
         """The model attends by itself."""
@@ -180,18 +185,42 @@ class MaskedMode(PagedMode):
 
     def _mask(self, step: PackedStep, layer: Layer) -> torch.Tensor:
         """0 where a query sees a key of its own session, the lowest number elsewhere (eager code adds masks)."""
-        dtype = self.model.dtype
         parts = []
         for number, segment in enumerate(step.segments):
             first = layer.first_key(segment.start)
             seen = step.mask(number, layer, first)
-            keys = segment.stop - first
-            parts.append(
-                torch.ones(segment.size, keys, dtype=torch.bool, device=self.model.device) if seen is None else seen
-            )
+            size = (segment.size, segment.stop - first)
+            parts.append(torch.ones(size, dtype=torch.bool, device=self.model.device) if seen is None else seen)
         seen = torch.block_diag(*(part.int() for part in parts)).bool()  # type: ignore[no-untyped-call]
-        mask = torch.zeros(seen.shape, dtype=dtype, device=self.model.device)
-        return mask.masked_fill_(~seen, torch.finfo(dtype).min)[None, None]
+        return additive(seen, self.model.dtype)
+
+
+class SplitMode(MaskedMode):
+    """A packed trunk; every module that writes to the cache runs per session, on that session's own cache object.
+
+    For attention that derives more than a mask from the cache: relative biases, compressed or block-wise keys.
+    """
+
+    name = "split"
+
+    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+        super().__init__(model, layers, trace)
+        self.stateful = True
+
+    def _split(self, argument: str) -> list[MixerSplit]:
+        return [
+            MixerSplit(module, argument, self._flight, self._segment_mask if _attends(module) else None)
+            for module in self.trace.readers
+        ]
+
+    def _segment_mask(self, index: int, cache: Any, tokens: int) -> torch.Tensor:
+        """``[1, 1, tokens, keys]`` for one session's own cache, which may hold no more than a window of its past."""
+        stored = cache.layers[index]
+        past = stored.get_seq_length()
+        kept = min(past, stored.sliding_window - 1) if getattr(stored, "is_sliding", False) else past
+        query = torch.arange(past, past + tokens, device=self.model.device)[:, None]
+        key = torch.arange(past - kept, past + tokens, device=self.model.device)[None]
+        return additive(self.layers[index].sees(query, key), self.model.dtype)
 
 
 class AloneMode(Mode):
@@ -251,7 +280,43 @@ class PlainAloneMode(AloneMode):
         return DynamicCache()
 
 
-MODES: tuple[type[Mode], ...] = (PackedMode, MaskedMode, AloneMode, PlainAloneMode)
+class RecomputeMode(Mode):
+    """No cache at all: every step runs each session from its first token. Right where only a plain forward is,
+    and slow.
+    """
+
+    name = "recomputed"
+    stateful = False
+    caches = False
+
+    def install(self) -> None:
+        """Nothing: the model runs as it is."""
+
+    def remove(self) -> None:
+        """Nothing was changed."""
+
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """See ``Mode.forward``."""
+        parts = []
+        for segment in step.segments:
+            ids = torch.tensor([list(segment.session.token_ids[: segment.stop])], device=self.model.device)
+            parts.append(self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -segment.size :])
+        return torch.cat(parts)[keep]
+
+
+MODES: tuple[type[Mode], ...] = (PackedMode, MaskedMode, SplitMode, AloneMode, PlainAloneMode)
+
+
+def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A bool mask ``[queries, keys]`` as what eager code adds to scores: ``[1, 1, queries, keys]``, 0 or the
+    lowest number.
+    """
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[None, None]
+
+
+def _attends(module: torch.nn.Module) -> bool:
+    return "attention_mask" in inspect.signature(module.forward).parameters
 
 
 def language_model(model: Any) -> Any:

@@ -23,7 +23,8 @@ from cache.pages import PagePool
 from cache.session import SessionCache
 from cache.store import SessionStore
 from cache.tier import MemoryTier, PageShape
-from scheduler.modes import MODES, AloneMode, Mode, installed
+from scheduler.modes import MODES, AloneMode, Mode, RecomputeMode, installed
+from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
 from scheduler.trace import Trace, trace
 
@@ -69,20 +70,22 @@ class Refused(Exception):
     """No mode runs this model right; the message says why, mode by mode."""
 
 
-def probe(model: Any, layers: list[Layer], page_size: int) -> Verdict:
+def probe(model: Any, layers: list[Layer], page_size: int, rope: LongRope | None = None) -> Verdict:
     """Choose and install the mode for ``model``. Raises ``Refused``; the model is then as it was."""
     ids = _made_up(model)
     try:
         expected = [alone(model, tokens) for tokens in ids]
-        trial = _Trial(model, layers, trace(model), ids, expected, page_size)
+        trial = _Trial(model, layers, trace(model), ids, expected, page_size, rope)
     except Exception as error:  # whatever the model raises: it cannot run text alone
         raise Refused(f"a plain forward fails: {_brief(error)}") from error
     rounding = TOLERANCE.get(expected[0].dtype, 6e-2)
-    verdict = trial.choose(rounding)
+    verdict = trial.choose(MODES, rounding)
     if verdict is None:
         drift = trial.drift()
         if rounding < drift <= DRIFT:
-            verdict = trial.choose(2 * drift)
+            verdict = trial.choose(MODES, 2 * drift)
+    if verdict is None:
+        verdict = trial.choose((RecomputeMode,), rounding)
     if verdict is None:
         raise Refused("; ".join(dict.fromkeys(trial.tried)))
     return verdict
@@ -99,6 +102,7 @@ class _Trial:
         ids: list[array[int]],
         expected: list[torch.Tensor],
         page_size: int,
+        rope: LongRope | None,
     ) -> None:
         self.tried: list[str] = []
         self._model = model
@@ -107,10 +111,11 @@ class _Trial:
         self._ids = ids
         self._expected = expected
         self._page_size = page_size
+        self._rope = rope
 
-    def choose(self, tolerance: float) -> Verdict | None:
-        """The first mode whose error is within ``tolerance``, installed; None where there is none."""
-        for mode in self._candidates(MODES):
+    def choose(self, kinds: tuple[type[Mode], ...], tolerance: float) -> Verdict | None:
+        """The first mode of ``kinds`` whose error is within ``tolerance``, installed; None where there is none."""
+        for mode in self._candidates(kinds):
             try:
                 with installed(mode):
                     measured = self._measure(mode)
@@ -145,12 +150,14 @@ class _Trial:
         size = self._page_size
         tier = MemoryTier(sum(-(-n // size) for n in _LENGTHS), size, self._model.device)
         pool = PagePool(tier, MemoryTier(0, size, torch.device("cpu")))
-        store = SessionStore(pool, 0 if mode.stateful else None)
-        runner = ModelRunner(mode, tier)
+        threshold = self._rope.threshold if self._rope is not None else None
+        store = SessionStore(pool, 0 if mode.stateful else None, threshold)
+        runner = ModelRunner(mode, tier, self._rope)
         sessions = [SessionCache("probe", None, mode.stateful) for _ in self._ids]
         for session, tokens in zip(sessions, self._ids, strict=True):
             session.token_ids = tokens
             session.warm = session.running = True
+            session.long = store.is_long(len(tokens))
             store.reserve(session, len(tokens))
         got: list[list[torch.Tensor]] = [[] for _ in self._ids]
         for work in _STEPS:

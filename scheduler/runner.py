@@ -5,6 +5,7 @@ length changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -12,14 +13,16 @@ from cache.packed import PackedStep
 from cache.session import SessionCache
 from cache.tier import MemoryTier
 from scheduler.modes import Mode
+from scheduler.rope import LongRope
 
 
 class ModelRunner:
     """Runs steps in one mode over the pages of one device tier."""
 
-    def __init__(self, mode: Mode, tier: MemoryTier) -> None:
+    def __init__(self, mode: Mode, tier: MemoryTier, rope: LongRope | None = None) -> None:
         self.mode = mode
         self.tier = tier
+        self._rope = rope
 
     @torch.inference_mode()
     def run(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
@@ -27,9 +30,28 @@ class ModelRunner:
 
         The sessions' pages must be reserved. Lengths grow only if the forward returns. With no rows, ``[0, V]``.
         """
-        step = PackedStep(work, self.tier)
-        keep = torch.tensor(list(rows) or [0], device=self.tier.device)
-        logits = self.mode.forward(step, keep).float()
+        sides = {session.long for session, _ in work}
+        logits = self._forward(work, rows) if len(sides) == 1 else self._apart(work, rows)
         for session, count in work:
             session.fed(count)
-        return logits[: len(rows)]
+        return logits
+
+    def _forward(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
+        step = PackedStep(work, self.tier)
+        keep = torch.tensor(list(rows) or [0], device=self.tier.device)
+        with self._rope.side(work[0][0].long) if self._rope is not None else nullcontext():
+            return self.mode.forward(step, keep).float()[: len(rows)]
+
+    def _apart(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
+        """Sessions on the two sides of a RoPE threshold: a forward for each side, the logits in the order of
+        ``rows``.
+        """
+        owner = [i for i, (_, count) in enumerate(work) for _ in range(count)]  # which session a row belongs to
+        found: dict[int, torch.Tensor] = {}
+        for long in (False, True):
+            mine = [i for i, (session, _) in enumerate(work) if session.long is long]
+            packed = [row for row in range(len(owner)) if owner[row] in mine]  # its rows, in their order
+            wanted = [row for row in rows if owner[row] in mine]
+            logits = self._forward([work[i] for i in mine], [packed.index(row) for row in wanted])
+            found.update(zip(wanted, logits, strict=True))
+        return torch.stack([found[row] for row in rows]) if rows else logits[:0]

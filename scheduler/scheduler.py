@@ -23,12 +23,16 @@ class Scheduler:
     was admitted last waits again.
     """
 
-    def __init__(self, store: SessionStore, *, max_running: int, max_step_tokens: int, max_queued: int) -> None:
+    def __init__(
+        self, store: SessionStore, *, max_running: int, max_step_tokens: int, max_queued: int, reuse: bool = True
+    ) -> None:
+        """``reuse`` False: the model keeps nothing between forwards, so there is nothing to go on from."""
         self.store = store
         self.running: list[Turn] = []  # in order of admission
         self.waiting = FairQueue(max_queued)
         self.preemptions = 0
         self._max_running = max_running
+        self._reuse = reuse
         self._max_step_tokens = max_step_tokens
         self._turns: dict[str, Turn] = {}
         self._names: set[tuple[str, str]] = set()
@@ -61,6 +65,9 @@ class Scheduler:
         self._steps += 1
         plan: dict[Turn, int] = {}
         budget = self._max_step_tokens
+        for turn in self.running[:]:
+            if turn.session is not None and turn.session.long is not self.store.is_long(len(turn.ids)):
+                self._suspend(turn)  # it has crossed a RoPE threshold: all of it is computed once more
         for turn in sorted(self.running, key=self._urgency):
             if budget > 0 and turn.status is TurnStatus.RUNNING and self._reserve(turn, plan):
                 plan[turn] = min(self._share(turn), budget)
@@ -81,7 +88,7 @@ class Scheduler:
         assert turn.finish_reason is None
         if turn.session is not None:
             self.running.remove(turn)
-            self.store.release(turn.session)
+            self.store.release(turn.session) if self._reuse else self.store.discard(turn.session)
             turn.session = None
         else:
             self.waiting.remove(turn)
@@ -131,7 +138,7 @@ class Scheduler:
 
         That is what makes n choices, or a burst with one system prompt, prefill their trunk once.
         """
-        if not turn.reusable:
+        if not (self._reuse and turn.reusable):
             return False
         tenant = turn.request.tenant
         cached = self.store.match(tenant, turn.ids)
@@ -144,7 +151,8 @@ class Scheduler:
 
     def _admit(self, turn: Turn) -> bool:
         """Waiting -> running, with pages for all it owes; False where there is no room now."""
-        acquired = self.store.acquire(turn.request.tenant, turn.request.session, turn.ids, turn.reusable)
+        reuse = self._reuse and turn.reusable
+        acquired = self.store.acquire(turn.request.tenant, turn.request.session, turn.ids, reuse)
         if acquired is None:
             return False
         self.waiting.remove(turn)
@@ -163,15 +171,15 @@ class Scheduler:
         assert turn.session is not None
         while not self.store.reserve(turn.session, len(turn.ids)):
             victim = next(t for t in reversed(self.running) if t not in plan)
-            self._preempt(victim)
+            self.preemptions += 1
+            self._suspend(victim)
             if victim is turn:
                 return False
         return True
 
-    def _preempt(self, turn: Turn) -> None:
+    def _suspend(self, turn: Turn) -> None:
         """Running -> waiting; its KV is evictable, its ids are enough to go on later."""
         assert turn.session is not None
-        self.preemptions += 1
         self.running.remove(turn)
         self.store.release(turn.session)
         turn.session, turn.status = None, TurnStatus.WAITING

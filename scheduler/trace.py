@@ -47,14 +47,17 @@ class Trace:
     """What a forward showed.
 
     ``argument`` is the name under which the model takes its cache, None where it has none; ``returned`` tells
-    whether it returns it as well; ``cache`` is that object. ``mixers`` are the modules that keep a state
+    whether it returns it as well; ``cache`` is that object; ``first_position``
+    the position of a timeline's first token. ``mixers`` are the modules that keep a state
     through their cache; ``attributes`` the (module, name) pairs of tensors that modules keep on themselves.
     """
 
     argument: str | None
     returned: bool
     cache: Any
+    first_position: int
     mixers: tuple[torch.nn.Module, ...]
+    readers: tuple[torch.nn.Module, ...]
     attributes: tuple[tuple[torch.nn.Module, str], ...]
 
     @property
@@ -73,10 +76,12 @@ class Trace:
 @torch.no_grad()
 def trace(model: Any) -> Trace:
     """Watch one forward of a few tokens, then one of a single token on the cache that the first one returned."""
-    ids = torch.arange(1, _TOKENS + 1, device=model.device)[None]
+    padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
+    tokens = [i for i in range(1, _TOKENS + 2) if i != padding][:_TOKENS]
+    ids = torch.tensor([tokens], device=model.device)
     text = model.config.get_text_config(decoder=True)
     before = _attributes(model)
-    with _watched(model) as calls:
+    with _watched(model) as (mixers, readers):
         out = model(input_ids=ids, use_cache=True, return_dict=True)
     name = next((n for n in _arguments(model) if out.get(n) is not None), None)
     cache = out.get(name) if name is not None else None
@@ -85,7 +90,20 @@ def trace(model: Any) -> Trace:
     after = _attributes(model)
     changed = tuple(key for key, value in after.items() if before.get(key) is not value)
     returned = name is not None and out.get(name) is not None
-    return Trace(name, returned, cache, tuple(calls), changed)
+    return Trace(name, returned, cache, _first_position(model, ids, out.logits), tuple(mixers), tuple(readers), changed)
+
+
+def _first_position(model: Any, ids: torch.Tensor, want: torch.Tensor) -> int:
+    """The position that the model itself gives to the first token: 0, or the one after that of padding (RoBERTa)."""
+    padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
+    if padding is None or "position_ids" not in inspect.signature(model.forward).parameters:
+        return 0
+    steps = torch.arange(ids.shape[1], device=ids.device)[None]
+    errors = {}
+    for first in (0, padding + 1):
+        got = model(input_ids=ids, position_ids=steps + first, use_cache=False, return_dict=True).logits
+        errors[first] = float((got - want).abs().max())
+    return min(errors, key=lambda first: errors[first])
 
 
 def _arguments(model: Any) -> list[str]:
@@ -105,22 +123,28 @@ def _attributes(model: Any) -> dict[tuple[torch.nn.Module, str], Any]:
 
 
 @contextmanager
-def _watched(model: Any) -> Iterator[dict[torch.nn.Module, None]]:
-    """Within it, modules whose own code asks a cache for more than attention does are noted."""
+def _watched(model: Any) -> Iterator[tuple[dict[torch.nn.Module, None], dict[torch.nn.Module, None]]]:
+    """Within it, modules whose own code asks a cache for more than attention does are noted, and those that
+    write to one.
+    """
     stack: list[torch.nn.Module] = []
-    found: dict[torch.nn.Module, None] = {}
+    mixers: dict[torch.nn.Module, None] = {}
+    readers: dict[torch.nn.Module, None] = {}
     before = hooks.register_module_forward_pre_hook(lambda module, _: stack.append(module))
     after = hooks.register_module_forward_hook(lambda *_: _drop(stack), always_call=True)
     original = Cache.__getattribute__
 
     def watch(cache: Any, name: str) -> Any:
-        if name not in _ATTENTION and not name.startswith("_") and stack and _called_by(stack[-1]):
-            found[stack[-1]] = None
+        if stack and not name.startswith("_") and _called_by(stack[-1]):
+            if name not in _ATTENTION:
+                mixers[stack[-1]] = None
+            if name.startswith("update") or name not in _ATTENTION:
+                readers[stack[-1]] = None
         return original(cache, name)
 
     Cache.__getattribute__ = watch
     try:
-        yield found
+        yield mixers, readers
     finally:
         del Cache.__getattribute__
         before.remove()

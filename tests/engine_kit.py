@@ -18,6 +18,7 @@ from scheduler.engine import Engine, Limits
 from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Sampling, Stopping, Submit, pack_ids
 from scheduler.modes import Mode
 from scheduler.probe import probe
+from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
 from scheduler.text import Vocabulary
@@ -50,9 +51,15 @@ class Outcome:
 def mode_of(name: str) -> Mode:
     """The mode that the probe picks for a tiny model, removed again: a kit installs it for each of its steps."""
     model = model_of(name)
-    mode = probe(model, read_layers(model.config.get_text_config(decoder=True)), PAGE).mode
+    mode = probe(model, read_layers(model.config.get_text_config(decoder=True)), PAGE, rope_of(name)).mode
     mode.remove()
     return mode
+
+
+@cache
+def rope_of(name: str) -> LongRope:
+    """The model's RoPE threshold, if it has one."""
+    return LongRope(model_of(name))
 
 
 @cache
@@ -82,13 +89,15 @@ class Kit:
         self.mode.in_place = in_place_of(name) if in_place else frozenset()
         cpu = torch.device("cpu")
         self.pool = PagePool(MemoryTier(pages, PAGE, cpu), MemoryTier(host_pages, PAGE, cpu))
-        self.store = SessionStore(self.pool, state_budget if self.mode.stateful else None)
+        self.rope = rope_of(name)
+        budget = state_budget if self.mode.stateful else None
+        self.store = SessionStore(self.pool, budget, self.rope.threshold)
         self.scheduler = Scheduler(
             self.store, max_running=max_running, max_step_tokens=step_tokens, max_queued=max_queued
         )
         vocabulary = Vocabulary(make_tokenizer())
         limits = Limits(min(context, (pages - 1) * PAGE), 259)
-        self.runner = ModelRunner(self.mode, self.pool.device)
+        self.runner = ModelRunner(self.mode, self.pool.device, self.rope)
         self.engine = Engine(self.runner, self.scheduler, vocabulary, (END,), limits)
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
         self._sent = 0

@@ -23,6 +23,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
+    Phi3Config,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3NextConfig,
@@ -96,6 +97,17 @@ def _configs() -> dict[str, Any]:
             no_rope_layers=[1, 1, 1, 0],
         ),
         "qwen3_next": Qwen3NextConfig(**shape, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32),
+        "longrope": Phi3Config(
+            **shape,
+            original_max_position_embeddings=THRESHOLD,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "short_factor": [1.0] * 8,
+                "long_factor": [4.0, 3.0, 3.0, 2.0, 2.0, 2.0, 1.5, 1.0],
+                "original_max_position_embeddings": THRESHOLD,
+            },
+        ),
         "mamba2": Mamba2Config(
             vocab_size=259,
             hidden_size=64,
@@ -118,6 +130,7 @@ def _configs() -> dict[str, Any]:
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "llama4")  # paged, packed
 RECURRENT = ("qwen3_next", "mamba2", "jamba")  # packed, with states beside the pages
 OTHERS = ("falcon", "bloom", "rwkv")  # masked, alone, alone
+THRESHOLD = 24  # of "longrope": longer timelines are turned with other frequencies
 
 
 def make_model(name: str, seed: int = 0) -> Any:

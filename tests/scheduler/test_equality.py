@@ -53,7 +53,7 @@ def _conversation(kit: Kit, seed: int, clients: int, turns: int, name: bool) -> 
 
 
 @pytest.mark.parametrize("pressure", PRESSURE)
-@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS)
+@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS + ("longrope",))
 def test_conversations_under_pressure(name: str, pressure: str) -> None:
     kit = Kit(name, **PRESSURE[pressure])
     _conversation(kit, seed=1, clients=5, turns=4, name=True)
@@ -73,7 +73,7 @@ def test_gathered_layers_equal_layers_read_in_place(name: str) -> None:
     _conversation(kit, seed=2, clients=3, turns=3, name=False)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS)
+@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS + ("longrope",))
 def test_logits_of_a_resumed_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(name)
     first = kit.ask(list(range(30)), 5)

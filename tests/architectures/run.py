@@ -1,0 +1,144 @@
+"""Run the scenario over every architecture, each in a process of its own with a time limit.
+
+    python tests/architectures/run.py [names...] [--kind causal|s2s] [--jobs 2] [--timeout 150] [--out FILE]
+
+Prints a line per entry as it ends and a summary by family and mode; ``--out`` writes the table as Markdown.
+Exit status 1 if any entry is wrong (other tokens or logits than the model's own) or failed, else 0; an entry
+that the product refuses at load, or that transformers itself cannot build, is neither.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: an entry has one core
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import argparse
+import importlib
+import multiprocessing
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import transformers
+from architectures.build import ENTRIES, build, family_of
+from architectures.overrides import DRIFTING
+from architectures.scenario import LOOSE, STRICT, Report, Status, check
+from architectures.table import Result, markdown, summary
+
+# Loaded once, before the processes are forked: what most models import.
+_COMMON = ("llama.modeling_llama", "bart.modeling_bart", "gemma3.modeling_gemma3", "qwen3_next.modeling_qwen3_next")
+
+
+@dataclass
+class Job:
+    """One entry being run in a process."""
+
+    name: str
+    kind: str
+    process: Any
+    started: float
+
+
+def main() -> int:
+    """The command line; the exit status."""
+    options = _options()
+    entries = [e for e in ENTRIES if options.kind in (None, e[1]) and (not options.names or e[0] in options.names)]
+    unknown = set(options.names) - {name for name, _ in ENTRIES}
+    if unknown:
+        print(f"transformers {transformers.__version__} has no {', '.join(sorted(unknown))}", file=sys.stderr)
+    _prepare_to_fork()
+    results = []
+    for result in run(entries, options.jobs, options.timeout):
+        results.append(result)
+        print(f"{len(results):3}/{len(entries)} {result.line()}", flush=True)
+    results.sort(key=lambda r: (r.name, r.kind))
+    print("\n" + summary(results))
+    if options.out is not None:
+        options.out.write_text(markdown(results), encoding="utf-8")
+    return int(any(r.status in (Status.WRONG, Status.FAILED) for r in results))
+
+
+def run(entries: list[tuple[str, str]], jobs: int, timeout: float) -> Iterator[Result]:
+    """Every entry's result as it ends, ``jobs`` at a time; one that takes longer than ``timeout`` seconds failed."""
+    waiting, running = deque(entries), dict[Connection, Job]()
+    context = multiprocessing.get_context("fork")
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            name, kind = waiting.popleft()
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(name, kind, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            running[ours] = Job(name, kind, process, time.monotonic())
+        for pipe in wait(list(running), timeout=0.5):
+            assert isinstance(pipe, Connection)
+            yield _ended(running.pop(pipe), pipe)
+        for pipe, job in list(running.items()):
+            if time.monotonic() - job.started > timeout:
+                job.process.kill()
+                yield _result(running.pop(pipe), Report(Status.FAILED, "", reason=f"no end within {timeout:.0f} s"))
+
+
+def examine(name: str, kind: str) -> Report:
+    """Build one entry and run the scenario on it."""
+    try:
+        model = build(name, kind)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Report(Status.SKIPPED, "-", reason=reason.partition(". ")[0][:150])
+    try:
+        return check(model, LOOSE if name in DRIFTING else STRICT)
+    except Exception as error:
+        return Report(Status.FAILED, family_of(model), reason=f"{type(error).__name__}: {error}")
+
+
+def _work(name: str, kind: str, pipe: Connection) -> None:
+    pipe.send(examine(name, kind))
+
+
+def _ended(job: Job, pipe: Connection) -> Result:
+    """The report that came through the pipe, or that none will come."""
+    try:
+        report = pipe.recv()
+    except EOFError:
+        job.process.join()
+        report = Report(Status.FAILED, "", reason=f"the process ended with status {job.process.exitcode}")
+    job.process.join()
+    return _result(job, report)
+
+
+def _result(job: Job, report: Report) -> Result:
+    return Result(job.name, job.kind, report, time.monotonic() - job.started)
+
+
+def _prepare_to_fork() -> None:
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    for module in _COMMON:
+        importlib.import_module(f"transformers.models.{module}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Check every architecture of transformers against its own forward.")
+    parser.add_argument("names", nargs="*", help="architectures by their transformers name; all without any")
+    parser.add_argument("--kind", choices=("causal", "s2s"))
+    parser.add_argument("--jobs", type=int, default=2, help="entries at a time (default 2)")
+    parser.add_argument("--timeout", type=float, default=150.0, help="seconds for one entry (default 150)")
+    parser.add_argument("--out", type=Path, help="write the table here, as Markdown")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

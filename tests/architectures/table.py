@@ -1,0 +1,132 @@
+"""Results of many entries as text: a line each, a summary for the terminal, a page for the docs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+import torch
+import transformers
+from architectures.scenario import Report, Status
+
+_MODES = ("packed", "masked", "split", "alone")
+_NOT_BUILT = "not built"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one entry came to, and in how many seconds."""
+
+    name: str
+    kind: str
+    report: Report
+    seconds: float
+
+    @property
+    def status(self) -> Status:
+        """How it ended; SKIPPED: transformers itself does not build it."""
+        return self.report.status
+
+    @property
+    def label(self) -> str:
+        """The name, marked where it comes from the sequence-to-sequence list."""
+        return self.name if self.kind == "causal" else f"{self.name} (s2s)"
+
+    @property
+    def outcome(self) -> str:
+        """The mode of an entry that runs right, else its status."""
+        if self.status is Status.RIGHT:
+            return self.report.mode.partition(",")[0]
+        return _NOT_BUILT if self.status is Status.SKIPPED else self.status.value
+
+    def line(self) -> str:
+        """For people who watch."""
+        report = self.report
+        error = max((c.error for c in report.checks), default=0.0)
+        said = report.reason or f"error {error:.0e}, {_reuse(report)}"
+        status = _NOT_BUILT if self.status is Status.SKIPPED else self.status.value
+        return f"{status:9} {self.label:28} {report.family:20} {report.mode:8} {said} ({self.seconds:.1f} s)"
+
+
+def summary(results: list[Result]) -> str:
+    """Counts by family and outcome, aligned for a terminal."""
+    rows = _counts(results)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def markdown(results: list[Result]) -> str:
+    """The page ``docs/architectures.md``."""
+    right = [r for r in results if r.status is Status.RIGHT]
+    errors = [max(c.error for c in r.report.checks) for r in right]
+    parts = [
+        "# Architectures\n",
+        f"Written by `make test-architectures` with transformers {transformers.__version__} and "
+        f"torch {torch.__version__.partition('+')[0]}; the tests in `tests/architectures/` say what was checked.\n",
+        f"Of {len(results)} entries (every causal and sequence-to-sequence language model that transformers lists), "
+        f"{len(right)} answer exactly as a from-scratch forward of the same tokens does: the same greedy tokens, and "
+        "log-probabilities within 1e-4 of the largest logit (2e-2 where the model's own cached and uncached paths "
+        f"differ by design). The largest difference is {max(errors, default=0.0):.0e}. The mode is measured at load.\n",
+        _grid(_counts(results)),
+        "\n## By family and mode\n",
+        *_members(right),
+        *_lossy(right),
+        *_reasons("Refused at load", [r for r in results if r.status is Status.REFUSED]),
+        *_reasons("Not built by transformers here", [r for r in results if r.status is Status.SKIPPED]),
+        *_reasons("Wrong", [r for r in results if r.status is Status.WRONG]),
+        *_reasons("Failed", [r for r in results if r.status is Status.FAILED]),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _counts(results: list[Result]) -> list[list[str]]:
+    """A header row, a row per family, a row of sums; columns are outcomes."""
+    found = Counter(r.outcome for r in results)
+    modes = [*_MODES, *sorted(set(found) - {*_MODES, *Status, _NOT_BUILT})]
+    columns = [c for c in (*modes, "refused", _NOT_BUILT, "failed", "wrong") if found[c] or c == "wrong"]
+    families: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for result in results:
+        families[result.report.family or "?"][result.outcome] += 1
+    rows = [["family", "entries", *columns]]
+    for family, counts in sorted(families.items(), key=lambda item: -item[1].total()):
+        rows.append([family, str(counts.total()), *(str(counts[c] or "") for c in columns)])
+    rows.append(["all", str(len(results)), *(str(found[c]) for c in columns)])
+    return rows
+
+
+def _grid(rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|---" * len(rows[0]) + "|")
+    return "\n".join(lines)
+
+
+def _members(right: list[Result]) -> list[str]:
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for result in right:
+        groups[result.report.family, result.report.mode].append(result.label)
+    return [f"* **{family}, {mode}**: {', '.join(names)}" for (family, mode), names in sorted(groups.items())]
+
+
+def _reasons(title: str, results: list[Result]) -> list[str]:
+    if not results:
+        return []
+    rows = [["entry", "family", "reason"]]
+    rows += [[r.label, r.report.family, r.report.reason.replace("|", "\\|")] for r in results]
+    return [f"\n## {title}\n", _grid(rows)]
+
+
+def _reuse(report: Report) -> str:
+    parts = [f"{c.name} {c.reused:.0%}" for c in report.checks if c.reused is not None]
+    notes = [f"; {c.name}: {c.detail}" for c in report.checks if c.detail]
+    return ("reused: " + ", ".join(parts) if parts else "nothing to reuse") + "".join(notes)
+
+
+def _lossy(right: list[Result]) -> list[str]:
+    """Entries that compute again what a resumed turn should have found."""
+    found = [
+        f"{r.label} ({c.reused:.0%})"
+        for r in right
+        for c in r.report.checks
+        if c.name == "resume" and c.reused is not None and c.reused < 1
+    ]
+    return [f"\nResumed turns reuse the whole history, but for {', '.join(found)}."] if found else []

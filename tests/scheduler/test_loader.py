@@ -1,0 +1,153 @@
+"""Loading: one clear line for what cannot be loaded, and a fingerprint of all that KV depends on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import CONTEXT, save_model
+from transformers import AutoTokenizer
+
+from scheduler.loader import Loaded, LoadFailed, fingerprint, load
+from scheduler.messages import EngineConfig, Loading
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model; nobody may change it."""
+    return save_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(llama, tmp_path / "copy"))
+
+
+def load_quietly(path: Path | str, **options: Any) -> Loaded:
+    """Load on the CPU."""
+    return load(EngineConfig("", str(path), device="cpu", **options), lambda message: None)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change entries of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+# -- what is read ---------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_loaded_and_progress_told(llama: Path) -> None:
+    told: list[Loading] = []
+    loaded = load(EngineConfig("", str(llama), device="cpu"), told.append)
+    assert [type(message) for message in told] == [Loading] * 3
+    assert loaded.eos_token_ids == (258,)
+    assert loaded.context == CONTEXT
+    assert loaded.layer_kinds == {"full": 4}
+    assert loaded.verdict.mode.name == "packed"
+    assert loaded.model.dtype is torch.float32
+    assert not loaded.model.training
+
+
+def test_the_dtype_that_was_asked_for(llama: Path) -> None:
+    assert load_quietly(llama, dtype="bfloat16").model.dtype is torch.bfloat16
+
+
+def test_ends_of_the_generation_config_and_the_tokenizer(copy: Path) -> None:
+    edit(copy / "generation_config.json", eos_token_id=[5, 7])
+    assert load_quietly(copy).eos_token_ids == (5, 7, 258)
+
+
+def test_the_context_of_the_configuration_or_else_of_the_tokenizer(copy: Path) -> None:
+    edit(copy / "config.json", max_position_embeddings=100)
+    assert load_quietly(copy).context == 100
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+def reason(path: Path | str, **options: Any) -> str:
+    """Why it cannot be loaded: one line that names it."""
+    with pytest.raises(LoadFailed) as caught:
+        load_quietly(path, **options)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert "nowhere" in reason(tmp_path / "nowhere")
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    reason(tmp_path)
+
+
+def test_a_folder_without_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    assert "model.safetensors" in reason(copy)
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage" * 100, None])
+def test_weights_that_are_none(copy: Path, data: bytes | None) -> None:
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000] if data is None else data)
+    reason(copy)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_files_that_are_broken(copy: Path, name: str, text: str) -> None:
+    (copy / name).write_text(text)
+    reason(copy)
+
+
+def test_a_configuration_that_does_not_fit_the_weights(copy: Path) -> None:
+    edit(copy / "config.json", intermediate_size=95)
+    reason(copy)
+
+
+def test_a_configuration_of_wrong_types(copy: Path) -> None:
+    edit(copy / "config.json", hidden_size="many")
+    reason(copy)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none(llama: Path) -> None:
+    with pytest.raises(LoadFailed, match="--device cpu"):
+        load(EngineConfig("", str(llama), device="cuda"), lambda message: None)
+
+
+# -- the fingerprint ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_files_elsewhere_have_the_same_fingerprint(llama: Path, copy: Path) -> None:
+    first = fingerprint(load_quietly(llama))
+    assert len(first) == 32
+    assert fingerprint(load_quietly(copy)) == first
+    assert fingerprint(load_quietly(llama)) == first
+
+
+def test_other_weights_dtype_template_and_configuration_have_another(llama: Path, copy: Path) -> None:
+    prints = [fingerprint(load_quietly(llama)), fingerprint(load_quietly(llama, dtype="bfloat16"))]
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    template = tokenizer.chat_template
+    tokenizer.chat_template = f"{template} "
+    tokenizer.save_pretrained(copy)
+    prints.append(fingerprint(load_quietly(copy)))
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(copy)
+    assert fingerprint(load_quietly(copy)) == prints[0]
+    weights = load_file(copy / "model.safetensors")
+    weights["model.layers.2.mlp.up_proj.weight"] *= 1.5
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    prints.append(fingerprint(load_quietly(copy)))
+    edit(copy / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    prints.append(fingerprint(load_quietly(copy)))
+    assert len(set(prints)) == len(prints)
