@@ -38,6 +38,7 @@ from scheduler.scheduler import Scheduler
 from scheduler.text import Vocabulary
 
 _HEARTBEAT_MS = 1000
+_CHECK_SECONDS = 60
 _STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
 
@@ -120,8 +121,10 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
 
 def serve(engine: Engine, channel: Channel) -> None:
     """The loop: take what has come, step, deliver; one message a step, one a second while idle."""
+    checked = time.monotonic()
     while True:
-        for message in channel.receive(_HEARTBEAT_MS if engine.idle else 0):
+        messages = channel.receive(_HEARTBEAT_MS if engine.idle else 0)
+        for message in messages:
             match message:
                 case Submit():
                     refused = engine.submit(message)
@@ -135,11 +138,12 @@ def serve(engine: Engine, channel: Channel) -> None:
                     channel.send(engine.stop())
                     return
         outputs = engine.step()
-        if not outputs.deltas and not engine.idle:
+        if engine.stalled and not engine.idle:
             time.sleep(0.001)  # nothing could run: do not spin
         channel.send(outputs)
-        if engine.idle:
-            engine.check_integrity()
+        if engine.idle and not messages and time.monotonic() - checked > _CHECK_SECONDS:
+            engine.check_integrity()  # nobody waits now
+            checked = time.monotonic()
 
 
 def main() -> int:

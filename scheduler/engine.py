@@ -33,6 +33,8 @@ from scheduler.turn import Turn
 
 log = logging.getLogger("warmturn.engine")
 
+_HOPELESS = 8  # failed steps in a row after which the engine gives up
+
 
 class Limits:
     """What a turn may ask for: ``context`` tokens in all, ids below ``vocab``."""
@@ -55,6 +57,8 @@ class Engine:
         self._limits = limits
         self._sampler = Sampler(ends)
         self._deltas: list[Delta] = []
+        self._failures = 0  # steps in a row
+        self.stalled = False  # the last step had nothing that could run
         self._steps = self._prompt = self._cached = self._generated = 0
 
     @property
@@ -97,14 +101,25 @@ class Engine:
                 self._admitted(turn)
             try:
                 self._run(plan)
-            except Exception:  # out of memory, or a bug in a model: these turns end, the engine goes on
-                log.exception("a step of %d turns failed", len(plan))
-                for turn, _ in plan:
-                    if turn.session is not None and self.scheduler.store.stateful:
-                        self.scheduler.store.spoil(turn.session)  # some of its layers may be a step ahead
-                    self._fail(turn, "the model failed on this request")
+                self._failures = 0
+            except Exception as error:  # out of memory, or a bug in a model: these turns end, the engine goes on
+                self._survive(plan, error)
+        self.stalled = not plan
         deltas, self._deltas = tuple(self._deltas), []
         return StepOutputs(deltas, self.stats())
+
+    def _survive(self, plan: list[tuple[Turn, int]], error: Exception) -> None:
+        """A step failed: its turns end. Where no step succeeds any more the device is lost, and a fresh
+        process the cure.
+        """
+        log.error("a step of %d turns failed", len(plan), exc_info=error)
+        self._failures += 1
+        if self._failures >= _HOPELESS or isinstance(error, torch.AcceleratorError):
+            raise error
+        for turn, _ in plan:
+            if turn.session is not None and self.scheduler.store.stateful:
+                self.scheduler.store.spoil(turn.session)  # some of its layers may be a step ahead
+            self._fail(turn, "the model failed on this request")
 
     def stop(self) -> StepOutputs:
         """End every turn as cancelled."""
@@ -170,8 +185,12 @@ class Engine:
         drawing = [(turn, at) for turn, at in sampling if turn.limit != 0]
         if drawing:
             drawn = self._sampler.sample(logits[[at for _, at in drawing]], [turn for turn, _ in drawing])
-            for (turn, _), sampled in zip(drawing, drawn, strict=True):
-                self._commit(turn, sampled)
+            usable = torch.isfinite(logits.amax(-1)).tolist()
+            for (turn, at), sampled in zip(drawing, drawn, strict=True):
+                if usable[at]:
+                    self._commit(turn, sampled)
+                else:
+                    self._fail(turn, "the model gave no usable numbers for this request")
 
     def _commit(self, turn: Turn, sampled: Sampled) -> None:
         """A token was drawn: show its text and decide whether it ends the turn, before it is ever fed."""
@@ -249,6 +268,10 @@ class Engine:
             self._finish(turn, FinishReason.ERROR, error=message)
 
     def _refuse(self, request: Submit, ids: array[int]) -> Refused | None:
+        if self.scheduler.find(request.turn) is not None:
+            return Refused(request.turn, "invalid_prompt", "A turn of this id is running.")
+        if any(not 0 <= token < self._limits.vocab for token in request.sampling.logit_bias):
+            return Refused(request.turn, "invalid_prompt", "logit_bias holds a token id that is not in the vocabulary.")
         if not ids:
             return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
         if min(ids) < 0 or max(ids) >= self._limits.vocab:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
 
 from cache.layers import Layer, read_layers
 from scheduler.messages import EngineConfig, Loading
@@ -16,6 +24,16 @@ from scheduler.probe import Refused, Verdict, probe
 from scheduler.rope import LongRope
 
 PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
+# Libraries that transformers needs for some checkpoints, by what its error says, and the extra that installs each.
+_EXTRAS = {
+    "gguf": "gguf",
+    "torchao": "torchao",
+    "bitsandbytes": "bitsandbytes",
+    "compressed": "compressed-tensors",
+    "gptq": "gptq",
+    "awq": "gptq",
+    "accelerate": "accelerate",
+}
 _ENDLESS = 32_768  # context in tokens of a model that names no limit
 
 
@@ -45,20 +63,44 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
     """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages. Raises ``LoadFailed``."""
     device = _device(config.device)
     tell(Loading("reading the configuration"))
+    where, options = _source(config.model)
     try:
-        settings = AutoConfig.from_pretrained(config.model)
-        tokenizer = AutoTokenizer.from_pretrained(config.model)
+        settings = AutoConfig.from_pretrained(where, **options)
+        tokenizer = AutoTokenizer.from_pretrained(where, **options)
         tell(Loading("loading the weights"))
-        dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        model = AutoModelForCausalLM.from_pretrained(config.model, config=settings, dtype=dtype)
+        options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+        model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
         model = model.to(device).eval()
-    except Exception as error:  # a broken file or a missing library raises whatever its reader likes
+    except ImportError as error:
+        raise LoadFailed(f"cannot load {config.model!r}: {_missing(error)}") from error
+    except Exception as error:  # a broken file raises whatever its reader likes
         raise LoadFailed(f"cannot load {config.model!r}: {_first_line(error)}") from error
+    if lacking := sorted(info["missing_keys"]):
+        raise LoadFailed(f"cannot load {config.model!r}: {len(lacking)} weights are missing, {lacking[0]} first")
     tell(Loading("measuring how the model can be run"))
     try:
         return prepare(model, tokenizer)
     except LoadFailed as error:
         raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}") from error
+
+
+def _source(model: str) -> tuple[str, dict[str, Any]]:
+    """Where transformers finds the model, and how: a GGUF file is named beside its folder."""
+    path = Path(model)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (model, {})
+
+
+def _class_of(settings: Any) -> Any:
+    """The class that loads this config for text: a causal model, else one that takes other inputs as well."""
+    known = (AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMultimodalLM, AutoModelForImageTextToText)
+    return next((auto for auto in known if type(settings) in auto._model_mapping), AutoModelForCausalLM)
+
+
+def _missing(error: ImportError) -> str:
+    """Which extra brings the library that is missing."""
+    text = str(error).lower()
+    extra = next((extra for library, extra in _EXTRAS.items() if library in text), None)
+    return f"a library is missing: pip install 'warmturn[{extra}]'" if extra else _first_line(error)
 
 
 def prepare(model: Any, tokenizer: Any) -> Loaded:

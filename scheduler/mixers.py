@@ -76,7 +76,7 @@ class MixerSplit:
         inputs = self._named(args, kwargs)
         out: dict[int, Any] = {}
         single = [s for s in step.segments if s.size == 1 and s.start > 0]
-        if len(single) > 1 and self._stackable(single[0].session.state):
+        if len(single) > 1 and self._stackable([segment.session.state for segment in single]):
             for segment, part in zip(single, self._together(inputs, single, step.tokens), strict=True):
                 out[segment.row] = part
         for segment in step.segments:
@@ -84,9 +84,15 @@ class MixerSplit:
                 out[segment.row] = self._alone(inputs, segment, step.tokens)
         return _joined([out[segment.row] for segment in step.segments])
 
-    def _stackable(self, cache: Any) -> bool:
-        """Whether this layer's state is all in ``cache.layers``, as a batch; other classes keep parts elsewhere."""
-        return self._mask is None and self._layer >= 0 and type(cache) is DynamicCache
+    def _stackable(self, caches: Sequence[Any]) -> bool:
+        """Whether this layer's state is all in ``cache.layers``, of one shape; other classes keep parts elsewhere."""
+        if self._mask is not None or self._layer < 0 or type(caches[0]) is not DynamicCache:
+            return False
+        shapes = [
+            {path: tensor.shape for path, tensor in states.tensors_of(cache.layers[self._layer]).items()}
+            for cache in caches
+        ]
+        return all(shape == shapes[0] for shape in shapes)
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         bound = self._signature.bind(*args, **kwargs).arguments

@@ -305,6 +305,7 @@ class RecomputeMode(Mode):
 
 
 MODES: tuple[type[Mode], ...] = (PackedMode, MaskedMode, SplitMode, AloneMode, PlainAloneMode)
+LAST_RESORT: tuple[type[Mode], ...] = (RecomputeMode,)
 
 
 def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

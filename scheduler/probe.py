@@ -23,7 +23,7 @@ from cache.pages import PagePool
 from cache.session import SessionCache
 from cache.store import SessionStore
 from cache.tier import MemoryTier, PageShape
-from scheduler.modes import MODES, AloneMode, Mode, RecomputeMode, installed
+from scheduler.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
 from scheduler.trace import Trace, trace
@@ -85,7 +85,7 @@ def probe(model: Any, layers: list[Layer], page_size: int, rope: LongRope | None
         if rounding < drift <= DRIFT:
             verdict = trial.choose(MODES, 2 * drift)
     if verdict is None:
-        verdict = trial.choose((RecomputeMode,), rounding)
+        verdict = trial.choose(LAST_RESORT, rounding)
     if verdict is None:
         raise Refused("; ".join(dict.fromkeys(trial.tried)))
     return verdict

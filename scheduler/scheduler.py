@@ -9,6 +9,7 @@ from scheduler.queue import FairQueue
 from scheduler.turn import Turn, TurnStatus
 
 _LOOK_AHEAD = 8  # waiting turns of one tenant that may be tried when the first one has to wait
+_PATIENCE = 32  # turns that may overtake one for which there is no room; then it is next
 
 
 class Scheduler:
@@ -128,8 +129,13 @@ class Scheduler:
     def _admit_next(self) -> Turn | None:
         """Admit the next waiting turn that can run now."""
         for turn in self.waiting.in_order(_LOOK_AHEAD):
-            if not self._awaits_prefix(turn) and self._admit(turn):
+            if self._awaits_prefix(turn):
+                continue
+            if self._admit(turn):
                 return turn
+            turn.overtaken += 1
+            if turn.overtaken > _PATIENCE:
+                return None
         return None
 
     def _awaits_prefix(self, turn: Turn) -> bool:
@@ -145,6 +151,8 @@ class Scheduler:
         for other in self.running:
             if other.request.tenant == tenant and other.session is not None and other.owes > 1:
                 promised = min(common_prefix(other.session.token_ids, turn.ids), len(turn.ids) - 1)
+                if self.store.stateful and promised < other.prompt_length - 1:
+                    continue  # there will be no checkpoint where they part
                 if promised > max(cached, other.session.length):
                     return True
         return False

@@ -40,6 +40,7 @@ class Turn:
     finish_reason: FinishReason | None = None
     receipt: Receipt | None = None
     announced: bool = False  # the server has its receipt
+    overtaken: int = 0  # times that others were tried because there was no room for this one
     last_step: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     counts: torch.Tensor | None = None  # generated tokens, [V], where a penalty needs them

@@ -24,6 +24,7 @@ PROMPT = list(range(60, 90))
 def only_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other mode may step in for one that was broken on purpose."""
     monkeypatch.setattr(probe_module, "MODES", (PackedMode,))
+    monkeypatch.setattr(probe_module, "LAST_RESORT", ())
 
 
 def verdict_on(model: Any) -> Verdict:
