@@ -47,6 +47,7 @@ class SessionCache:
         self.warm = False  # our pages count us as warm: running, or idle on the device
         self.hidden = 0  # zeros in the mask
         self.long = False  # computed on the long side of a RoPE threshold
+        self.source: array[int] | None = None  # what the encoder of an encoder-decoder model reads
         self.stateful = stateful
         self.state: Any = None
         self.checkpoints: dict[int, Any] = {}

@@ -98,7 +98,7 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     )
     runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope)
     vocabulary = Vocabulary(loaded.tokenizer)
-    limits = Limits(context, embeddings.num_embeddings)
+    limits = Limits(context, embeddings.num_embeddings, loaded.start)
     engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits)
     facts = ModelFacts(
         architecture=type(loaded.model).__name__,
@@ -115,6 +115,7 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         page_size=PAGE_SIZE,
         pages=pool.device.slots,
         fingerprint=fingerprint(loaded),
+        encoder_decoder=bool(loaded.start),
     )
     return engine, facts
 

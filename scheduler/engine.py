@@ -37,11 +37,15 @@ _HOPELESS = 8  # failed steps in a row after which the engine gives up
 
 
 class Limits:
-    """What a turn may ask for: ``context`` tokens in all, ids below ``vocab``."""
+    """What a turn may ask for: ``context`` tokens in all, ids below ``vocab``.
 
-    def __init__(self, context: int, vocab: int) -> None:
+    ``start`` is what the decoder of an encoder-decoder model begins with: then prompt and reply have a context each.
+    """
+
+    def __init__(self, context: int, vocab: int, start: tuple[int, ...] = ()) -> None:
         self.context = context
         self.vocab = vocab
+        self.start = start
 
 
 class Engine:
@@ -72,7 +76,8 @@ class Engine:
         refused = self._refuse(request, ids)
         if refused is not None:
             return refused
-        turn = Turn(request, TextStream(self._vocabulary, ids, request.stopping.stop))
+        start = self._limits.start
+        turn = Turn(request, TextStream(self._vocabulary, start or ids, request.stopping.stop), start)
         try:
             self.scheduler.add(turn)
         except QueueFull:
@@ -276,12 +281,16 @@ class Engine:
             return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
         if min(ids) < 0 or max(ids) >= self._limits.vocab:
             return Refused(request.turn, "invalid_prompt", "The prompt holds a token id that is not in the vocabulary.")
-        wanted = len(ids) + (request.stopping.max_tokens or 0)
-        if wanted > self._limits.context or len(ids) + (request.stopping.max_tokens != 0) > self._limits.context:
+        start = self._limits.start
+        if start and request.prompt_logprobs is not None:
+            return Refused(request.turn, "invalid_prompt", "An encoder gives its prompt no log-probabilities.")
+        limit = request.stopping.max_tokens
+        wanted = len(start or ids) + (1 if limit is None else limit)
+        if max(wanted, len(ids)) > self._limits.context:
             return Refused(
                 request.turn,
                 "context_length_exceeded",
-                f"The context is {self._limits.context} tokens; {wanted} were asked for.",
+                f"The context is {self._limits.context} tokens; {max(wanted, len(ids))} were asked for.",
             )
         if self.scheduler.busy(request.tenant, request.session):
             return Refused(request.turn, "session_busy", "A turn of this session is running.")

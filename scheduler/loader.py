@@ -22,6 +22,7 @@ from cache.layers import Layer, read_layers
 from scheduler.messages import EngineConfig, Loading
 from scheduler.probe import Refused, Verdict, probe
 from scheduler.rope import LongRope
+from scheduler.seq2seq import first_tokens
 
 PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
 # Libraries that transformers needs for some checkpoints, by what its error says, and the extra that installs each.
@@ -50,6 +51,7 @@ class Loaded:
     layers: list[Layer]
     verdict: Verdict
     rope: LongRope
+    start: tuple[int, ...]  # what the decoder of an encoder-decoder model begins with; empty for the others
     eos_token_ids: tuple[int, ...]
     context: int
 
@@ -91,9 +93,12 @@ def _source(model: str) -> tuple[str, dict[str, Any]]:
 
 
 def _class_of(settings: Any) -> Any:
-    """The class that loads this config for text: a causal model, else one that takes other inputs as well."""
+    """The class that loads this config for text: the one its checkpoint was saved by, else a causal model."""
     known = (AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMultimodalLM, AutoModelForImageTextToText)
-    return next((auto for auto in known if type(settings) in auto._model_mapping), AutoModelForCausalLM)
+    fitting = [auto for auto in known if type(settings) in auto._model_mapping]
+    saved = set(settings.architectures or ())
+    named = [auto for auto in fitting if auto._model_mapping[type(settings)].__name__ in saved]
+    return next(iter([*named, *fitting]), AutoModelForCausalLM)
 
 
 def _missing(error: ImportError) -> str:
@@ -112,7 +117,8 @@ def prepare(model: Any, tokenizer: Any) -> Loaded:
         verdict = probe(model, layers, PAGE_SIZE, rope)
     except Refused as error:
         raise LoadFailed(_first_line(error)) from error
-    return Loaded(model, tokenizer, layers, verdict, rope, _ends(model, tokenizer), _context(text, tokenizer))
+    start = first_tokens(model) if model.config.is_encoder_decoder else ()
+    return Loaded(model, tokenizer, layers, verdict, rope, start, _ends(model, tokenizer), _context(text, tokenizer))
 
 
 def fingerprint(loaded: Loaded) -> str:

@@ -94,6 +94,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     ``vocab_size`` is the width of the logits, ``max_context`` the longest timeline in tokens that this server
     accepts, ``mode`` the probe's verdict (design section 5), ``kv_bytes_per_token`` over all layers.
+    With an ``encoder_decoder`` prompt and reply have a context each.
     """
 
     architecture: str
@@ -110,6 +111,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     page_size: int
     pages: int
     fingerprint: str
+    encoder_decoder: bool = False
 
 
 class Receipt(msgspec.Struct, frozen=True):

@@ -26,7 +26,8 @@ from cache.tier import MemoryTier, PageShape
 from scheduler.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
-from scheduler.trace import Trace, trace
+from scheduler.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST, plain_forward
+from scheduler.trace import UNTRACED, Trace, trace
 
 # What rounding alone may do: root mean square of the difference over the standard deviation of the logits.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -37,6 +38,7 @@ DRIFT = 2e-2
 
 # Lengths of the three sessions, and the steps: (session, tokens) fed together, in shuffled order.
 _LENGTHS = (22, 42, 18)
+_SOURCES = (9, 14, 9)  # what the encoder reads, if there is one
 _STEPS = (
     ((0, 5),),
     ((0, 1), (1, 17)),
@@ -72,20 +74,24 @@ class Refused(Exception):
 
 def probe(model: Any, layers: list[Layer], page_size: int, rope: LongRope | None = None) -> Verdict:
     """Choose and install the mode for ``model``. Raises ``Refused``; the model is then as it was."""
-    ids = _made_up(model)
+    two = bool(model.config.is_encoder_decoder)
+    ids, sources = _made_up(model, _LENGTHS), _made_up(model, _SOURCES) if two else [None] * len(_LENGTHS)
+    modes, last = (ENCODER_DECODER, ENCODER_DECODER_LAST) if two else (MODES, LAST_RESORT)
     try:
-        expected = [alone(model, tokens) for tokens in ids]
-        trial = _Trial(model, layers, trace(model), ids, expected, page_size, rope)
+        sessions = [_session(tokens, source) for tokens, source in zip(ids, sources, strict=True)]
+        expected = [alone(model, session) for session in sessions]
+        seen = UNTRACED if two else trace(model)
+        trial = _Trial(model, layers, seen, sessions, expected, page_size, rope)
     except Exception as error:  # whatever the model raises: it cannot run text alone
         raise Refused(f"a plain forward fails: {_brief(error)}") from error
     rounding = TOLERANCE.get(expected[0].dtype, 6e-2)
-    verdict = trial.choose(MODES, rounding)
+    verdict = trial.choose(modes, rounding)
     if verdict is None:
-        drift = trial.drift()
+        drift = trial.drift(modes[:1] if two else (AloneMode,))
         if rounding < drift <= DRIFT:
-            verdict = trial.choose(MODES, 2 * drift)
+            verdict = trial.choose(modes, 2 * drift)
     if verdict is None:
-        verdict = trial.choose(LAST_RESORT, rounding)
+        verdict = trial.choose(last, rounding)
     if verdict is None:
         raise Refused("; ".join(dict.fromkeys(trial.tried)))
     return verdict
@@ -99,7 +105,7 @@ class _Trial:
         model: Any,
         layers: list[Layer],
         seen: Trace,
-        ids: list[array[int]],
+        sessions: list[SessionCache],
         expected: list[torch.Tensor],
         page_size: int,
         rope: LongRope | None,
@@ -108,7 +114,7 @@ class _Trial:
         self._model = model
         self._layers = layers
         self._trace = seen
-        self._ids = ids
+        self._sessions = sessions
         self._expected = expected
         self._page_size = page_size
         self._rope = rope
@@ -129,10 +135,10 @@ class _Trial:
                 self.tried.append(f"{describe(mode)}: {_brief(error)}")
         return None
 
-    def drift(self) -> float:
+    def drift(self, kinds: tuple[type[Mode], ...]) -> float:
         """How far the model's own cached path is from its own recompute: some models differ by design, and a little."""
         errors = []
-        for mode in self._candidates((AloneMode,)):
+        for mode in self._candidates(kinds):
             with suppress(Exception):  # this model has no cached path of its own
                 errors.append(self._measure(mode).error)
         return min(errors, default=0.0)
@@ -153,13 +159,13 @@ class _Trial:
         threshold = self._rope.threshold if self._rope is not None else None
         store = SessionStore(pool, 0 if mode.stateful else None, threshold)
         runner = ModelRunner(mode, tier, self._rope)
-        sessions = [SessionCache("probe", None, mode.stateful) for _ in self._ids]
-        for session, tokens in zip(sessions, self._ids, strict=True):
-            session.token_ids = tokens
+        sessions = [_session(like.token_ids, like.source) for like in self._sessions]
+        for session in sessions:
+            session.stateful = mode.stateful
             session.warm = session.running = True
-            session.long = store.is_long(len(tokens))
-            store.reserve(session, len(tokens))
-        got: list[list[torch.Tensor]] = [[] for _ in self._ids]
+            session.long = store.is_long(len(session.token_ids))
+            store.reserve(session, len(session.token_ids))
+        got: list[list[torch.Tensor]] = [[] for _ in sessions]
         for work in _STEPS:
             logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
             parts = torch.split(logits, [count for _, count in work])
@@ -182,19 +188,27 @@ def _brief(error: BaseException) -> str:
     return lines[0][:160] if lines else type(error).__name__
 
 
-def _made_up(model: Any) -> list[array[int]]:
-    generator = torch.Generator().manual_seed(0)
+def _made_up(model: Any, lengths: tuple[int, ...]) -> list[array[int]]:
+    generator = torch.Generator().manual_seed(sum(lengths))
     width = model.get_input_embeddings().num_embeddings
     padding = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
     tokens = [i for i in range(min(width, 4096)) if i != padding]  # some models give padding no position
-    draws = [torch.randint(0, len(tokens), (n,), generator=generator).tolist() for n in _LENGTHS]
+    draws = [torch.randint(0, len(tokens), (n,), generator=generator).tolist() for n in lengths]
     return [array("i", [tokens[i] for i in draw]) for draw in draws]
 
 
+def _session(tokens: array[int], source: array[int] | None) -> SessionCache:
+    session = SessionCache("probe", None)
+    session.token_ids, session.source = tokens, source
+    return session
+
+
 @torch.inference_mode()
-def alone(model: Any, ids: array[int]) -> torch.Tensor:
-    """The oracle: logits ``[len(ids), V]`` of a from-scratch forward of one timeline, no cache."""
-    tokens = torch.tensor([list(ids)], device=model.device)
+def alone(model: Any, session: SessionCache) -> torch.Tensor:
+    """The oracle: logits ``[tokens, V]`` of a from-scratch forward of one timeline, no cache."""
+    if session.source is not None:
+        return plain_forward(model, session)
+    tokens = torch.tensor([list(session.token_ids)], device=model.device)
     logits: torch.Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
     return logits
 

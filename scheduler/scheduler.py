@@ -165,9 +165,12 @@ class Scheduler:
             return False
         self.waiting.remove(turn)
         turn.session, turn.status = acquired.session, TurnStatus.RUNNING
+        turn.session.source = turn.source
         self.running.append(turn)
         if turn.receipt is None:
-            turn.receipt = Receipt(turn.prompt_length, acquired.reused, acquired.restored)
+            turn.receipt = Receipt(
+                len(turn.source or turn.ids[: turn.prompt_length]), acquired.reused, acquired.restored
+            )
         return True
 
     # -- preemption -------------------------------------------------------------------------------------------------

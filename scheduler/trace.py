@@ -73,6 +73,9 @@ class Trace:
         return kind(config=config) if kind is DynamicCache else kind()
 
 
+UNTRACED = Trace(None, False, None, 0, (), (), ())  # nothing is known
+
+
 @torch.no_grad()
 def trace(model: Any) -> Trace:
     """Watch one forward of a few tokens, then one of a single token on the cache that the first one returned."""

@@ -32,7 +32,9 @@ class Turn:
 
     request: Submit
     text: TextStream
+    start: tuple[int, ...] = ()  # encoder-decoder models: what the decoder begins with, the prompt is the source
     ids: array[int] = field(init=False)
+    source: array[int] | None = field(init=False)
     prompt_length: int = field(init=False)
     random: random.Random = field(init=False)
     status: TurnStatus = TurnStatus.WAITING
@@ -47,7 +49,9 @@ class Turn:
     seen: torch.Tensor | None = None  # tokens of the prompt, bool [V]
 
     def __post_init__(self) -> None:
-        self.ids = unpack_ids(self.request.prompt)
+        prompt = unpack_ids(self.request.prompt)
+        self.source = prompt if self.start else None
+        self.ids = array("i", self.start) if self.start else prompt
         self.prompt_length = len(self.ids)
         self.random = random.Random(self.request.sampling.seed)
 

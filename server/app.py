@@ -12,7 +12,7 @@ from server.auth import Guard, Keyring
 from server.engine import Engine
 from server.face import Face
 from server.log import SessionLog
-from server.routes import chat, completions, health, models
+from server.routes import chat, completions, health, later, models
 from server.tokens import Tokens
 
 
@@ -30,7 +30,7 @@ def create_app(
     )
     face = Face(engine, log, tokens, served_name)
     app.state.face = face
-    for module in (chat, completions, models, health):
+    for module in (chat, completions, models, health, later):
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(Guard, keyring=Keyring(api_keys))

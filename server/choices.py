@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from scheduler.messages import Delta, FinishReason, Receipt, Submit
 from server.engine import Engine, TurnStream
-from server.errors import ApiError
+from server.errors import ApiError, unavailable
 from server.metrics import Metrics
 
 
@@ -88,4 +88,4 @@ def check_end(delta: Delta) -> None:
     if delta.finish_reason == FinishReason.ERROR:
         raise ApiError(500, "The engine failed on this request.", code="engine_error")
     if delta.finish_reason == FinishReason.CANCELLED:
-        raise ApiError(500, "The turn was cancelled on the server's side.", code="cancelled")
+        raise unavailable("The server ended this turn before it was complete.", 1, "cancelled")

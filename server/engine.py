@@ -17,7 +17,8 @@ State = Literal["loading", "ready", "restarting", "stopping"]
 
 
 class EngineUnavailable(Exception):
-    """No engine takes turns now: it loads, restarts or stops. ``retry_after`` is in whole seconds, at least 1."""
+    """No engine takes turns now: it loads, restarts or stops. ``message`` is a sentence for the client;
+    ``retry_after`` is in whole seconds, at least 1."""
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -37,7 +38,8 @@ class TurnRefused(Exception):
 
 
 class EngineDied(Exception):
-    """The engine went away in the middle of this turn; what it had generated so far was delivered before."""
+    """The engine went away in the middle of this turn; what it had generated so far was delivered before.
+    ``message`` is a sentence for the client."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -37,6 +37,7 @@ SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hun
 STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
 LONGEST_BACKOFF = 30.0
 QUEUE_RETRY = 1  # seconds, told to a client that found the queue full
+SHUTTING_DOWN = "The server is shutting down."
 
 logger = logging.getLogger("warmturn.engine")
 
@@ -162,7 +163,7 @@ class EngineProcess:
 
     def _unsupervised(self, supervisor: asyncio.Task[None]) -> None:
         """No engine will come any more: whoever waits for one must hear it."""
-        self._end_turns("the server is shutting down")
+        self._end_turns(SHUTTING_DOWN)
         assert self._first_facts is not None
         if not self._first_facts.done():
             self._first_facts.set_exception(EngineFailed(self._failure or "stopped before the model was loaded"))
@@ -208,13 +209,13 @@ class EngineProcess:
     def _bury(self, death: str, *, loading: bool) -> None:
         """Say how the process ended, and end its turns."""
         if self._state == "stopping":
-            return self._end_turns("the server is shutting down")
+            return self._end_turns(SHUTTING_DOWN)
         if loading:
             self._failure = self._failure or f"the engine process ended while loading the model ({death})"
         assert self._first_facts is not None
         if self._first_facts.done():  # else whoever waits for it says so
             logger.error("%s; starting a fresh one", self._failure or f"the engine process ended ({death})")
-        return self._end_turns("the engine process died while this turn was running")
+        return self._end_turns("The engine stopped while it ran this request; it is being restarted.")
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -262,10 +263,10 @@ class EngineProcess:
 
 
 _WHY_NOT: dict[State, str] = {
-    "loading": "the model is still loading",
-    "ready": "the engine is not taking requests right now",
-    "restarting": "the engine is restarting",
-    "stopping": "the server is shutting down",
+    "loading": "The model is still loading.",
+    "ready": "The engine is not taking requests right now.",
+    "restarting": "The engine is restarting.",
+    "stopping": SHUTTING_DOWN,
 }
 
 

@@ -95,9 +95,9 @@ def as_api_error(error: BaseException) -> ApiError:
         case EngineUnavailable():
             return unavailable(error.message, error.retry_after)
         case EngineDied():
-            return unavailable("The engine stopped while it ran this request; it is being restarted.", 1, "engine_died")
+            return unavailable(error.message, 1, "engine_died")
         case SessionBusy():
-            return ApiError(409, "Another turn of this session is running.", code="session_busy")
+            return refused(TurnRefused("session_busy", "Another turn of this session is running."))
         case LogUnavailable():
             return unavailable("The session log cannot be read or written now.", 5, "log_unavailable")
         case TemplateRefused():
@@ -113,7 +113,7 @@ def refused(error: TurnRefused) -> ApiError:
     """What the engine says when it does not admit a turn."""
     status = REFUSALS.get(error.code, 400)
     headers = {}
-    if status == 429 or error.retry_after is not None:
+    if status in (409, 429) or error.retry_after is not None:
         headers["retry-after"] = str(max(1, error.retry_after or 1))
     return ApiError(status, error.message, code=error.code, headers=headers)
 
@@ -150,6 +150,10 @@ CODES = {
     "unknown": "unknown_parameter",
     "unsupported": "unsupported_parameter",
 }
+LENGTHS = {
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "can have {max_length} entries or fewer",
+}
 SHAPES = {  # unions, where pydantic would speak of each branch
     "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
     "stop": "must be a string or a list of strings",
@@ -167,8 +171,8 @@ def invalid(error: RequestValidationError) -> ApiError:
     elif path and path[0] in SHAPES and kind not in ("missing", "value_error"):
         path = path[:1]
     param = dotted(path)
-    message = f"{param or 'The body'} {sentence(finding, path)}."
-    return bad_request(message, param, CODES.get(kind, "invalid_value"))
+    subject = param or ("A field of the body" if path else "The body")  # a name that is not ours is not repeated
+    return bad_request(f"{subject} {sentence(finding, path)}.", param, CODES.get(kind, "invalid_value"))
 
 
 def sentence(finding: Mapping[str, Any], path: list[str | int]) -> str:
@@ -184,6 +188,8 @@ def sentence(finding: Mapping[str, Any], path: list[str | int]) -> str:
         return SHAPES[str(path[0])]
     if kind == "model_type":
         return "should be an object"
+    if kind in LENGTHS:
+        return LENGTHS[kind].format(**finding["ctx"])
     said = str(finding["msg"]).removeprefix("Input ")
     return said[0].lower() + said[1:]
 

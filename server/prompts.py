@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from scheduler.messages import ModelFacts
 from server.errors import ApiError, bad_request
 from server.log import SessionRecord
-from server.schemas import ChatRequest, CompletionRequest
+from server.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from server.stateful import Message, continued_ids, full_ids
 from server.tokens import Tokens
 
@@ -54,10 +54,10 @@ def completion_prompts(
             new, text = tokens.encode(given, special=not before), given
         else:
             check_ids(given, facts.vocab_size, "prompt")
-            room(Prompt(given), 0, facts, "prompt")
+            room(Prompt(given), body, facts, "prompt")  # before any time is spent on decoding them
             new, text = given, tokens.decode(given)
         if not before and not new:
-            raise bad_request("prompt cannot be empty: this model needs at least one token.", "prompt")
+            raise bad_request("prompt cannot be empty: this model needs at least one token.", "prompt", "invalid_value")
         made.append(Prompt([*before, *new], [*past, {"role": "user", "content": text}], text, len(before)))
     return made
 
@@ -82,19 +82,26 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Every id must be one that the model has an embedding and a logit for."""
     if ids and max(ids) >= vocab_size:
         raise bad_request(
-            f"{param} holds a token id that this model does not have: ids end at {vocab_size - 1}.", param
+            f"{param} holds a token id that this model does not have: ids end at {vocab_size - 1}.",
+            param,
+            "invalid_value",
         )
 
 
-def room(prompt: Prompt, limit: int | None, facts: ModelFacts, param: str) -> None:
-    """Refuse a prompt that leaves no room for ``limit`` tokens (None: for at least one)."""
-    wanted = len(prompt.ids) + (1 if limit is None else limit)
-    if wanted > facts.max_context:
+def room(prompt: Prompt, body: GenerationRequest, facts: ModelFacts, param: str) -> None:
+    """Refuse a prompt that leaves no room for what is to be generated: the limit, without one the minimum, or one."""
+    wanted = max(1, body.min_tokens) if body.token_limit is None else body.token_limit
+    if max(fed(prompt, facts) + wanted, len(prompt.ids)) > facts.max_context:
         raise too_long(
             f"This model's context is {facts.max_context} tokens; the prompt has {len(prompt.ids)}"
-            + ("." if limit is None else f" and {limit} are to be generated."),
+            + (f" and {wanted} are to be generated." if wanted > 1 else "."),
             param,
         )
+
+
+def fed(prompt: Prompt, facts: ModelFacts) -> int:
+    """Tokens of the timeline that the reply continues: the prompt, unless an encoder reads that."""
+    return 1 if facts.encoder_decoder else len(prompt.ids)
 
 
 def too_long(message: str, param: str) -> ApiError:

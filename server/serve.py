@@ -43,6 +43,8 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
     ``command`` starts an engine process.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    # Without a network both processes retry for a while, and would each tell so twice a try; the end says it once.
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
         try:
             log = SessionLog(folder / "log.sqlite")

@@ -57,7 +57,7 @@ class Turn:
             if self._failure is not None:
                 raise self._failure
             if self._closed:  # cancelled, or the server stopped, while the turn was waiting for its admission
-                raise EngineDied(self._deltas[-1].error or "this turn ended before it began")
+                raise EngineDied("The server ended this turn before it began.")
             await self._wait()
         return self._receipt
 

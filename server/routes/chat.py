@@ -40,7 +40,7 @@ async def chat(body: ChatRequest, request: Request, session: Session | None) -> 
     with ExitStack() as held:
         record = await face.open(session, held)
         prompt = await face.tokens.run(chat_prompt, body, face.tokens, facts, record)
-        room(prompt, body.token_limit, facts, "messages")
+        room(prompt, body, facts, "messages")
         ids = pack_ids(prompt.ids)
         submits = [
             Submit(

@@ -13,7 +13,7 @@ from server.body import JsonRoute
 from server.exchange import Exchange
 from server.face import face_of
 from server.identity import named_session
-from server.prompts import completion_prompts, room
+from server.prompts import completion_prompts, fed, room
 from server.replies import CompletionReply, Head
 from server.schemas import CompletionRequest
 
@@ -33,10 +33,13 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         prompts = await face.tokens.run(completion_prompts, body, face.tokens, facts, record)
         submits = []
         for prompt in prompts:
-            room(prompt, body.token_limit, facts, "prompt")
+            room(prompt, body, facts, "prompt")
             ids = pack_ids(prompt.ids)
-            left = facts.max_context - len(prompt.ids)
-            limit = min(DEFAULT_MAX_TOKENS, left) if body.token_limit is None else body.token_limit
+            left = facts.max_context - fed(prompt, facts)
+            # Without max_tokens, min_tokens may ask for more than the default gives.
+            limit = body.token_limit
+            if limit is None:
+                limit = min(max(DEFAULT_MAX_TOKENS, body.min_tokens), left)
             submits += [
                 Submit(
                     turn=uuid.uuid4().hex,

@@ -11,6 +11,7 @@ from server.metrics import CONTENT_TYPE
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 only while the engine's loop ticks. Needs no key, tells nothing but the state."""

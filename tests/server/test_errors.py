@@ -152,6 +152,32 @@ async def test_wrong_addresses_are_answered_in_shape(site: Site, method: str, pa
         assert response.headers["allow"]
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/resp_1/cancel", "/v1/conversations/conv_1"])
+@served()
+async def test_resources_of_a_later_version_are_a_clear_400(site: Site, path: str, method: str) -> None:
+    response = await site.http.request(method, path, json={} if method == "POST" else None)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "unsupported_endpoint"
+    assert "not supported by this server yet" in response.json()["error"]["message"]
+
+
+@served()
+async def test_a_field_whose_name_is_not_repeated_is_still_called_a_field(site: Site) -> None:
+    error = (await site.chat(**{"<b>": 1})).json()["error"]
+    assert (error["param"], error["code"]) == (None, "unknown_parameter")
+    assert error["message"] == "A field of the body is not a parameter of this endpoint."
+
+
+@served()
+async def test_empty_lists_and_other_parts_have_words_of_their_own(site: Site) -> None:
+    none = await site.http.post("/v1/chat/completions", json={"messages": []})
+    assert none.json()["error"]["message"] == "messages must have 1 or more entries."
+    image = [{"type": "image_url", "image_url": {"url": "data:"}}]
+    told = await site.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": image}]})
+    assert told.json()["error"]["code"] == "unsupported_parameter"
+
+
 @pytest.mark.parametrize(
     ("refusal", "status"),
     [
@@ -172,7 +198,7 @@ async def test_the_engines_refusals_have_their_status_streaming_or_not(
     assert response.status_code == status
     error = response.json()["error"]
     assert (error["code"], error["message"]) == (refusal.code, refusal.message)
-    assert response.headers.get("retry-after") == ("3" if status == 429 else None)
+    assert response.headers.get("retry-after") == {429: "3", 409: "1"}.get(status)
     assert error["type"] == ("rate_limit_error" if status == 429 else "invalid_request_error")
 
 
@@ -204,12 +230,13 @@ async def test_an_engine_that_dies_under_a_turn_is_a_503(site: Site) -> None:
     assert response.json()["error"]["code"] == "engine_died"
 
 
-@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.CANCELLED])
+@pytest.mark.parametrize(("reason", "status"), [(FinishReason.ERROR, 500), (FinishReason.CANCELLED, 503)])
 @served()
-async def test_a_turn_that_fails_is_a_500_without_its_secrets(site: Site, reason: FinishReason) -> None:
+async def test_a_turn_that_fails_or_is_ended_tells_no_secrets(site: Site, reason: FinishReason, status: int) -> None:
     site.engine.ends_badly = reason
     response = await site.chat()
-    assert response.status_code == 500
+    assert response.status_code == status
+    assert ("retry-after" in response.headers) == (status == 503)
     assert response.json()["error"]["type"] == "server_error"
     assert "secret" not in response.text
 

@@ -118,3 +118,22 @@ async def test_fields_that_do_not_fit_together(site: Site, body: dict[str, Any],
     response = await site.chat(**body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(("min_tokens", "limit"), [(3, 16), (16, 16), (40, 40)])
+@served()
+async def test_min_tokens_lifts_the_default_limit_of_completions(site: Site, min_tokens: int, limit: int) -> None:
+    assert (await site.complete(min_tokens=min_tokens)).status_code == 200
+    stopping = site.engine.submitted[0].stopping
+    assert (stopping.min_tokens, stopping.max_tokens) == (min_tokens, limit)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@served()
+async def test_min_tokens_beyond_the_context_is_a_400(site: Site, path: str) -> None:
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": "Hi"}
+    assert site.engine.facts is not None
+    response = await site.http.post(path, json={**prompt, "min_tokens": site.engine.facts.max_context})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert not site.engine.submitted
