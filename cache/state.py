@@ -67,11 +67,25 @@ def tensors_of(state: Any, path: str = "") -> dict[str, torch.Tensor]:
     return found
 
 
-def restored(skeleton: Any, tensors: dict[str, torch.Tensor], path: str = "") -> Any:
-    """``skeleton`` (a state of the same model) with the tensors of ``tensors_of`` in their places."""
-    if isinstance(skeleton, torch.Tensor):
-        return tensors[path]
-    return _rebuilt(skeleton, lambda name, child: restored(child, tensors, f"{path}.{name}" if path else str(name)))
+def facts_of(state: Any, path: str = "") -> dict[str, Any]:
+    """Every number, flag, string and None by its dotted path: what ``save`` writes beside the tensors."""
+    if state is None or isinstance(state, (bool, int, float, str)):
+        return {path: state}
+    found: dict[str, Any] = {}
+    for name, child in _children(state):
+        found |= facts_of(child, f"{path}.{name}" if path else str(name))
+    return found
+
+
+def restored(skeleton: Any, tensors: dict[str, torch.Tensor], facts: dict[str, Any], path: str = "") -> Any:
+    """``skeleton`` (any state of the same model) with the tensors and facts of a saved one in their places."""
+    if path in tensors:
+        return tensors[path].clone()
+    if path in facts:
+        return facts[path]
+    return _rebuilt(
+        skeleton, lambda name, child: restored(child, tensors, facts, f"{path}.{name}" if path else str(name))
+    )
 
 
 def combined(join: Callable[[Sequence[torch.Tensor]], torch.Tensor], states: Sequence[Any]) -> Any:

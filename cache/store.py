@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from cache import snapshot
 from cache import state as states
 from cache.pages import Page, PagePool
 from cache.prefix import PrefixIndex
 from cache.session import SessionCache
+from cache.snapshot import Snapshot
 
 
 class SessionBusy(Exception):
@@ -44,6 +46,7 @@ class SessionStore:
         """
         self.pool = pool
         self.stateful = state_budget is not None
+        self.skeleton: Any = None  # any state of this model, to restore others by
         self._state_budget = state_budget or 0
         self._state_bytes: dict[SessionCache, int] = {}  # of idle sessions
         self._threshold = threshold
@@ -142,6 +145,31 @@ class SessionStore:
         self.pool.drop(session.pages, warm=session.warm)
         session.pages = []
         session.running = session.warm = False
+
+    def save(self, session: SessionCache) -> Snapshot:
+        """A copy of an idle session's cache, whatever its layers keep."""
+        assert not session.running
+        return snapshot.take(session, list(self.pool.device.shapes))
+
+    def restore(self, saved: Snapshot) -> SessionCache | None:
+        """The session of a snapshot, idle again, in place of one of the same name; None where there is no room now.
+
+        The snapshot must come from the same model in the same mode: the caller has compared fingerprints.
+        """
+        if saved.name is not None and self.busy(saved.tenant, saved.name):
+            return None
+        session = self._new(saved.tenant, saved.long)
+        self._start(session)
+        if not self.reserve(session, len(saved.mask)):
+            self.discard(session)
+            return None
+        snapshot.fill(session, saved, self.pool.device, self.skeleton)
+        if saved.name is not None:
+            self.forget(saved.tenant, saved.name)
+            session.name = saved.name
+            self._named[saved.tenant, saved.name] = session
+        self.release(session)
+        return session
 
     def forget(self, tenant: str, name: str) -> None:
         """Drop the named idle session, where there is one."""

@@ -84,6 +84,7 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     """The engine of a loaded model, and what to tell the server about it. Raises ``TooSmall``."""
     device = loaded.model.device
     store = build_store(config, loaded.verdict, PAGE_SIZE, device, loaded.rope.threshold)
+    store.skeleton = loaded.verdict.skeleton
     pool = store.pool
     # One page is kept for copy-on-write, so that the longest turn can always run alone.
     context = min(config.max_context or loaded.context, loaded.context, (pool.device.slots - 1) * PAGE_SIZE)

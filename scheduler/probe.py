@@ -53,12 +53,13 @@ _STEPS = (
 @dataclass(frozen=True)
 class Verdict:
     """The mode that was chosen and installed, what its layers store in pages, the bytes that a token takes in
-    all, and the measured error of each mode tried.
+    all, a state of some session (``skeleton``), and the measured error of each mode tried.
     """
 
     mode: Mode
     shapes: dict[int, PageShape]
     token_bytes: int
+    skeleton: Any
     report: str
 
 
@@ -66,6 +67,7 @@ class _Measured(NamedTuple):
     error: float
     shapes: dict[int, PageShape]
     token_bytes: int
+    skeleton: Any
 
 
 class Refused(Exception):
@@ -130,7 +132,9 @@ class _Trial:
                     if mode.learn() and self._measure(mode).error > tolerance:
                         mode.in_place = frozenset()
                     self.tried.append(f"{describe(mode)}: error {measured.error:.1e}")
-                    return Verdict(mode, measured.shapes, measured.token_bytes, ", ".join(self.tried))
+                    return Verdict(
+                        mode, measured.shapes, measured.token_bytes, measured.skeleton, ", ".join(self.tried)
+                    )
             except Exception as error:  # whatever a mode raises on this model is its verdict on it
                 self.tried.append(f"{describe(mode)}: {_brief(error)}")
         return None
@@ -175,7 +179,7 @@ class _Trial:
         paged = sum(shape.nbytes for shape in tier.shapes.values())
         long, short = (states.nbytes(sessions[i].state) for i in (1, 2))
         grown = (long - short) // (_LENGTHS[1] - _LENGTHS[2])
-        return _Measured(max(errors), tier.shapes, paged + max(0, grown))
+        return _Measured(max(errors), tier.shapes, paged + max(0, grown), sessions[0].state)
 
 
 def describe(mode: Mode) -> str:

@@ -16,8 +16,7 @@ from cache.store import SessionStore
 from cache.tier import MemoryTier
 from scheduler.engine import Engine, Limits
 from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Sampling, Stopping, Submit, pack_ids
-from scheduler.modes import Mode
-from scheduler.probe import probe
+from scheduler.probe import Verdict, probe
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
@@ -48,12 +47,12 @@ class Outcome:
 
 
 @cache
-def mode_of(name: str) -> Mode:
-    """The mode that the probe picks for a tiny model, removed again: a kit installs it for each of its steps."""
+def verdict_on(name: str) -> Verdict:
+    """What the probe says of a tiny model; its mode is removed again: a kit installs it for each of its steps."""
     model = model_of(name)
-    mode = probe(model, read_layers(model.config.get_text_config(decoder=True)), PAGE, rope_of(name)).mode
-    mode.remove()
-    return mode
+    verdict = probe(model, read_layers(model.config.get_text_config(decoder=True)), PAGE, rope_of(name))
+    verdict.mode.remove()
+    return verdict
 
 
 @cache
@@ -65,7 +64,7 @@ def rope_of(name: str) -> LongRope:
 @cache
 def in_place_of(name: str) -> frozenset[int]:
     """The layers that the probe has found to be readable in place."""
-    return mode_of(name).in_place
+    return verdict_on(name).mode.in_place
 
 
 class Kit:
@@ -85,13 +84,14 @@ class Kit:
         state_budget: int = 1 << 30,
     ) -> None:
         self.model: Any = model_of(name)
-        self.mode = mode_of(name)
+        self.mode = verdict_on(name).mode
         self.mode.in_place = in_place_of(name) if in_place else frozenset()
         cpu = torch.device("cpu")
-        self.pool = PagePool(MemoryTier(pages, PAGE, cpu), MemoryTier(host_pages, PAGE, cpu))
+        self.pool = PagePool(MemoryTier(pages, PAGE, cpu, verdict_on(name).shapes), MemoryTier(host_pages, PAGE, cpu))
         self.rope = rope_of(name)
         budget = state_budget if self.mode.stateful else None
         self.store = SessionStore(self.pool, budget, self.rope.threshold)
+        self.store.skeleton = verdict_on(name).skeleton
         self.scheduler = Scheduler(
             self.store, max_running=max_running, max_step_tokens=step_tokens, max_queued=max_queued
         )

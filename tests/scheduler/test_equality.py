@@ -131,3 +131,31 @@ def test_hidden_tokens_are_not_attended_to() -> None:
     other = kit.ask(longer, 1)
     assert other.receipt is not None
     assert other.receipt.cached == 5  # nobody else may reuse what comes after a hidden token
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS)
+def test_a_saved_session_goes_on_in_another_engine(name: str, tier: str) -> None:
+    kit = Kit(name, pages=40, host_pages=100)
+    prompt = list(range(30, 60))
+    first = kit.ask(prompt, 5, session="s")
+    if tier == "host":
+        kit.ask(list(range(100)), 1, session="other")  # pushes the first one off the device
+        kit.ask(list(range(100, 200)), 1, session="another")
+    (session,) = [s for s in (*kit.store._warm, *kit.store._hosted) if s.name == "s"]
+    assert session.warm == (tier == "device")
+    saved = kit.store.save(session)
+    kit.ask([*prompt, *first.tokens, 1], 2, session="s")  # the snapshot is a copy: what happens later is not in it
+    fresh = Kit(name)
+    assert fresh.store.restore(saved) is not None
+    fresh.engine.check_integrity()
+    longer = [*prompt, *first.tokens, 7, 8, 9]
+    second = fresh.ask(longer, 6, session="s")
+    assert second.tokens == greedy(fresh.model, longer, 6)
+    assert second.receipt is not None
+    assert second.receipt.cached == 34
+    edited = [*prompt[:-1], 3, 4, 5]  # and its checkpoints came along
+    third = fresh.ask(edited, 6, session="s")
+    assert third.tokens == greedy(fresh.model, edited, 6)
+    assert third.receipt is not None
+    assert third.receipt.cached >= 29
