@@ -1,7 +1,7 @@
 # Needs python3 >= 3.11, pip and make; everything else goes into .venv.
 #
 #   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
-#   make test | test-slow | check | bench | setup | pins
+#   make test | test-slow | test-architectures | check | bench | setup | pins
 
 PYTHON ?= python3
 TORCH := 2.13.0
@@ -15,7 +15,7 @@ STAMP := .venv/.installed
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow check bench pins clean
+.PHONY: serve setup test test-slow test-architectures check bench pins clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -27,6 +27,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# Every architecture of transformers as a tiny random model, about ten minutes; writes docs/architectures.md.
+test-architectures: $(STAMP)
+	$(BIN)/python tests/architectures/run.py --jobs 2 --out docs/architectures.md
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ from cache.layers import Layer
 from cache.packed import PackedStep
 
 _names = count()
+_ROUND = 16
 
 # Tensors that layers pass along and that say nothing about which keys count.
 _HARMLESS = frozenset({"position_ids", "position_embeddings", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"})
@@ -132,9 +133,12 @@ def attend(
     k, v = keys.transpose(0, 1), values.transpose(0, 1)
     if softcap is None and sinks is None:
         grouped = k.shape[0] != query.shape[0]
+        rows = query.shape[1]
+        if seen is not None and query.device.type == "cpu" and query.dtype is not torch.float32:
+            query, k, v, seen = _rounded(query, k, v, seen)
         mask = None if seen is None else seen[None, None]
         out = F.scaled_dot_product_attention(query[None], k[None], v[None], mask, scale=scale, enable_gqa=grouped)
-        return out[0]
+        return out[0, :, :rows]
     groups = query.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
     scores = (query @ k.transpose(1, 2)).float() * scale
@@ -148,3 +152,18 @@ def attend(
     else:
         weights = torch.softmax(scores, -1)
     return weights.to(v.dtype) @ v
+
+
+def _rounded(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same attention with queries and keys filled up to multiples of ``_ROUND``.
+
+    The half-precision CPU kernel keeps code for every pair of lengths that it has met, for ever: a server
+    meets them all.
+    """
+    rows, columns = -query.shape[1] % _ROUND, -keys.shape[1] % _ROUND
+    seen = F.pad(seen, (0, columns, 0, rows))
+    seen[seen.shape[0] - rows :, 0] = True  # a query that sees nothing gives NaN
+    wide = (0, 0, 0, columns)
+    return F.pad(query, (0, 0, 0, rows)), F.pad(keys, wide), F.pad(values, wide), seen

@@ -65,6 +65,10 @@ class SessionStore:
         session = self._named.get((tenant, name))
         return session is not None and session.running
 
+    def find(self, tenant: str, name: str) -> SessionCache | None:
+        """The named session, wherever its KV is."""
+        return self._named.get((tenant, name))
+
     def match(self, tenant: str, prompt: array[int]) -> int:
         """How many tokens of ``prompt`` could be reused from a session of ``tenant`` now, at most all but one."""
         found, shared = self._index[tenant, self.is_long(len(prompt))].match(prompt)

@@ -93,12 +93,10 @@ def _source(model: str) -> tuple[str, dict[str, Any]]:
 
 
 def _class_of(settings: Any) -> Any:
-    """The class that loads this config for text: the one its checkpoint was saved by, else a causal model."""
-    known = (AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMultimodalLM, AutoModelForImageTextToText)
-    fitting = [auto for auto in known if type(settings) in auto._model_mapping]
-    saved = set(settings.architectures or ())
-    named = [auto for auto in fitting if auto._model_mapping[type(settings)].__name__ in saved]
-    return next(iter([*named, *fitting]), AutoModelForCausalLM)
+    """The class that loads this config for text: with an encoder, causal, or one that takes other inputs as well."""
+    known = [AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForImageTextToText]
+    known.insert(0 if settings.is_encoder_decoder else 1, AutoModelForSeq2SeqLM)
+    return next((auto for auto in known if type(settings) in auto._model_mapping), AutoModelForCausalLM)
 
 
 def _missing(error: ImportError) -> str:

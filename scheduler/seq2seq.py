@@ -25,6 +25,7 @@ class EncoderDecoderMode(Mode):
     name = "encoder-decoder"
     stateful = True
     caches = False
+    _output: type[BaseModelOutput] = BaseModelOutput
 
     def install(self) -> None:
         """Nothing: the model runs as it is."""
@@ -61,7 +62,7 @@ class EncoderDecoderMode(Mode):
         hidden, cache = states.stacked(kept) if len(kept) > 1 else kept[0]
         ids = torch.cat([step.token_ids[:, s.row : s.row + s.size] for s in group])
         out = self.model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            encoder_outputs=self._output(last_hidden_state=hidden),
             decoder_input_ids=ids,
             past_key_values=cache,
             use_cache=True,
@@ -75,8 +76,9 @@ class EncoderDecoderMode(Mode):
 
     def _begin(self, segment: Segment) -> Any:
         source = torch.tensor([list(segment.session.source or ())], device=self.model.device)
-        hidden = self.model.get_encoder()(input_ids=source, return_dict=True).last_hidden_state
-        return hidden, self.fresh()
+        out = self.model.get_encoder()(input_ids=source, return_dict=True)
+        self._output = type(out)  # some decoders look for more fields than the plain output has
+        return out.last_hidden_state, self.fresh()
 
 
 class OwnCacheEncoderDecoderMode(EncoderDecoderMode):

@@ -63,7 +63,7 @@ class Strict(BaseModel):
 class TextPart(Strict):
     """A piece of text within a message."""
 
-    LATER = {kind: () for kind in sorted(PART_TYPES)}  # parts of another kind hold their content under its name
+    LATER = dict.fromkeys(sorted(PART_TYPES), ())  # parts of another kind hold their content under its name
     type: Annotated[Literal["text"], BeforeValidator(lambda value: only_text(value))]
     text: str
 

@@ -34,6 +34,11 @@ def demo_tokens() -> Tokens:
     return Tokens.load(str(Path(server.app.__file__).parent / "demo"))
 
 
+def reply_ids() -> list[int]:
+    """What the fake engine says unless a test tells it otherwise, up to its end-of-turn token."""
+    return demo_tokens().encode("Hello there, friend.", special=False)
+
+
 @dataclass
 class Site:
     """What a test talks to."""

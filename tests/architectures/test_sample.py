@@ -27,7 +27,7 @@ SAMPLE = {
     ("falcon", "causal"): "masked",
     ("bloom", "causal"): "alone",
     ("rwkv", "causal"): "alone",
-    ("t5", "s2s"): None,
+    ("t5", "s2s"): "encoder-decoder",
 }
 HERE = [entry for entry in SAMPLE if entry in ENTRIES]
 

@@ -142,7 +142,8 @@ def test_a_saved_session_goes_on_in_another_engine(name: str, tier: str) -> None
     if tier == "host":
         kit.ask(list(range(100)), 1, session="other")  # pushes the first one off the device
         kit.ask(list(range(100, 200)), 1, session="another")
-    (session,) = [s for s in (*kit.store._warm, *kit.store._hosted) if s.name == "s"]
+    session = kit.store.find("a", "s")
+    assert session is not None
     assert session.warm == (tier == "device")
     saved = kit.store.save(session)
     kit.ask([*prompt, *first.tokens, 1], 2, session="s")  # the snapshot is a copy: what happens later is not in it

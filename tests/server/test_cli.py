@@ -14,6 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from server.config import ServeConfig, UsageError
+from server.serve import serve
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PATIENCE = 60.0  # seconds until a server that does not start fails its test
 SLOW = {"torch", "transformers", "uvicorn", "fastapi", "sqlalchemy", "zmq", "httpx"}
@@ -182,6 +185,22 @@ def test_ctrl_c_while_loading_ends_with_0(tmp_path: Path) -> None:
 def test_without_keys_on_all_interfaces_there_is_a_warning(tmp_path: Path) -> None:
     with serving(tmp_path, "--host", "0.0.0.0") as server:
         server.wait_for("(warning: no --api-key is set)")
+
+
+def test_a_context_that_cannot_be_had_is_told(tmp_path: Path) -> None:
+    with serving(tmp_path, "--max-context", "600") as server:
+        server.wait_for("(--max-context: the model and the KV memory allow 512 tokens, not 600)")
+
+
+def test_retries_of_the_hub_are_not_told_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_VERBOSITY", "")
+    monkeypatch.delenv("HF_HUB_VERBOSITY")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UsageError):
+            serve(ServeConfig(port=taken.getsockname()[1], data_dir=tmp_path))
+    assert os.environ["HF_HUB_VERBOSITY"] == "error"
 
 
 def test_the_engine_goes_when_the_server_is_killed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import scripted_engine
 
 from scheduler.messages import Delta, EngineConfig, FinishReason, Stopping, Submit, pack_ids
+from server import engine_link
 from server.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused, TurnStream
 from server.engine_process import EngineProcess, _backoff
 
@@ -297,3 +298,10 @@ def test_a_hung_engine_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
             await process.stop(grace=0.1)
 
     run_patiently(run())
+
+
+def test_the_kernel_caches_are_bounded_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    environment = engine_link._environment()
+    assert (environment["LRU_CACHE_CAPACITY"], environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("128", "7")
