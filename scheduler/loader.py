@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,7 +23,7 @@ from transformers import (
 
 from cache.layers import Layer, read_layers
 from scheduler.messages import EngineConfig, Loading
-from scheduler.probe import Refused, Verdict, probe
+from scheduler.probe import Refused, Verdict, describe, probe
 from scheduler.rope import LongRope
 from scheduler.seq2seq import first_tokens
 
@@ -81,9 +84,26 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
         raise LoadFailed(f"cannot load {config.model!r}: {len(lacking)} weights are missing, {lacking[0]} first")
     tell(Loading("measuring how the model can be run"))
     try:
-        return prepare(model, tokenizer)
+        return prepare(model, tokenizer, Path(config.verdicts) if config.verdicts else None)
     except LoadFailed as error:
         raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}") from error
+
+
+def _recall(known: Path | None) -> str:
+    try:
+        return known.read_text(encoding="utf-8") if known is not None else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _remember(known: Path | None, mode: str) -> None:
+    """Losing it costs a second at the next load, so no failure matters."""
+    with suppress(OSError):
+        if known is not None and _recall(known) != mode:
+            known.parent.mkdir(parents=True, exist_ok=True)
+            partial = known.with_suffix(f".{os.getpid()}")
+            partial.write_text(mode, encoding="utf-8")
+            partial.replace(known)
 
 
 def _source(model: str) -> tuple[str, dict[str, Any]]:
@@ -106,13 +126,18 @@ def _missing(error: ImportError) -> str:
     return f"a library is missing: pip install 'warmturn[{extra}]'" if extra else _first_line(error)
 
 
-def prepare(model: Any, tokenizer: Any) -> Loaded:
-    """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right."""
+def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None) -> Loaded:
+    """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
+
+    ``verdicts`` is a folder that remembers, by the model's digest, which mode to measure first.
+    """
     text = model.config.get_text_config(decoder=True)
     try:
         layers = read_layers(text)
         rope = LongRope(model)
-        verdict = probe(model, layers, PAGE_SIZE, rope)
+        known = verdicts / f"{digest(model)}-{transformers.__version__}" if verdicts is not None else None
+        verdict = probe(model, layers, PAGE_SIZE, rope, _recall(known))
+        _remember(known, describe(verdict.mode))
     except Refused as error:
         raise LoadFailed(_first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
@@ -120,19 +145,19 @@ def prepare(model: Any, tokenizer: Any) -> Loaded:
 
 
 def fingerprint(loaded: Loaded) -> str:
-    """A digest of all that KV depends on: config, a sample of every weight, dtype, mode, template, vocabulary size.
+    """A digest of all that KV depends on: the model (see ``digest``), its tokenizer's template and size, the mode."""
+    facts = (str(loaded.tokenizer.chat_template), len(loaded.tokenizer), describe(loaded.verdict.mode))
+    return hashlib.blake2b(f"{digest(loaded.model)} {facts!r}".encode(), digest_size=16).hexdigest()
 
-    The sample is 64 values a tensor, evenly spread: other weights or another quantisation give another digest.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(loaded.model.config.to_json_string().encode())
-    for name, tensor in loaded.model.state_dict().items():
+
+def digest(model: Any) -> str:
+    """Config, dtype and a sample of every weight: 64 values a tensor, evenly spread, tell other weights apart."""
+    found = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=16)
+    for name, tensor in model.state_dict().items():
         flat = tensor.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.float32)
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + sample.numpy().tobytes())
-    facts = (loaded.verdict.mode.name, str(loaded.tokenizer.chat_template), len(loaded.tokenizer))
-    digest.update(repr(facts).encode())
-    return digest.hexdigest()
+        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + sample.numpy().tobytes())
+    return found.hexdigest()
 
 
 def _device(wanted: str) -> torch.device:

@@ -222,6 +222,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_running: int = 256
     max_step_tokens: int | None = None  # None: 512 on CPU, 2048 on CUDA
     max_queued: int = 1024
+    verdicts: str | None = None  # folder that remembers which mode fits which model
 
 
 def pack_ids(ids: list[int]) -> bytes:

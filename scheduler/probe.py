@@ -27,7 +27,7 @@ from scheduler.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
 from scheduler.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST, plain_forward
-from scheduler.trace import UNTRACED, Trace, trace
+from scheduler.trace import UNTRACED, trace
 
 # What rounding alone may do: root mean square of the difference over the standard deviation of the logits.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -80,63 +80,59 @@ class Refused(Exception):
     """No mode runs this model right; the message says why, mode by mode."""
 
 
-def probe(model: Any, layers: list[Layer], page_size: int, rope: LongRope | None = None) -> Verdict:
-    """Choose and install the mode for ``model``. Raises ``Refused``; the model is then as it was."""
+def probe(model: Any, layers: list[Layer], page_size: int, rope: LongRope | None = None, first: str = "") -> Verdict:
+    """Choose and install the mode for ``model``. Raises ``Refused``; the model is then as it was.
+
+    ``first`` is what ``describe`` said of the mode that was chosen at an earlier load: it is measured before
+    all others.
+    """
     two = bool(model.config.is_encoder_decoder)
     modes, last = (ENCODER_DECODER, ENCODER_DECODER_LAST) if two else (MODES, LAST_RESORT)
     try:
-        ids, sources = _made_up(model, _LENGTHS), _made_up(model, _SOURCES) if two else [None] * len(_LENGTHS)
-        sessions = [_session(tokens, source) for tokens, source in zip(ids, sources, strict=True)]
-        expected = [alone(model, session) for session in sessions]
-        seen = UNTRACED if two else trace(model)
-        trial = _Trial(model, layers, seen, sessions, expected, page_size, rope)
+        trial = _Trial(model, layers, page_size, rope)
     except Exception as error:  # whatever the model raises: it cannot run text alone
         raise Refused(f"a plain forward fails: {_brief(error)}") from error
-    rounding = TOLERANCE.get(expected[0].dtype, 6e-2)
-    verdict = trial.choose(modes, rounding)
+    verdict = (
+        trial.choose((*modes, *last), trial.rounding, only=first)
+        or trial.choose(modes, trial.rounding)
+        or trial.choose(modes, trial.drift(modes[:1] if two else (AloneMode,)))
+        or trial.choose(last, trial.rounding)
+    )
     if verdict is None:
-        own = trial.own_path(modes[:1] if two else (AloneMode,))
-        if own is not None and own.worst <= DRIFT:
-            verdict = trial.choose(modes, 2 * own.error)
-    if verdict is None:
-        verdict = trial.choose(last, rounding)
-    if verdict is None:
-        causal = all(
-            torch.allclose(alone(model, _head(s)), e[:_HEAD], atol=1e-2)
-            for s, e in zip(sessions, expected, strict=True)
-        )
         reasons = "; ".join(dict.fromkeys(trial.tried))
-        raise Refused(
-            reasons if causal else f"it is not causal, what it says of a token depends on later ones; {reasons}"
-        )
+        raise Refused(reasons if trial.is_causal() else f"what it says of a token depends on later ones; {reasons}")
     return verdict
 
 
 class _Trial:
     """One model, its made-up sessions and what a from-scratch forward says about them."""
 
-    def __init__(
-        self,
-        model: Any,
-        layers: list[Layer],
-        seen: Trace,
-        sessions: list[SessionCache],
-        expected: list[torch.Tensor],
-        page_size: int,
-        rope: LongRope | None,
-    ) -> None:
+    def __init__(self, model: Any, layers: list[Layer], page_size: int, rope: LongRope | None) -> None:
         self.tried: list[str] = []
         self._model = model
         self._layers = layers
-        self._trace = seen
-        self._sessions = sessions
-        self._expected = expected
         self._page_size = page_size
         self._rope = rope
+        two = bool(model.config.is_encoder_decoder)
+        sources = _made_up(model, _SOURCES) if two else [None] * len(_LENGTHS)
+        self._sessions = [_session(t, s) for t, s in zip(_made_up(model, _LENGTHS), sources, strict=True)]
+        self._expected = [alone(model, session) for session in self._sessions]
+        self._trace = UNTRACED if two else trace(model)
+        self.rounding = TOLERANCE.get(self._expected[0].dtype, 6e-2)
 
-    def choose(self, kinds: tuple[type[Mode], ...], tolerance: float) -> Verdict | None:
-        """The first mode of ``kinds`` whose error is within ``tolerance``, installed; None where there is none."""
+    def is_causal(self) -> bool:
+        """Whether what the model says of a token does not depend on later ones."""
+        pairs = zip(self._sessions, self._expected, strict=True)
+        return all(torch.allclose(alone(self._model, _head(s)), e[:_HEAD], atol=1e-2) for s, e in pairs)
+
+    def choose(self, kinds: tuple[type[Mode], ...], tolerance: float, only: str | None = None) -> Verdict | None:
+        """The first mode of ``kinds`` whose error is within ``tolerance``, installed; None where there is none.
+
+        ``only``: none but the mode that ``describe`` calls that.
+        """
         for mode in self._candidates(kinds):
+            if only is not None and describe(mode) != only:
+                continue
             try:
                 with installed(mode):
                     measured = self._measure(mode)
@@ -152,13 +148,18 @@ class _Trial:
                 self.tried.append(f"{describe(mode)}: {_brief(error)}")
         return None
 
-    def own_path(self, kinds: tuple[type[Mode], ...]) -> _Measured | None:
-        """How far the model's own cached path is from its own recompute: some models differ by design, and a little."""
+    def drift(self, kinds: tuple[type[Mode], ...]) -> float:
+        """What to allow a model whose own cached path differs from its own recompute, by design and a little;
+        else 0.
+        """
         measured = []
         for mode in self._candidates(kinds):
             with suppress(Exception):  # this model has no cached path of its own
                 measured.append(self._measure(mode))
-        return min(measured, key=lambda one: one.error, default=None)
+        errors = sorted(one.error for one in measured)
+        if not errors or (min(one.worst for one in measured) > DRIFT and not _agree(errors)):
+            return 0.0
+        return 2 * errors[0]
 
     def _candidates(self, kinds: tuple[type[Mode], ...]) -> Iterator[Mode]:
         for kind in kinds:
@@ -195,6 +196,13 @@ class _Trial:
         return _Measured(
             max(e for e, _ in errors), max(w for _, w in errors), tier.shapes, paged + max(0, grown), sessions[0].state
         )
+
+
+def _agree(errors: list[float]) -> bool:
+    """Whether resuming whole and token by token are off by the same small amount: then no state is forgotten,
+    only clamped.
+    """
+    return len(errors) > 1 and errors[-1] <= 1.01 * errors[0] and errors[-1] <= 5 * DRIFT
 
 
 def _head(session: SessionCache) -> SessionCache:

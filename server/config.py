@@ -163,6 +163,7 @@ class ServeConfig(BaseSettings):
             max_running=self.max_running,
             max_step_tokens=self.max_step_tokens,
             max_queued=self.max_queued,
+            verdicts=str(self.data_dir / "verdicts"),
         )
 
 

@@ -121,7 +121,7 @@ class Service:
         await stack.enter_async_context(app.router.lifespan_context(app))
         self._entrance.open(app)
         if config.max_context is not None and facts.max_context < config.max_context:
-            say(f"--max-context: the model and the KV memory allow {facts.max_context} tokens, not {config.max_context}")
+            say(f"--max-context: the model and the KV memory allow {facts.max_context}, not {config.max_context}")
         print(f"warmturn: serving {config.name} at {url(self._listener)} ({summary(facts)})", flush=True)
 
     def _told_to_stop(self) -> None:

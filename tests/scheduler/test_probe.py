@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, logits, make_model
+from tiny_models import ARCHITECTURES, logits, make_model, make_tokenizer
 
 from cache.layers import Layer, Reach, read_layers
 from cache.packed import PackedStep
 from cache.session import SessionCache
 from scheduler import probe as probe_module
+from scheduler.loader import prepare
 from scheduler.modes import PackedMode
-from scheduler.probe import Refused, Verdict, probe
+from scheduler.probe import Refused, Verdict, describe, probe
 
 PAGE = 4
 PROMPT = list(range(60, 90))
@@ -155,3 +157,16 @@ def test_a_recurrent_model_keeps_its_states_beside_the_pages_of_its_attention() 
     assert verdict.mode.stateful
     assert error_of(verdict) < 1e-4
     assert sorted(verdict.shapes) == [3]
+
+
+def test_an_earlier_verdict_is_measured_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer()
+    first = prepare(make_model("bloom"), tokenizer, tmp_path)
+    assert describe(first.verdict.mode) == "alone"
+    (remembered,) = tmp_path.iterdir()
+    assert remembered.read_text() == "alone"
+    again = prepare(make_model("bloom"), tokenizer, tmp_path)
+    assert again.verdict.report.startswith("alone: error")  # nothing else was tried
+    remembered.write_text("packed")  # a lie costs a measurement and no more
+    assert describe(prepare(make_model("bloom"), tokenizer, tmp_path).verdict.mode) == "alone"
+    assert remembered.read_text() == "alone"

@@ -189,7 +189,7 @@ def test_without_keys_on_all_interfaces_there_is_a_warning(tmp_path: Path) -> No
 
 def test_a_context_that_cannot_be_had_is_told(tmp_path: Path) -> None:
     with serving(tmp_path, "--max-context", "600") as server:
-        server.wait_for("(--max-context: the model and the KV memory allow 512 tokens, not 600)")
+        server.wait_for("(--max-context: the model and the KV memory allow 512, not 600)")
 
 
 def test_retries_of_the_hub_are_not_told_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

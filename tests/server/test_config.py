@@ -36,7 +36,9 @@ def test_the_defaults_serve_the_demo_on_this_machine(monkeypatch: pytest.MonkeyP
     assert config.data_dir == Path("/data/warmturn")
     assert (config.name, config.source) == ("demo", str(DEMO_FOLDER))
     assert (DEMO_FOLDER / "config.json").is_file()
-    assert config.engine_config() == EngineConfig(address="", model=str(DEMO_FOLDER))
+    assert config.engine_config() == EngineConfig(
+        address="", model=str(DEMO_FOLDER), verdicts="/data/warmturn/verdicts"
+    )
 
 
 def test_the_data_dir_without_xdg_is_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,7 @@ def test_the_data_dir_without_xdg_is_in_the_home(monkeypatch: pytest.MonkeyPatch
 def test_every_value_reaches_the_engine() -> None:
     values = "--device cpu --dtype float32 --max-context 100 --kv-memory 1M --host-memory 0"
     limits = "--max-running 3 --max-step-tokens 64 --max-queued 5"
-    assert serve("org/model", *values.split(), *limits.split()).engine_config() == EngineConfig(
+    assert serve("org/model", *values.split(), *limits.split(), "--data-dir", "/d").engine_config() == EngineConfig(
         address="",
         model="org/model",
         device="cpu",
@@ -60,6 +62,7 @@ def test_every_value_reaches_the_engine() -> None:
         max_running=3,
         max_step_tokens=64,
         max_queued=5,
+        verdicts="/d/verdicts",
     )
 
 
