@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
 )
+from transformers.utils import is_accelerate_available
 
 from cache.layers import Layer, read_layers
 from scheduler.messages import EngineConfig, Loading
@@ -74,6 +75,8 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         tell(Loading("loading the weights"))
         options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+        if hasattr(settings, "quantization_config") and is_accelerate_available():
+            options["device_map"] = {"": device}  # some are packed for where they are loaded, and do not move well
         model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
         model = model.to(device).eval()
     except ImportError as error:
@@ -153,11 +156,21 @@ def fingerprint(loaded: Loaded) -> str:
 def digest(model: Any) -> str:
     """Config, dtype and a sample of every weight: 64 values a tensor, evenly spread, tell other weights apart."""
     found = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=16)
-    for name, tensor in model.state_dict().items():
-        flat = tensor.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.float32)
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + sample.numpy().tobytes())
+    for name, weight in model.state_dict().items():
+        for tensor in _stored(weight):
+            flat = tensor.detach().reshape(-1)
+            sample = flat[:: max(1, flat.numel() // 64)][:64].cpu().contiguous().view(torch.uint8)
+            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + sample.numpy().tobytes())
     return found.hexdigest()
+
+
+def _stored(weight: Any) -> list[torch.Tensor]:
+    """The plain tensors that a weight is made of: more than one where a class of its own keeps it quantised."""
+    if not isinstance(weight, torch.Tensor):
+        return []  # what a quantised module saves beside its tensors
+    if not hasattr(weight, "__tensor_flatten__"):
+        return [weight]
+    return [tensor for name in weight.__tensor_flatten__()[0] for tensor in _stored(getattr(weight, name))]
 
 
 def _device(wanted: str) -> torch.device:

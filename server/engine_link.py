@@ -153,8 +153,8 @@ def _environment() -> dict[str, str]:
     """Ours, and from a source tree that is not installed the place where ``scheduler`` lies (the command's -P keeps
     the user's working directory out of the engine's imports).
 
-    oneDNN and torch each keep a kernel per matrix shape, and every length of a step is another one: with their own
-    limits of 1024 a bfloat16 model of a million parameters grows by a gigabyte while it serves, with these by 0.1.
+    oneDNN and torch each keep a kernel per matrix shape, and every length of a step is another shape: with their own
+    limits of 1024 these caches of a bfloat16 model on a CPU grow by half a gigabyte while it serves.
     """
     root = Path(__file__).resolve().parent.parent
     environment = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128", **os.environ}

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from tiny_models import CONTEXT, make_tokenizer, model_of
+from tiny_models import CONTEXT, MODES, make_tokenizer, model_of
 
 from cache.layers import read_layers
 from cache.pages import PagePool
@@ -16,7 +16,7 @@ from cache.store import SessionStore
 from cache.tier import MemoryTier
 from scheduler.engine import Engine, Limits
 from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Sampling, Stopping, Submit, pack_ids
-from scheduler.probe import Verdict, probe
+from scheduler.probe import Verdict, describe, probe
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
@@ -52,6 +52,7 @@ def verdict_on(name: str) -> Verdict:
     model = model_of(name)
     verdict = probe(model, read_layers(model.config.get_text_config(decoder=True)), PAGE, rope_of(name))
     verdict.mode.remove()
+    assert describe(verdict.mode) == MODES[name], verdict.report
     return verdict
 
 

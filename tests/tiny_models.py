@@ -130,6 +130,12 @@ def _configs() -> dict[str, Any]:
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "llama4")  # paged, packed
 RECURRENT = ("qwen3_next", "mamba2", "jamba")  # packed, with states beside the pages
 OTHERS = ("falcon", "bloom", "rwkv")  # masked, alone, alone
+MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope"), "packed") | {
+    "jamba": "packed, token by token",
+    "falcon": "masked",
+    "bloom": "alone",
+    "rwkv": "alone",
+}  # what the probe must choose: a slower mode would be right as well, and hide what broke a faster one
 THRESHOLD = 24  # of "longrope": longer timelines are turned with other frequencies
 
 

@@ -133,6 +133,28 @@ def test_hidden_tokens_are_not_attended_to() -> None:
     assert other.receipt.cached == 5  # nobody else may reuse what comes after a hidden token
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS)
+def test_branches_share_a_trunk_and_nothing_else(name: str) -> None:
+    """Two branches and the trunk itself go on side by side, parted in the middle of a page."""
+    kit = Kit(name)
+    trunk = list(range(40, 62))
+    first = kit.ask(trunk, 9, session="trunk")
+    ends = {"trunk": [*trunk, *first.tokens, 5, 6], None: [*trunk, 7, 8, 9], "branch": [*trunk, 11, 12]}
+    turns = {kit.send(prompt, 7, session=session): prompt for session, prompt in ends.items()}
+    kit.run()
+    for turn, prompt in turns.items():
+        outcome = kit.outcomes[turn]
+        assert outcome.tokens == greedy(kit.model, prompt, 7)
+        assert outcome.receipt is not None
+        assert outcome.receipt.cached >= 21
+    for session, prompt in ends.items():  # once more, over what the others have left of the shared pages
+        longer = [*prompt, *greedy(kit.model, prompt, 7), 30]
+        outcome = kit.ask(longer, 5, session=session)
+        assert outcome.tokens == greedy(kit.model, longer, 5)
+        assert outcome.receipt is not None
+        assert outcome.receipt.cached == len(longer) - 2
+
+
 @pytest.mark.parametrize("tier", ["device", "host"])
 @pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS)
 def test_a_saved_session_goes_on_in_another_engine(name: str, tier: str) -> None:
