@@ -7,6 +7,7 @@ from typing import Any
 
 _REPLACEMENT = "\ufffd"  # what decoders give for bytes that are no character yet
 _CONTEXT = 6  # tokens of the prompt that decide how the first one is spelled (leading spaces)
+_LONGEST = 8  # tokens that one character may take, generously
 
 
 class Vocabulary:
@@ -83,13 +84,19 @@ class TextStream:
         return text
 
     def _decoded(self, *, final: bool) -> str:
+        end = len(self._ids)
         text = self._vocabulary.decode(self._ids)
-        if (text.endswith(_REPLACEMENT) and not final) or len(text) <= len(self._shown):
+        if text.endswith(_REPLACEMENT) and not final:
+            if end - self._context <= _LONGEST:
+                return ""
+            end -= _LONGEST // 2  # no character takes so many tokens: all but the last few will never be one
+            text = self._vocabulary.decode(self._ids[:end])
+        if len(text) <= len(self._shown):
             return ""
         new = text[len(self._shown) :]
         self._ids = self._ids[self._context :]
-        self._context = len(self._ids)
-        self._shown = self._vocabulary.decode(self._ids)
+        self._context = end - self._context
+        self._shown = self._vocabulary.decode(self._ids[: self._context])
         return new
 
     def _release(self, new: str, may_stop: bool) -> str:

@@ -53,7 +53,8 @@ class Turn:
         self.source = prompt if self.start else None
         self.ids = array("i", self.start) if self.start else prompt
         self.prompt_length = len(self.ids)
-        self.random = random.Random(self.request.sampling.seed)
+        seed = self.request.sampling.seed
+        self.random = random.Random(None if seed is None else seed % 2**64)  # Random itself drops the sign
 
     @property
     def generated(self) -> int:

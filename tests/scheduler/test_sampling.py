@@ -316,3 +316,8 @@ def test_greedy_rows_are_untouched_by_their_neighbours() -> None:
         turns = [turn_of(hot), turn_of(Sampling(temperature=0.0)), turn_of(hot), turn_of(Sampling(temperature=0.0))]
         got = sampler.sample(logits, turns)
         assert [got[1].token, got[3].token] == logits[[1, 3]].argmax(-1).tolist()
+
+
+def test_a_seed_keeps_its_sign() -> None:
+    one, other = (turn_of(Sampling(seed=seed)) for seed in (-1, 1))
+    assert one.random.random() != other.random.random()

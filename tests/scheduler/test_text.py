@@ -235,3 +235,13 @@ def test_half_a_character_is_spelled_with_its_bytes() -> None:
     assert vocabulary.spell(65) == ("A", b"A")
     assert vocabulary.spell(32) == (" ", b" ")
     assert vocabulary.spell(258) == ("<|im_end|>", b"<|im_end|>")
+
+
+def test_bytes_that_never_become_a_character_are_not_held_for_ever() -> None:
+    tokenizer = make_tokenizer()
+    stream = TextStream(Vocabulary(tokenizer), [])
+    ids = [0x80] * 100 + list("ü".encode())
+    shown = [stream.push(token) for token in ids]
+    assert len(stream._ids) < 30
+    assert "".join(shown) + stream.flush() == tokenizer.backend_tokenizer.decode(ids)
+    assert "".join(shown).endswith("ü")
