@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
 )
+from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available
 
 from cache.layers import Layer, read_layers
@@ -58,6 +59,7 @@ class Loaded:
     start: tuple[int, ...]  # what the decoder of an encoder-decoder model begins with; empty for the others
     eos_token_ids: tuple[int, ...]
     context: int
+    digest: str  # of config and weights
 
     @property
     def layer_kinds(self) -> dict[str, int]:
@@ -75,8 +77,7 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         tell(Loading("loading the weights"))
         options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        if hasattr(settings, "quantization_config") and is_accelerate_available():
-            options["device_map"] = {"": device}  # some are packed for where they are loaded, and do not move well
+        options |= _quantised(settings, device)
         model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
         model = model.to(device).eval()
     except ImportError as error:
@@ -122,6 +123,20 @@ def _class_of(settings: Any) -> Any:
     return next((auto for auto in known if type(settings) in auto._model_mapping), AutoModelForCausalLM)
 
 
+def _quantised(settings: Any, device: torch.device) -> dict[str, Any]:
+    """Options for a checkpoint that says it is quantised. Raises ``ValueError`` where transformers does not know how:
+    it would take the stored integers for weights.
+    """
+    parts = (settings, settings.get_text_config(decoder=True))
+    said = next((c.quantization_config for c in parts if hasattr(c, "quantization_config")), None)
+    if said is None:
+        return {}
+    if not AutoHfQuantizer.supports_quant_method(said):
+        raise ValueError("transformers does not know the way in which it is quantised")
+    # Some formats are packed for the device that they are loaded on, and do not move well.
+    return {"device_map": {"": device}} if is_accelerate_available() else {}
+
+
 def _missing(error: ImportError) -> str:
     """Which extra brings the library that is missing."""
     text = str(error).lower()
@@ -135,26 +150,31 @@ def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None) -> Loaded:
     ``verdicts`` is a folder that remembers, by the model's digest, which mode to measure first.
     """
     text = model.config.get_text_config(decoder=True)
+    weights = digest(model)  # before any forward: some quantised modules repack themselves then
     try:
         layers = read_layers(text)
         rope = LongRope(model)
-        known = verdicts / f"{digest(model)}-{transformers.__version__}" if verdicts is not None else None
+        known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
         verdict = probe(model, layers, PAGE_SIZE, rope, _recall(known))
         _remember(known, describe(verdict.mode))
     except Refused as error:
         raise LoadFailed(_first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
-    return Loaded(model, tokenizer, layers, verdict, rope, start, _ends(model, tokenizer), _context(text, tokenizer))
+    ends, context = _ends(model, tokenizer), _context(text, tokenizer)
+    return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights)
 
 
 def fingerprint(loaded: Loaded) -> str:
     """A digest of all that KV depends on: the model (see ``digest``), its tokenizer's template and size, the mode."""
     facts = (str(loaded.tokenizer.chat_template), len(loaded.tokenizer), describe(loaded.verdict.mode))
-    return hashlib.blake2b(f"{digest(loaded.model)} {facts!r}".encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{loaded.digest} {facts!r}".encode(), digest_size=16).hexdigest()
 
 
 def digest(model: Any) -> str:
-    """Config, dtype and a sample of every weight: 64 values a tensor, evenly spread, tell other weights apart."""
+    """Config, dtype and a sample of every weight: 64 values a tensor, evenly spread, tell other weights apart.
+
+    Not after a forward: the state dict of bitsandbytes then undoes its packing, and on a CPU not rightly.
+    """
     found = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=16)
     for name, weight in model.state_dict().items():
         for tensor in _stored(weight):

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from cache.pages import PagePool
+from cache.state import nbytes
 from cache.store import SessionStore
 from cache.tier import MemoryTier
 from scheduler.messages import EngineConfig
@@ -15,6 +16,7 @@ from scheduler.probe import Verdict
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SMALLEST = 4  # pages: below that not even a short chat fits
+_STATES = 3  # what one idle session keeps at least: its state and the checkpoints of its last turn
 _MOST = 1 << 20  # pages: more are never needed where a token takes next to nothing
 
 
@@ -41,13 +43,16 @@ def build_store(
     cuda = device.type == "cuda"
     host_budget = config.host_memory if config.host_memory is not None else physical_memory() // 4 if cuda else 0
     host_slots = min(host_budget // page_bytes, _MOST)
+    states = (budget + host_budget) // 2 if stateful else None
+    one = _STATES * nbytes(verdict.skeleton)
+    if states is not None and verdict.mode.caches and states < one:
+        raise TooSmall(f"one session's state takes {one} bytes; --kv-memory must be at least {2 * one}")
     shapes = verdict.shapes
     try:
         tier = MemoryTier(slots, page_size, device, shapes)
         host = MemoryTier(host_slots, page_size, torch.device("cpu"), shapes if host_slots else None, pinned=cuda)
     except (RuntimeError, MemoryError) as error:  # the allocator's
         raise TooSmall(f"this machine cannot give {budget} bytes to KV and {host_budget} to its host tier") from error
-    states = (budget + host_budget) // 2 if stateful else None
     return SessionStore(PagePool(tier, host), states, threshold)
 
 

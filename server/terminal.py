@@ -46,7 +46,9 @@ def chat(config: ChatConfig, client: httpx.Client | None = None, terminal: TextI
     """Talk until the input ends; the exit status. Raises UsageError when no server answers or the key is wrong."""
     out = terminal or sys.stdout
     headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
-    with client or httpx.Client(base_url=config.url, headers=headers, timeout=TIMEOUT) as http:
+    with client or httpx.Client(
+        base_url=config.url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT
+    ) as http:
         model = config.model or first_model(http, config.url)
         dim(out, f"{model} · session {config.session} · Ctrl-C stops a reply, Ctrl-D leaves")
         system = [] if config.system is None else [{"role": "system", "content": config.system}]

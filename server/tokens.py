@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
@@ -44,6 +45,9 @@ class Tokens:
         """The tokenizer of a hub id or folder. Slow (imports transformers); raises what transformers raises."""
         from transformers import AutoTokenizer
 
+        path = Path(model)
+        if path.suffix == ".gguf":  # transformers wants a file named beside its folder
+            return cls(AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name))
         return cls(AutoTokenizer.from_pretrained(model))
 
     @property

@@ -21,10 +21,13 @@ PAGE = 16
 PAGE_BYTES = 16 * (2 * 2 * 8 * 4 + (4 + 12) * 2)
 
 
-def build(budgets: EngineConfig, shapes: dict[int, PageShape] = SHAPES, stateful: bool = False) -> PagePool:
+def build(
+    budgets: EngineConfig, shapes: dict[int, PageShape] = SHAPES, stateful: bool = False, state: Any = None
+) -> PagePool:
     """The pool for a model whose layers store ``shapes``."""
     token_bytes = sum(shape.nbytes for shape in shapes.values())
-    verdict: Any = SimpleNamespace(mode=SimpleNamespace(stateful=stateful), shapes=shapes, token_bytes=token_bytes)
+    mode = SimpleNamespace(stateful=stateful, caches=True)
+    verdict: Any = SimpleNamespace(mode=mode, shapes=shapes, token_bytes=token_bytes, skeleton=state)
     store = build_store(budgets, verdict, PAGE, CPU)
     assert store.stateful is stateful
     return store.pool
@@ -84,3 +87,10 @@ def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_where_sessions_have_states_too_pages_take_half() -> None:
     assert build(config(20 * PAGE_BYTES), stateful=True).device.slots == 10
+
+
+def test_a_budget_that_holds_no_session_is_refused() -> None:
+    state = {"recurrent": torch.zeros(1000)}  # 4,000 bytes, kept three times
+    build(config(24_000), stateful=True, state=state)
+    with pytest.raises(TooSmall, match="24000"):
+        build(config(23_999), stateful=True, state=state)
