@@ -304,7 +304,8 @@ class SessionStore:
         device = self.pool.device
         if device.free >= pages:
             return True
-        if pages > device.slots - self._held():
+        most = sum(len(session.pages) for session in self._running)  # counts shared pages more than once, and is quick
+        if pages > device.slots - most and pages > device.slots - self._held():
             return False
         while device.free < pages:
             if not self.pool.stranded:
