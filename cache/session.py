@@ -85,7 +85,7 @@ class SessionCache:
     def checkpoint(self) -> None:
         """Remember the state at this length; the oldest checkpoint is forgotten where there are too many."""
         if self.stateful and self.length:
-            self.checkpoints[self.length] = states.clone(self.state)
+            self.checkpoints[self.length] = states.hosted(self.state)
             while len(self.checkpoints) > CHECKPOINTS:
                 del self.checkpoints[min(self.checkpoints)]
 
@@ -121,7 +121,7 @@ class SessionCache:
         return self._table
 
     def move(self, device: torch.device) -> None:
-        """Take the state to ``device``; checkpoints stay where they are until they are used."""
+        """Take the state to ``device``; checkpoints stay in host memory."""
         if self.stateful:
             self.state = states.moved(self.state, device)
 

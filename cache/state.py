@@ -20,6 +20,11 @@ def clone(state: Any) -> Any:
     return combined(lambda tensors: tensors[0].clone(), [state])
 
 
+def hosted(state: Any) -> Any:
+    """A copy in host memory: what a checkpoint is."""
+    return combined(lambda tensors: tensors[0].to("cpu", copy=True), [state])
+
+
 def moved(state: Any, device: torch.device) -> Any:
     """``state`` with its tensors on ``device``; the same tensors where they are there already."""
     return combined(lambda tensors: tensors[0].to(device), [state])

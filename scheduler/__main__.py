@@ -37,6 +37,8 @@ from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
 from scheduler.text import Vocabulary
 
+log = logging.getLogger("warmturn.engine")
+
 _HEARTBEAT_MS = 1000
 _CHECK_SECONDS = 60
 _STEP_TOKENS = {"cpu": 512, "cuda": 2048}
@@ -162,6 +164,7 @@ def main() -> int:
         channel.send(Failed(str(error)))
         channel.close()
         return 2
+    log.info("mode %s; measured: %s", facts.mode, facts.probe)
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
     serve(engine, channel)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from architectures.build import build
 from safetensors.torch import load_file, save_file
-from tiny_models import CONTEXT, save_model
+from tiny_models import CONTEXT, make_tokenizer, save_model
 from transformers import AutoTokenizer
 
 from scheduler.loader import Loaded, LoadFailed, fingerprint, load
 from scheduler.messages import EngineConfig, Loading
+from scheduler.probe import describe
 
 
 @pytest.fixture(scope="session")
@@ -151,3 +153,12 @@ def test_other_weights_dtype_template_and_configuration_have_another(llama: Path
     edit(copy / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     prints.append(fingerprint(load_quietly(copy)))
     assert len(set(prints)) == len(prints)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gemma3", "causal"), ("qwen2_audio", "s2s"), ("voxtral", "s2s")])
+def test_a_multimodal_wrapper_serves_text_through_its_language_model(name: str, kind: str, tmp_path: Path) -> None:
+    build(name, kind).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    loaded = load(EngineConfig(address="", model=str(tmp_path)), lambda _: None)
+    assert loaded.model.config is not loaded.model.config.get_text_config(decoder=True)  # it has other parts
+    assert describe(loaded.verdict.mode) == "packed"
