@@ -57,8 +57,12 @@ class Mode(ABC):
 
     def positions(self, step: PackedStep) -> dict[str, Any]:
         """The explicit positions of the step's tokens, where the model takes them."""
-        accepted = "position_ids" in self.accepts or self._open
-        return {"position_ids": step.positions + self.trace.first_position} if accepted else {}
+        return {"position_ids": step.positions + self.trace.first_position} if self.positions_accepted else {}
+
+    @property
+    def positions_accepted(self) -> bool:
+        """Whether positions can be told."""
+        return "position_ids" in self.accepts or self._open
 
 
 class PagedMode(Mode):
@@ -87,11 +91,6 @@ class PagedMode(Mode):
 
     def _split(self, argument: str) -> list[MixerSplit]:
         return [MixerSplit(module, argument, self._flight) for module in self.trace.mixers]
-
-    @property
-    def positions_accepted(self) -> bool:
-        """Whether positions can be told."""
-        return "position_ids" in self.accepts or self._open
 
     def remove(self) -> None:
         """Put the recurrent modules' own forwards back."""
