@@ -51,6 +51,7 @@ class PackedStep:
             row += count
         self.tokens = row
         self._masks: dict[tuple[int, Reach, int | None, int], torch.Tensor | None] = {}
+        self._gathers: dict[tuple[Reach, int | None], torch.Tensor] = {}
         self.origins: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
         device = tier.device
         positions = np.concatenate([np.arange(s.start, s.stop) for s in self.segments])
@@ -71,7 +72,10 @@ class PackedStep:
 
     def gather_index(self, layer: Layer) -> torch.Tensor:
         """Slot * page_size + offset of every key that the step looks at in ``layer``, segment after segment."""
-        return torch.cat([self._slots(s, layer.first_key(s.start)) for s in self.segments])
+        key = (layer.reach, layer.window)  # layers of one kind look at the same keys
+        if key not in self._gathers:
+            self._gathers[key] = torch.cat([self._slots(s, layer.first_key(s.start)) for s in self.segments])
+        return self._gathers[key]
 
     def mask(self, number: int, layer: Layer, first: int) -> torch.Tensor | None:
         """Which keys ``first .. stop`` each query of segment ``number`` may see, bool ``[size, keys]``; None:
