@@ -76,17 +76,55 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """Drop a session and its KV; a running turn of it is cancelled."""
+    """Drop a session and its KV from every tier; a running turn of it is cancelled. Answered by ``Forgotten``."""
 
     tenant: str
     session: str
 
 
+class Pin(msgspec.Struct, frozen=True, tag=True):
+    """Evict this session's KV last until a time (Unix seconds; 0: no longer). A pin never refuses anybody memory."""
+
+    tenant: str
+    session: str
+    until: float
+
+
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Ask where the KV of a session lies. Answered by ``Inspected``."""
+
+    request: str
+    tenant: str
+    session: str
+
+
+class Export(msgspec.Struct, frozen=True, tag=True):
+    """Ask for the KV of a session as files ``000000.kv``, ``000001.kv``... in a new ``folder``. Answered by
+    ``Exported``.
+    """
+
+    request: str
+    tenant: str
+    session: str
+    folder: str
+
+
+class Import(msgspec.Struct, frozen=True, tag=True):
+    """Take the files of an ``Export`` as the KV of a session, checked like any other file. Answered by ``Imported``."""
+
+    request: str
+    tenant: str
+    session: str
+    folder: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """End every turn as cancelled and exit with status 0."""
+    """End every turn as cancelled, write what is not on disk yet for at most ``flush_seconds``, exit with status 0."""
+
+    flush_seconds: float = 0.0
 
 
-ToEngine = Submit | Cancel | Forget | Shutdown
+ToEngine = Submit | Cancel | Forget | Pin | Inspect | Export | Import | Shutdown
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -114,12 +152,34 @@ class ModelFacts(msgspec.Struct, frozen=True):
     encoder_decoder: bool = False
 
 
+class Miss(StrEnum):
+    """Why a cached timeline could not be reused up to where the prompt leaves it."""
+
+    EVICTED = "evicted"  # no tier holds it any more
+    DAMAGED = "damaged"  # a file of it failed its checks
+    CHEAPER = "recompute_cheaper"  # loading would have taken longer than computing
+    NO_ROOM = "no_room"  # the device had no pages to load it into
+    NO_CHECKPOINT = "no_checkpoint"  # a recurrent state can only go back to a checkpoint
+    DIVERGED = "diverged"  # the prompt itself differs from what is cached
+
+
 class Receipt(msgspec.Struct, frozen=True):
-    """What a turn's prompt cost: ``cached`` tokens were reused, ``restored`` of them from the host tier."""
+    """What a turn's prompt cost: ``cached`` tokens were reused. Of these, ``restored`` came from the host tier,
+    ``loaded`` from disk and ``fetched`` from the remote tier, in ``load_seconds``; the rest lay on the device.
+
+    ``miss`` says why it were not more, as far as the engine can tell; ``expected`` is the token id that the
+    longest cached timeline of this tenant has at position ``matched``, where the prompt has another one.
+    """
 
     prompt: int
     cached: int
     restored: int = 0
+    loaded: int = 0
+    fetched: int = 0
+    load_seconds: float = 0.0
+    miss: Miss | None = None
+    matched: int = 0
+    expected: int | None = None
 
 
 TopLogprob = tuple[int, str, bytes, float]  # id, text, the token's own bytes, log-probability
@@ -179,6 +239,16 @@ class Stats(msgspec.Struct, frozen=True):
     steps: int = 0
     preemptions: int = 0
     evictions: int = 0
+    disk_bytes: int = 0
+    disk_bytes_total: int = 0  # the budget; 0 without a disk tier
+    disk_sessions: int = 0
+    disk_written: int = 0  # bytes, since the engine started
+    disk_read: int = 0
+    disk_errors: int = 0  # writes and reads that the file system refused
+    disk_pending: int = 0  # idle sessions whose newest tokens are not on disk yet
+    remote_bytes: int = 0
+    remote_bytes_total: int = 0
+    misses: dict[str, int] = {}  # by ``Miss``, since the engine started
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
@@ -206,7 +276,47 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FromEngine = StepOutputs | Refused | Loading | Ready | Failed
+class Forgotten(msgspec.Struct, frozen=True, tag=True):
+    """No tier holds anything of this session any more: its files are unlinked."""
+
+    tenant: str
+    session: str
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """What one tier holds of a session: tokens from its beginning, and the bytes that they take there."""
+
+    tokens: int
+    bytes: int
+
+
+class Inspected(msgspec.Struct, frozen=True, tag=True):
+    """``tiers``: device, host, disk, remote; only those that hold something. ``running``: a turn of it runs."""
+
+    request: str
+    tiers: dict[str, Holding]
+    running: bool = False
+
+
+class Exported(msgspec.Struct, frozen=True, tag=True):
+    """``files`` were made, which hold ``tokens`` of the session; 0 where no tier holds anything of it."""
+
+    request: str
+    files: int
+    tokens: int
+
+
+class Imported(msgspec.Struct, frozen=True, tag=True):
+    """``tokens`` of the session are cached now; where these are not all of the file's, ``reason`` says why."""
+
+    request: str
+    tokens: int
+    reason: str | None = None
+
+
+Answer = Inspected | Exported | Imported
+
+FromEngine = StepOutputs | Refused | Loading | Ready | Failed | Forgotten | Inspected | Exported | Imported
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -223,6 +333,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_step_tokens: int | None = None  # None: 512 on CPU, 2048 on CUDA
     max_queued: int = 1024
     verdicts: str | None = None  # folder that remembers which mode fits which model
+    kv_folder: str | None = None  # of the disk tier; None: there is none
+    disk_space: int | None = None  # bytes of the disk tier; None: a tenth of what is free at start; 0: no disk tier
+    disk_floor: int | None = None  # bytes that stay free on that disk; None: a twentieth of it, at most 5 GiB
+    remote: str | None = None  # fsspec URL of the tier below the disk
+    remote_space: int | None = None  # bytes of that tier; None: no limit
+    kv_at_rest: str = "exact"  # exact | int8 | fp8: how KV is written to disk
+    tenant_share: float = 1.0  # of every tier that one tenant may hold when others need the room
 
 
 def pack_ids(ids: list[int]) -> bytes:

@@ -1,4 +1,5 @@
-"""The engine as the HTTP face sees it: submit a turn, read its deltas. Nothing here knows of processes or sockets.
+"""The engine as the HTTP face sees it: submit a turn, read its deltas, look after the KV of sessions. Nothing here
+knows of processes or sockets.
 
 Exception
 +-- EngineUnavailable   no engine takes turns right now: try again in `retry_after` seconds
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from scheduler.messages import Delta, ModelFacts, Receipt, Stats, Submit
+from scheduler.messages import Delta, Exported, Imported, Inspected, ModelFacts, Receipt, Stats, Submit
 
 State = Literal["loading", "ready", "restarting", "stopping"]
 
@@ -71,7 +72,11 @@ class TurnStream(Protocol):
 
 
 class Engine(Protocol):
-    """What answers turns. ``facts`` is None until ready, also while a fresh engine loads after a crash."""
+    """What answers turns. ``facts`` is None until ready, also while a fresh engine loads after a crash.
+
+    ``inspect``, ``export`` and ``import_`` raise EngineUnavailable when no engine is ready or none answers within a
+    minute, and EngineDied when it goes away meanwhile. While the server drains they are answered still.
+    """
 
     facts: ModelFacts | None
     stats: Stats
@@ -86,4 +91,20 @@ class Engine(Protocol):
         """Hand a turn to the engine without waiting. Raises EngineUnavailable at once."""
 
     def forget(self, tenant: str, session: str) -> None:
-        """Drop the KV of a session; a running turn of it ends as cancelled. No engine, nothing to drop."""
+        """Drop the KV of a session from every tier; a running turn of it ends as cancelled. Nothing is sent while no
+        engine is ready, and an engine may die over it: whoever needs the files gone asks again at the next ready
+        engine, until it is told that the session is forgotten."""
+
+    def pin(self, tenant: str, session: str, until: float) -> None:
+        """Evict the KV of a session last until a time (Unix seconds; 0: no longer). An engine forgets its pins when it
+        ends: they are sent again to the next one."""
+
+    async def inspect(self, tenant: str, session: str) -> Inspected:
+        """Which tier holds what of a session; no tiers at all for one that the engine does not know."""
+
+    async def export(self, tenant: str, session: str, folder: str) -> Exported:
+        """Write the KV of a session as files into ``folder``, an absolute path that does not exist yet."""
+
+    async def import_(self, tenant: str, session: str, folder: str) -> Imported:
+        """Take the files of an export in ``folder`` (an absolute path) as the KV of a session. The engine reads them
+        before it answers; the folder remains the caller's."""
