@@ -36,6 +36,11 @@ class PagePool:
         self.page_size = device.page_size
         self.stranded: dict[Page, None] = {}
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, all layers."""
+        return self.page_size * sum(shape.nbytes for shape in self.device.shapes.values())
+
     def alloc(self) -> Page:
         """A new page on the device, held once and warm. The caller has checked ``device.free``."""
         return Page(self.device, self.device.alloc())

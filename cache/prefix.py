@@ -7,36 +7,48 @@ matches are exact to the token.
 from __future__ import annotations
 
 from array import array
+from typing import Generic, Protocol, TypeVar
 
-from cache.session import SessionCache, common_prefix
+from cache.session import common_prefix
 
 
-class _Node:
+class Shareable(Protocol):
+    """What can be found by its tokens."""
+
+    @property
+    def shareable(self) -> array[int]:
+        """The tokens that any other timeline with the same beginning may reuse."""
+
+
+S = TypeVar("S", bound=Shareable)
+
+
+class _Node(Generic[S]):
     """``tokens`` lie on the edge from the parent; ``sessions`` are those whose cached tokens end at this node."""
 
     __slots__ = ("children", "parent", "sessions", "tokens")
 
-    def __init__(self, tokens: array[int], parent: _Node | None) -> None:
+    def __init__(self, tokens: array[int], parent: _Node[S] | None) -> None:
         self.tokens = tokens
         self.parent = parent
-        self.children: dict[int, _Node] = {}
-        self.sessions: dict[SessionCache, None] = {}
+        self.children: dict[int, _Node[S]] = {}
+        self.sessions: dict[S, None] = {}
 
 
-class PrefixIndex:
+class PrefixIndex(Generic[S]):
     """Finds the session whose cached tokens share the longest prefix with a prompt, in time linear in that prefix.
 
     Invariant: every node but the root has a session or at least two children, so a leaf always has a session.
     """
 
     def __init__(self) -> None:
-        self._root = _Node(array("i"), None)
-        self._nodes: dict[SessionCache, _Node] = {}
+        self._root: _Node[S] = _Node(array("i"), None)
+        self._nodes: dict[S, _Node[S]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def match(self, prompt: array[int]) -> tuple[SessionCache | None, int]:
+    def match(self, prompt: array[int]) -> tuple[S | None, int]:
         """The session with the longest common prefix and that prefix's length in tokens; (None, 0) where none
         begins alike.
 
@@ -53,7 +65,7 @@ class PrefixIndex:
                 break
         return (self._any(node), depth) if depth else (None, 0)
 
-    def put(self, session: SessionCache) -> None:
+    def put(self, session: S) -> None:
         """Index what ``session`` has cached now, in place of what was indexed of it before."""
         self.remove(session)
         tokens = session.shareable
@@ -72,7 +84,7 @@ class PrefixIndex:
         node.sessions[session] = None
         self._nodes[session] = node
 
-    def remove(self, session: SessionCache) -> None:
+    def remove(self, session: S) -> None:
         """Forget ``session``; no error where it was not indexed."""
         node = self._nodes.pop(session, None)
         if node is None:
@@ -85,13 +97,13 @@ class PrefixIndex:
             self._merge(node)
 
     @staticmethod
-    def _any(node: _Node) -> SessionCache:
+    def _any(node: _Node[S]) -> S:
         while not node.sessions:
             node = next(iter(node.children.values()))
         return next(reversed(node.sessions))
 
     @staticmethod
-    def _split(node: _Node, at: int) -> _Node:
+    def _split(node: _Node[S], at: int) -> _Node[S]:
         """Cut the edge to ``node`` after ``at`` tokens; returns the new upper part."""
         assert node.parent is not None
         upper = _Node(node.tokens[:at], node.parent)
@@ -101,7 +113,7 @@ class PrefixIndex:
         return upper
 
     @staticmethod
-    def _merge(node: _Node) -> None:
+    def _merge(node: _Node[S]) -> None:
         """Join ``node``, which holds nothing, with its only child."""
         (child,) = node.children.values()
         assert node.parent is not None

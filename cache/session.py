@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from array import array
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from cache import state as states
+from cache.chain import Owner, Segment
 from cache.pages import Page
 
 CHECKPOINTS = 8  # per session, the newest: turns that can be edited or regenerated without a full recompute
@@ -35,6 +37,9 @@ class SessionCache:
     A ``stateful`` session also has a ``state`` at ``length`` that pages do not hold (recurrent layers, a
     model's own cache object); it can be rewound to its ``checkpoints`` only, clones of the state at turn
     boundaries that nobody changes.
+
+    The first ``saved_length`` tokens are stored below memory too, up to the segment ``saved``, or will be when the
+    write that is under way is done. A ``private`` session's KV came from a client and serves nobody else.
     """
 
     def __init__(self, tenant: str, name: str | None, stateful: bool = False) -> None:
@@ -51,6 +56,11 @@ class SessionCache:
         self.stateful = stateful
         self.state: Any = None
         self.checkpoints: dict[int, Any] = {}
+        self.saved: Segment | None = None
+        self.saved_length = 0
+        self.private = False
+        self.pinned_until = 0.0  # Unix seconds: idle KV is evicted last until then
+        self._anonymous = uuid.uuid4().hex
         self._table: torch.Tensor | None = None
 
     @property
@@ -64,10 +74,17 @@ class SessionCache:
         return self.token_ids[: self.length]
 
     @property
+    def owner(self) -> Owner:
+        """Under which name this session is stored below memory."""
+        return Owner(self.tenant, self.name or self._anonymous, self.name is not None)
+
+    @property
     def shareable(self) -> array[int]:
         """The cached tokens that any other timeline with the same beginning may reuse: those before the first
         hidden one.
         """
+        if self.private:
+            return array("i")
         return self.token_ids[: self.mask.find(0) if self.hidden else self.length]
 
     def reachable(self, prompt: array[int]) -> int:
@@ -84,7 +101,7 @@ class SessionCache:
 
     def checkpoint(self) -> None:
         """Remember the state at this length; the oldest checkpoint is forgotten where there are too many."""
-        if self.stateful and self.length:
+        if self.stateful and self.length and self.length not in self.checkpoints:
             self.checkpoints[self.length] = states.hosted(self.state)
             while len(self.checkpoints) > CHECKPOINTS:
                 del self.checkpoints[min(self.checkpoints)]
@@ -113,6 +130,14 @@ class SessionCache:
         del self.mask[length:]
         del self.token_ids[length:]
         self.hidden = self.mask.count(0) if self.hidden else 0
+        self.settle()
+
+    def settle(self) -> None:
+        """Bring ``saved`` in line with what has been cut off here, or lost below."""
+        while self.saved is not None and (self.saved.first >= self.length or self.saved.lost):
+            self.saved_length = min(self.saved_length, self.saved.first)
+            self.saved = self.saved.parent
+        self.saved_length = min(self.saved_length, self.length) if self.saved is not None else 0
 
     def table(self, device: torch.device) -> torch.Tensor:
         """The page table: device slots of the pages in order, ``[pages]`` int64."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
-from cache import snapshot
 from cache import state as states
+from cache.archive import Archive
+from cache.chain import Owner
+from cache.eviction import victim
 from cache.pages import Page, PagePool
 from cache.prefix import PrefixIndex
 from cache.session import SessionCache
-from cache.snapshot import Snapshot
 
 
 class SessionBusy(Exception):
@@ -33,18 +34,23 @@ class SessionStore:
 
     A session is *running* (a turn owns it), *warm* (idle, KV on the device), *hosted* (idle, KV on the host) or gone.
     Eviction takes the least recently used warm session to the host, and drops the least recently used hosted one
-    where the host is full. It is never an error: what is gone is computed again.
+    where the host is full. It is never an error: what is gone is read from the ``archive``, if there is one, or
+    computed again.
 
     A page leaves the device only when no warm session holds it, so a shared trunk moves once, with its last
     warm holder.
     """
 
-    def __init__(self, pool: PagePool, state_budget: int | None = None, threshold: int | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, state_budget: int | None = None, threshold: int | None = None, share: float = 1.0
+    ) -> None:
         """``state_budget``: bytes that idle sessions' states may take where the model has states that are not paged;
         None where it has none. ``threshold``: timelines longer than that have other keys than shorter ones, and
-        share nothing with them.
+        share nothing with them. ``share`` of the pages: a tenant with more of them is evicted before others.
         """
         self.pool = pool
+        self.archive: Archive | None = None
+        self._share = share
         self.stateful = state_budget is not None
         self.skeleton: Any = None  # any state of this model, to restore others by
         self._state_budget = state_budget or 0
@@ -55,7 +61,7 @@ class SessionStore:
         self._hosted: OrderedDict[SessionCache, None] = OrderedDict()
         self._running: set[SessionCache] = set()
         self._named: dict[tuple[str, str], SessionCache] = {}
-        self._index: defaultdict[tuple[str, bool], PrefixIndex] = defaultdict(PrefixIndex)
+        self._index: defaultdict[tuple[str, bool], PrefixIndex[SessionCache]] = defaultdict(PrefixIndex)
 
     def __len__(self) -> int:
         return len(self._warm) + len(self._hosted) + len(self._running)
@@ -69,24 +75,45 @@ class SessionStore:
         """The named session, wherever its KV is."""
         return self._named.get((tenant, name))
 
-    def match(self, tenant: str, prompt: array[int]) -> int:
-        """How many tokens of ``prompt`` could be reused from a session of ``tenant`` now, at most all but one."""
-        found, shared = self._index[tenant, self.is_long(len(prompt))].match(prompt)
-        return found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
+    def match(self, tenant: str, prompt: array[int], name: str | None = None) -> int:
+        """How many tokens of ``prompt`` could be reused from memory now, at most all but one: from the named session or
+        from any of ``tenant``.
+        """
+        long = self.is_long(len(prompt))
+        found, shared = self._index[tenant, long].match(prompt)
+        reach = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
+        named = self.find(tenant, name) if name is not None else None
+        own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
+        return max(reach, own)
 
-    def acquire(self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True) -> Acquired | None:
+    def closest(self, tenant: str, prompt: array[int]) -> tuple[int, int | None]:
+        """The longest prefix that ``prompt`` shares with any cached or stored timeline of ``tenant``, and the token
+        with which that one goes on.
+        """
+        long = self.is_long(len(prompt))
+        session, shared = self._index[tenant, long].match(prompt)
+        ids = session.shareable if session is not None else array("i")
+        if self.archive is not None:
+            head, stored = self.archive.disk.match(tenant, prompt, long)
+            if head is not None and stored > shared:
+                shared, ids = stored, head.shareable
+        return shared, ids[shared] if shared < len(ids) else None
+
+    def acquire(
+        self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True, long: bool | None = None
+    ) -> Acquired | None:
         """The session that will run ``prompt``, holding the longest cached prefix of it on the device, and
         pages for the rest.
 
         ``prompt`` is the whole timeline. A named session keeps its name and is brought in line with the prompt;
         without a name an idle anonymous session is continued where all it has cached is a prefix of the prompt, else
-        a new one is forked off the longest prefix, copy-on-write. None: no room on the device now.
-        Raises ``SessionBusy``.
+        a new one is forked off the longest prefix, copy-on-write. ``long``: on which side of the threshold, if not the
+        prompt's own. None: no room on the device now. Raises ``SessionBusy``.
         """
         named = self._named.get((tenant, name)) if name is not None else None
         if named is not None and named.running:
             raise SessionBusy
-        long = self.is_long(len(prompt))
+        long = self.is_long(len(prompt)) if long is None else long
         session, reused = self._best(tenant, named, prompt, long) if reuse else (self._new(tenant, long), 0)
         known = session in self._warm or session in self._hosted
         self._start(session)
@@ -104,9 +131,9 @@ class SessionStore:
         self._index[tenant, long].put(session)
         if name is not None and named is not session:
             if named is not None:
+                session.pinned_until = named.pinned_until
                 self.discard(named)
-            session.name = name
-            self._named[tenant, name] = session
+            self.name(session, name)
         return Acquired(session, reused, min(len(cold) * self.pool.page_size, reused))
 
     def reserve(self, session: SessionCache, length: int) -> bool:
@@ -143,6 +170,8 @@ class SessionStore:
         self._warm.pop(session, None)
         self._hosted.pop(session, None)
         self._state_bytes.pop(session, None)
+        if self.archive is not None:
+            self.archive.saver.unwant(session)
         self._index[session.tenant, session.long].remove(session)
         if session.name is not None and self._named.get((session.tenant, session.name)) is session:
             del self._named[session.tenant, session.name]
@@ -150,30 +179,19 @@ class SessionStore:
         session.pages = []
         session.running = session.warm = False
 
-    def save(self, session: SessionCache) -> Snapshot:
-        """A copy of an idle session's cache, whatever its layers keep."""
-        assert not session.running
-        return snapshot.take(session, list(self.pool.device.shapes))
+    def name(self, session: SessionCache, name: str) -> None:
+        """Give an anonymous session a name, where that is free."""
+        if session.name is None and (session.tenant, name) not in self._named:
+            session.name = name
+            self._named[session.tenant, name] = session
 
-    def restore(self, saved: Snapshot) -> SessionCache | None:
-        """The session of a snapshot, idle again, in place of one of the same name; None where there is no room now.
-
-        The snapshot must come from the same model in the same mode: the caller has compared fingerprints.
-        """
-        if saved.name is not None and self.busy(saved.tenant, saved.name):
-            return None
-        session = self._new(saved.tenant, saved.long)
-        self._start(session)
-        if not self.reserve(session, len(saved.mask)):
-            self.discard(session)
-            return None
-        snapshot.fill(session, saved, self.pool.device, self.skeleton)
-        if saved.name is not None:
-            self.forget(saved.tenant, saved.name)
-            session.name = saved.name
-            self._named[saved.tenant, saved.name] = session
-        self.release(session)
-        return session
+    def pin(self, tenant: str, name: str, until: float) -> None:
+        """Evict the named session last, from every tier, until then (Unix seconds)."""
+        session = self.find(tenant, name)
+        if session is not None:
+            session.pinned_until = until
+        if self.archive is not None:
+            self.archive.pin(Owner(tenant, name, True), until)
 
     def forget(self, tenant: str, name: str) -> None:
         """Drop the named idle session, where there is one."""
@@ -184,6 +202,9 @@ class SessionStore:
     def check_integrity(self) -> None:
         """Assert what must hold between steps (design section 8, invariants 2 and 3)."""
         holders: defaultdict[Page, list[SessionCache]] = defaultdict(list)
+        writing = self.archive.held if self.archive is not None else Counter()
+        for page in writing:
+            holders[page] = []
         for session in (*self._warm, *self._hosted, *self._running):
             assert session.length <= len(session.token_ids)
             assert len(session.pages) * self.pool.page_size >= session.length
@@ -192,8 +213,8 @@ class SessionStore:
             for page in session.pages:
                 holders[page].append(session)
         for page, sessions in holders.items():
-            assert page.refs == len(sessions), (page.refs, sessions)
-            assert page.warm == sum(session.warm for session in sessions)
+            assert page.refs == len(sessions) + writing[page], (page.refs, sessions)
+            assert page.warm == sum(session.warm for session in sessions) + writing[page]
             assert page.tier is self.pool.device or not page.warm
             assert (page in self.pool.stranded) == (page.tier is self.pool.device and not page.warm)
         for tier in (self.pool.device, self.pool.host):
@@ -228,6 +249,9 @@ class SessionStore:
         branch.token_ids = trunk.token_ids[:length]
         branch.mask = trunk.mask[:length]
         branch.pages = trunk.pages[: -(-length // self.pool.page_size)]
+        branch.private = trunk.private
+        branch.saved, branch.saved_length = trunk.saved, trunk.saved_length
+        branch.settle()
         self.pool.share(branch.pages)
         if self.stateful:
             branch.state = states.clone(trunk.state if length == trunk.length else trunk.checkpoints[length])
@@ -248,6 +272,8 @@ class SessionStore:
         self._warm.pop(session, None)
         self._hosted.pop(session, None)
         self._state_bytes.pop(session, None)
+        if self.archive is not None:
+            self.archive.saver.unwant(session)
         if not session.warm:
             self.pool.heat(session.pages)
         session.running = session.warm = True
@@ -260,6 +286,9 @@ class SessionStore:
             return
         self._running.discard(session)
         session.running = False
+        if self.archive is not None:
+            session.checkpoint()
+            self.archive.saver.want(session)
         self._index[session.tenant, session.long].put(session)
         if self.pool.cold(session.pages):
             self._rest(session)
@@ -305,20 +334,33 @@ class SessionStore:
         if device.free >= pages:
             return True
         most = sum(len(session.pages) for session in self._running)  # counts shared pages more than once, and is quick
+        most += self.archive.saver.holds if self.archive is not None else 0
         if pages > device.slots - most and pages > device.slots - self._held():
             return False
         while device.free < pages:
             if not self.pool.stranded:
-                session, _ = self._warm.popitem(last=False)
+                session = victim(self._warm, self._greedy())
+                if session is None:
+                    return False  # writes hold the rest, until they are done
+                del self._warm[session]
                 self.evictions += 1
                 self._rest(session)
             self._shed()
         return True
 
+    def _greedy(self) -> set[str]:
+        """The tenants whose sessions hold more than their share of the device."""
+        if self._share >= 1.0:
+            return set()
+        held: Counter[str] = Counter()
+        for session in (*self._warm, *self._running):
+            held[session.tenant] += len(session.pages)
+        return {tenant for tenant, pages in held.items() if pages > self._share * self.pool.device.slots}
+
     def _held(self) -> int:
         """Device slots that running sessions hold, shared ones counted once."""
         held = {page for session in self._running for page in session.pages if page.tier is self.pool.device}
-        return len(held)
+        return len(held | set(self.archive.held) if self.archive is not None else held)
 
     def _rest(self, session: SessionCache) -> None:
         """Idle, and from now on of the host."""

@@ -16,17 +16,22 @@ import msgspec
 import torch
 import zmq
 
+from scheduler.clerk import Clerk
 from scheduler.engine import Engine, Limits
 from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
-from scheduler.memory import TooSmall, build_store
+from scheduler.memory import TooSmall, build_archive, build_store
 from scheduler.messages import (
     Cancel,
     EngineConfig,
+    Export,
     Failed,
     Forget,
     FromEngine,
+    Import,
+    Inspect,
     Loading,
     ModelFacts,
+    Pin,
     Ready,
     Shutdown,
     Submit,
@@ -40,6 +45,7 @@ from scheduler.text import Vocabulary
 log = logging.getLogger("warmturn.engine")
 
 _HEARTBEAT_MS = 1000
+_BUSY_MS = 5  # while files are being read or written for nobody's turn
 _CHECK_SECONDS = 60
 _STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
@@ -87,6 +93,9 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     device = loaded.model.device
     store = build_store(config, loaded.verdict, PAGE_SIZE, device, loaded.rope.threshold)
     store.skeleton = loaded.verdict.skeleton
+    identity = fingerprint(loaded)
+    if loaded.verdict.mode.caches:
+        store.archive = build_archive(config, store, identity)
     pool = store.pool
     # One page is kept for copy-on-write, so that the longest turn can always run alone.
     context = min(config.max_context or loaded.context, loaded.context, (pool.device.slots - 1) * PAGE_SIZE)
@@ -117,17 +126,19 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         kv_bytes_per_token=loaded.verdict.token_bytes,
         page_size=PAGE_SIZE,
         pages=pool.device.slots,
-        fingerprint=fingerprint(loaded),
+        fingerprint=identity,
         encoder_decoder=bool(loaded.start),
     )
     return engine, facts
 
 
-def serve(engine: Engine, channel: Channel) -> None:
+def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
     """The loop: take what has come, step, deliver; one message a step, one a second while idle."""
     checked = time.monotonic()
+    archive = engine.scheduler.store.archive
     while True:
-        messages = channel.receive(_HEARTBEAT_MS if engine.idle else 0)
+        busy = archive is not None and archive.busy
+        messages = channel.receive(0 if not engine.idle else _BUSY_MS if busy else _HEARTBEAT_MS)
         for message in messages:
             match message:
                 case Submit():
@@ -137,11 +148,25 @@ def serve(engine: Engine, channel: Channel) -> None:
                 case Cancel():
                     engine.cancel(message)
                 case Forget():
-                    engine.forget(message)
-                case Shutdown():
+                    engine.end(message.tenant, message.session)
+                    clerk.forget(message)
+                case Pin():
+                    clerk.pin(message)
+                case Inspect():
+                    clerk.inspect(message)
+                case Export():
+                    clerk.export(message)
+                case Import():
+                    clerk.take_in(message)
+                case Shutdown(flush_seconds):
                     channel.send(engine.stop())
+                    if archive is not None:
+                        archive.flush(flush_seconds)
+                        archive.close()
                     return
         outputs = engine.step()
+        for answer in clerk.take():
+            channel.send(answer)
         if engine.stalled and not engine.idle:
             time.sleep(0.001)  # nothing could run: do not spin
         channel.send(outputs)
@@ -167,7 +192,7 @@ def main() -> int:
     log.info("mode %s; measured: %s", facts.mode, facts.probe)
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
-    serve(engine, channel)
+    serve(engine, Clerk(engine.scheduler.store, facts.fingerprint), channel)
     channel.close()
     return 0
 

@@ -8,6 +8,7 @@ on a token that has not been fed.
 from __future__ import annotations
 
 import logging
+import time
 from array import array
 
 import torch
@@ -16,7 +17,6 @@ from scheduler.messages import (
     Cancel,
     Delta,
     FinishReason,
-    Forget,
     Refused,
     Stats,
     StepOutputs,
@@ -34,6 +34,7 @@ from scheduler.turn import Turn
 log = logging.getLogger("warmturn.engine")
 
 _HOPELESS = 8  # failed steps in a row after which the engine gives up
+_TELLING = 32  # prompt tokens in a step that make its time a measure of prefill
 
 
 class Limits:
@@ -49,7 +50,7 @@ class Limits:
 
 
 class Engine:
-    """Turns in, deltas out. ``submit``, ``cancel`` and ``forget`` between steps; ``step`` runs the model once."""
+    """Turns in, deltas out. ``submit``, ``cancel`` and ``end`` between steps; ``step`` runs the model once."""
 
     def __init__(
         self, runner: ModelRunner, scheduler: Scheduler, vocabulary: Vocabulary, ends: tuple[int, ...], limits: Limits
@@ -90,12 +91,11 @@ class Engine:
         if turn is not None:
             self._finish(turn, FinishReason.CANCELLED)
 
-    def forget(self, request: Forget) -> None:
-        """Drop a named session, ending its turn first."""
-        turn = self.scheduler.of_session(request.tenant, request.session)
+    def end(self, tenant: str, session: str) -> None:
+        """End the turn of a named session, if there is one."""
+        turn = self.scheduler.of_session(tenant, session)
         if turn is not None:
             self._finish(turn, FinishReason.CANCELLED)
-        self.scheduler.store.forget(request.tenant, request.session)
 
     def step(self) -> StepOutputs:
         """Run one step over whatever is runnable; all the news since the last one."""
@@ -104,14 +104,23 @@ class Engine:
             self._steps += 1
             for turn, _ in plan:
                 self._admitted(turn)
+            started = time.perf_counter()
             try:
                 self._run(plan)
                 self._failures = 0
+                self._measure(plan, time.perf_counter() - started)
             except Exception as error:  # out of memory, or a bug in a model: these turns end, the engine goes on
                 self._survive(plan, error)
         self.stalled = not plan
         deltas, self._deltas = tuple(self._deltas), []
         return StepOutputs(deltas, self.stats())
+
+    def _measure(self, plan: list[tuple[Turn, int]], seconds: float) -> None:
+        """What a prompt token costs, for the choice between loading and computing."""
+        archive, fed = self.scheduler.store.archive, sum(count for _, count in plan)
+        prefill = sum(count for _, count in plan if count > 1)
+        if archive is not None and prefill >= _TELLING and 2 * prefill > fed:
+            archive.pace.computed(fed, seconds)
 
     def _survive(self, plan: list[tuple[Turn, int]], error: Exception) -> None:
         """A step failed: its turns end. Where no step succeeds any more the device is lost, and a fresh
@@ -150,7 +159,26 @@ class Engine:
             steps=self._steps,
             preemptions=scheduler.preemptions,
             evictions=scheduler.store.evictions,
+            misses={str(reason): count for reason, count in scheduler.misses.items()},
+            **self._below(),
         )
+
+    def _below(self) -> dict[str, int]:
+        """The gauges and counters of the tiers below memory."""
+        archive = self.scheduler.store.archive
+        if archive is None:
+            return {}
+        remote = archive.courier.remote if archive.courier is not None else None
+        return {
+            "disk_bytes": archive.disk.used,
+            "disk_bytes_total": archive.disk.budget,
+            "disk_sessions": len(archive.disk.heads),
+            "disk_written": archive.saver.written,
+            "disk_read": archive.loader.read,
+            "disk_errors": archive.saver.errors + archive.loader.errors,
+            "disk_pending": archive.saver.pending,
+            "remote_bytes": remote.used if remote is not None else 0,
+        }
 
     def check_integrity(self) -> None:
         """Assert every invariant that can be checked between steps."""

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import torch
 
+from cache import files
+from cache.archive import Archive
+from cache.codec import Codec
+from cache.disk import DiskTier
 from cache.pages import PagePool
+from cache.remote import RemoteTier
 from cache.state import nbytes
 from cache.store import SessionStore
 from cache.tier import MemoryTier
@@ -17,11 +23,12 @@ from scheduler.probe import Verdict
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SMALLEST = 4  # pages: below that not even a short chat fits
 _STATES = 3  # what one idle session keeps at least: its state and the checkpoints of its last turn
+_FLOOR = 5 << 30  # bytes of a disk that stay free unless told otherwise
 _MOST = 1 << 20  # pages: more are never needed where a token takes next to nothing
 
 
 class TooSmall(ValueError):
-    """The budget holds no usable number of pages; the message is one line for people."""
+    """What was given for KV cannot be used; the message is one line for people."""
 
 
 def build_store(
@@ -53,7 +60,30 @@ def build_store(
         host = MemoryTier(host_slots, page_size, torch.device("cpu"), shapes if host_slots else None, pinned=cuda)
     except (RuntimeError, MemoryError) as error:  # the allocator's
         raise TooSmall(f"this machine cannot give {budget} bytes to KV and {host_budget} to its host tier") from error
-    return SessionStore(PagePool(tier, host), states, threshold)
+    return SessionStore(PagePool(tier, host), states, threshold, config.tenant_share)
+
+
+def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -> Archive | None:
+    """The tiers below memory, as ``config`` asks for them; None without a disk tier. Raises ``TooSmall`` where its
+    folder cannot be used.
+    """
+    if config.kv_folder is None or config.disk_space == 0:
+        return None
+    folder = Path(config.kv_folder)
+    try:
+        files.make_folder(folder)
+        disk = shutil.disk_usage(folder)
+        floor = config.disk_floor if config.disk_floor is not None else min(disk.total // 20, _FLOOR)
+        budget = config.disk_space if config.disk_space is not None else disk.free // 10
+        tier = DiskTier(folder, fingerprint, budget, floor, config.tenant_share)
+        remote = None
+        if config.remote is not None:
+            remote = RemoteTier(config.remote, fingerprint, config.remote_space)
+        return Archive(store, tier, Codec(config.kv_at_rest), remote, config.remote_space)
+    except OSError as error:
+        raise TooSmall(f"the folder of stored KV cannot be used: {error.strerror}") from error
+    except ValueError as error:
+        raise TooSmall(f"--remote: {error}") from error
 
 
 def physical_memory() -> int:

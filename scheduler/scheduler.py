@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from cache.archive import Fetch
 from cache.session import common_prefix
-from cache.store import SessionStore
-from scheduler.messages import FinishReason, Receipt
+from cache.store import Acquired, SessionStore
+from scheduler.messages import FinishReason, Miss, Receipt
 from scheduler.queue import FairQueue
 from scheduler.turn import Turn, TurnStatus
 
@@ -32,6 +35,7 @@ class Scheduler:
         self.running: list[Turn] = []  # in order of admission
         self.waiting = FairQueue(max_queued)
         self.preemptions = 0
+        self.misses: Counter[Miss] = Counter()
         self._max_running = max_running
         self._reuse = reuse
         self._max_step_tokens = max_step_tokens
@@ -64,6 +68,8 @@ class Scheduler:
     def schedule(self) -> list[tuple[Turn, int]]:
         """The next step: turns, and how many tokens each feeds. Newly admitted ones have their receipt."""
         self._steps += 1
+        if self.store.archive is not None:
+            self.store.archive.poll()
         plan: dict[Turn, int] = {}
         budget = self._max_step_tokens
         for turn in self.running[:]:
@@ -129,9 +135,9 @@ class Scheduler:
     def _admit_next(self) -> Turn | None:
         """Admit the next waiting turn that can run now."""
         for turn in self.waiting.in_order(_LOOK_AHEAD):
-            if self._awaits_prefix(turn):
+            if self._awaits_prefix(turn) or self._awaits_fetch(turn):
                 continue
-            if self._admit(turn):
+            if (turn.fetch is None or turn.fetch.room) and self._admit(turn):
                 return turn
             turn.overtaken += 1
             if turn.overtaken > _PATIENCE:
@@ -157,9 +163,22 @@ class Scheduler:
                     return True
         return False
 
+    def _awaits_fetch(self, turn: Turn) -> bool:
+        """Whether more of this prompt is on its way up from disk. A turn asks once, and again where that could not
+        begin.
+        """
+        archive = self.store.archive
+        if archive is None or not (self._reuse and turn.reusable):
+            return False
+        if turn.fetch is None or not turn.fetch.begun:
+            found = archive.fetch(turn.request.tenant, turn.request.session, turn.ids)
+            turn.fetch = Fetch(done=True) if found is None else found
+        return turn.fetch.room and not turn.fetch.done
+
     def _admit(self, turn: Turn) -> bool:
         """Waiting -> running, with pages for all it owes; False where there is no room now."""
         reuse = self._reuse and turn.reusable
+        closest = self.store.closest(turn.request.tenant, turn.ids) if reuse and turn.receipt is None else (0, None)
         acquired = self.store.acquire(turn.request.tenant, turn.request.session, turn.ids, reuse)
         if acquired is None:
             return False
@@ -168,10 +187,34 @@ class Scheduler:
         turn.session.source = turn.source
         self.running.append(turn)
         if turn.receipt is None:
-            turn.receipt = Receipt(
-                len(turn.source or turn.ids[: turn.prompt_length]), acquired.reused, acquired.restored
-            )
+            turn.receipt = self._receipt(turn, acquired, *closest)
         return True
+
+    def _receipt(self, turn: Turn, acquired: Acquired, matched: int, expected: int | None) -> Receipt:
+        """What the prompt of a turn that has just been admitted costs, and why it costs no less."""
+        fetch = turn.fetch or Fetch()
+        raised = max(0, min(fetch.have + fetch.tokens, acquired.reused) - fetch.have)
+        whole = acquired.reused >= min(matched, len(turn.ids) - 1)
+        miss = None
+        if not whole:
+            miss = Miss(fetch.miss) if fetch.miss is not None else Miss.NO_CHECKPOINT
+        elif fetch.miss is not None:
+            miss = Miss(fetch.miss)
+        elif expected is not None and matched < len(turn.ids) - 1:
+            miss = Miss.DIVERGED
+        if miss is not None:
+            self.misses[miss] += 1
+        return Receipt(
+            prompt=len(turn.source or turn.ids[: turn.prompt_length]),
+            cached=acquired.reused,
+            restored=min(acquired.restored, acquired.reused - raised),
+            loaded=0 if fetch.recalled else raised,
+            fetched=raised if fetch.recalled else 0,
+            load_seconds=fetch.seconds,
+            miss=miss,
+            matched=matched,
+            expected=expected,
+        )
 
     # -- preemption -------------------------------------------------------------------------------------------------
 
@@ -193,5 +236,5 @@ class Scheduler:
         assert turn.session is not None
         self.running.remove(turn)
         self.store.release(turn.session)
-        turn.session, turn.status = None, TurnStatus.WAITING
+        turn.session, turn.status, turn.fetch = None, TurnStatus.WAITING, None
         self.waiting.put_back(turn)

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import torch
 
+from cache.archive import Fetch
 from cache.session import SessionCache
 from scheduler.messages import FinishReason, Receipt, Submit, TokenLogprob, unpack_ids
 from scheduler.text import TextStream
@@ -40,6 +41,7 @@ class Turn:
     status: TurnStatus = TurnStatus.WAITING
     session: SessionCache | None = None
     finish_reason: FinishReason | None = None
+    fetch: Fetch | None = None  # what the tiers below memory were asked for
     receipt: Receipt | None = None
     announced: bool = False  # the server has its receipt
     overtaken: int = 0  # times that others were tried because there was no room for this one

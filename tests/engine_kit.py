@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from tiny_models import CONTEXT, MODES, make_tokenizer, model_of
 
+from cache.archive import Archive
+from cache.codec import Codec
+from cache.disk import DiskTier
 from cache.layers import read_layers
+from cache.pace import Pace
 from cache.pages import PagePool
+from cache.remote import RemoteTier
 from cache.store import SessionStore
 from cache.tier import MemoryTier
 from scheduler.engine import Engine, Limits
@@ -68,6 +76,13 @@ def in_place_of(name: str) -> frozenset[int]:
     return verdict_on(name).mode.in_place
 
 
+class Eager(Pace):
+    """Models this small are sooner computed than loaded: tests load whatever there is."""
+
+    def prefers_loading(self, nbytes: int, tokens: int) -> bool:
+        return True
+
+
 class Kit:
     """``send`` turns, ``run`` steps; every step is followed by the integrity checks."""
 
@@ -83,7 +98,13 @@ class Kit:
         max_queued: int = 256,
         context: int = CONTEXT,
         state_budget: int = 1 << 30,
+        folder: Path | None = None,
+        disk_space: int = 1 << 30,
+        codec: Codec = Codec.EXACT,
+        remote: str | None = None,
+        share: float = 1.0,
     ) -> None:
+        """``folder``: of a disk tier; without it there is none."""
         self.model: Any = model_of(name)
         self.mode = verdict_on(name).mode
         self.mode.in_place = in_place_of(name) if in_place else frozenset()
@@ -91,8 +112,14 @@ class Kit:
         self.pool = PagePool(MemoryTier(pages, PAGE, cpu, verdict_on(name).shapes), MemoryTier(host_pages, PAGE, cpu))
         self.rope = rope_of(name)
         budget = state_budget if self.mode.stateful else None
-        self.store = SessionStore(self.pool, budget, self.rope.threshold)
+        self.store = SessionStore(self.pool, budget, self.rope.threshold, share)
         self.store.skeleton = verdict_on(name).skeleton
+        self.fingerprint = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+        if folder is not None:
+            disk = DiskTier(folder, self.fingerprint, disk_space, share=share)
+            tier = None if remote is None else RemoteTier(remote, self.fingerprint, None)
+            self.store.archive = Archive(self.store, disk, codec, tier)
+            self.store.archive.pace = Eager()
         self.scheduler = Scheduler(
             self.store, max_running=max_running, max_step_tokens=step_tokens, max_queued=max_queued
         )
@@ -150,6 +177,8 @@ class Kit:
         """Step until nothing is left."""
         while not self.engine.idle:
             self.step()
+            if self.engine.stalled:
+                time.sleep(0.001)  # as the engine process does: something is being read
             limit -= 1
             assert limit, "the engine does not come to an end"
 
@@ -158,6 +187,26 @@ class Kit:
         turn = self.send(prompt, count, **options)
         self.run()
         return self.outcomes[turn]
+
+    def leave(self) -> None:
+        """End as the engine process does: everything is written, the threads are gone."""
+        archive = self.archive
+        archive.flush(60.0)
+        assert not archive.saver.pending
+        archive.close()
+
+    def settle(self) -> None:
+        """Wait until nothing is being read or written any more."""
+        while self.archive.busy:
+            self.archive.poll()
+            time.sleep(0.001)
+        self.engine.check_integrity()
+
+    @property
+    def archive(self) -> Archive:
+        """The tiers below memory."""
+        assert self.store.archive is not None
+        return self.store.archive
 
     def cancel(self, turn: str) -> None:
         """The client of that turn leaves."""

@@ -5,6 +5,7 @@ evicted or preempted.
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ PRESSURE: dict[str, dict[str, Any]] = {
     "to the host": {"pages": 28, "host_pages": 24},
     "all on the host": {"pages": 28, "host_pages": 400},
     "preempted": {"pages": 20, "host_pages": 6, "step_tokens": 16},
+    "to disk": {"pages": 28, "folder": True},
+    "through a small disk": {"pages": 28, "host_pages": 8, "folder": True, "disk_space": 60_000},
 }
 
 
@@ -54,8 +57,9 @@ def _conversation(kit: Kit, seed: int, clients: int, turns: int, name: bool) -> 
 
 @pytest.mark.parametrize("pressure", PRESSURE)
 @pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS + ("longrope",))
-def test_conversations_under_pressure(name: str, pressure: str) -> None:
-    kit = Kit(name, **PRESSURE[pressure])
+def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) -> None:
+    options = PRESSURE[pressure]
+    kit = Kit(name, **options | ({"folder": tmp_path} if "folder" in options else {}))
     _conversation(kit, seed=1, clients=5, turns=4, name=True)
     stats = kit.engine.stats()
     assert stats.running == stats.waiting == 0
@@ -65,6 +69,13 @@ def test_conversations_under_pressure(name: str, pressure: str) -> None:
         assert stats.preemptions > 0
     if pressure == "all on the host":
         assert any(o.receipt is not None and o.receipt.restored for o in kit.outcomes.values())
+    if "folder" in options:
+        kit.settle()
+        files = sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
+        assert files == kit.archive.disk.used <= options.get("disk_space", 1 << 30)
+        assert kit.archive.disk.damaged == stats.disk_errors == 0
+    if pressure == "to disk":
+        assert any(o.receipt is not None and o.receipt.loaded for o in kit.outcomes.values())
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -157,8 +168,8 @@ def test_branches_share_a_trunk_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("tier", ["device", "host"])
 @pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS)
-def test_a_saved_session_goes_on_in_another_engine(name: str, tier: str) -> None:
-    kit = Kit(name, pages=40, host_pages=100)
+def test_a_stored_session_goes_on_in_another_engine(name: str, tier: str, tmp_path: Path) -> None:
+    kit = Kit(name, pages=40, host_pages=100, folder=tmp_path)
     prompt = list(range(30, 60))
     first = kit.ask(prompt, 5, session="s")
     if tier == "host":
@@ -167,16 +178,15 @@ def test_a_saved_session_goes_on_in_another_engine(name: str, tier: str) -> None
     session = kit.store.find("a", "s")
     assert session is not None
     assert session.warm == (tier == "device")
-    saved = kit.store.save(session)
-    kit.ask([*prompt, *first.tokens, 1], 2, session="s")  # the snapshot is a copy: what happens later is not in it
-    fresh = Kit(name)
-    assert fresh.store.restore(saved) is not None
-    fresh.engine.check_integrity()
+    kit.leave()
+    fresh = Kit(name, folder=tmp_path)
+    assert not len(fresh.store)  # nothing is loaded until it is wanted
     longer = [*prompt, *first.tokens, 7, 8, 9]
     second = fresh.ask(longer, 6, session="s")
     assert second.tokens == greedy(fresh.model, longer, 6)
     assert second.receipt is not None
-    assert second.receipt.cached == 34
+    assert second.receipt.cached == second.receipt.loaded == 34
+    assert fresh.archive.disk.damaged == 0
     edited = [*prompt[:-1], 3, 4, 5]  # and its checkpoints came along
     third = fresh.ask(edited, 6, session="s")
     assert third.tokens == greedy(fresh.model, edited, 6)

@@ -1,0 +1,317 @@
+"""The tiers below memory as the session store sees them: sessions go down when idle and come back when wanted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cache import files, loader
+from cache.background import Background
+from cache.chain import Head, Owner, Segment
+from cache.codec import Codec
+from cache.courier import Courier
+from cache.disk import DiskTier
+from cache.files import Doubt
+from cache.loader import Load, Loader, Piece
+from cache.pace import Pace
+from cache.pages import Page
+from cache.remote import RemoteTier
+from cache.saver import Saver
+from cache.session import SessionCache, common_prefix
+
+if TYPE_CHECKING:
+    from cache.store import SessionStore
+
+_LOADS = 4  # at once: each holds pages that nobody computes with yet
+_READERS = 2
+_LEAST_PENDING = 64 << 20  # bytes that may be on their way to disk, however small the device tier
+
+Told = Callable[[int, int], None]
+
+
+@dataclass(eq=False)
+class Fetch:
+    """A timeline on its way up for a turn that waits for it.
+
+    Where it has not ``begun``, ask again: too much else is under way, or the device has no ``room`` now. When ``done``,
+    ``tokens`` beyond the ``have`` that memory held are cached, in an idle session that any turn may go on from;
+    ``recalled``: they came over the remote tier. ``miss`` tells why they are not all there.
+    """
+
+    begun: bool = True
+    room: bool = True
+    done: bool = False
+    have: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    recalled: bool = False
+    miss: str | None = None
+
+
+class Archive:
+    """Disk and remote tier of a session store. Everything here runs on the store's thread; files are read and
+    written on others, and ``poll`` takes in what they have done.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        disk: DiskTier,
+        codec: Codec = Codec.EXACT,
+        remote: RemoteTier | None = None,
+        remote_budget: int | None = None,
+    ) -> None:
+        """Finds again what is on disk; slow where that is much."""
+        self.disk = disk
+        self.pace = Pace()
+        self._store = store
+        self._background = Background()
+        self._writer = self._background.lane("kv-writer", 1)
+        pool = store.pool
+        limit = max(_LEAST_PENDING, pool.device.slots * pool.page_bytes // 8)
+        self.saver = Saver(pool, disk, self._writer, codec, limit)
+        self.saver.saved = self._saved
+        self.loader = Loader(pool, self._background.lane("kv-reader", _READERS))
+        self.courier: Courier | None = None
+        if remote is not None:
+            self.courier = Courier(disk, remote, self._background.lane("kv-remote", 1), remote_budget)
+        self._fetches: dict[Owner, Fetch] = {}
+        self._forgotten: set[Owner] = set()  # while they are being fetched
+        disk.scan()
+        self._unlink()
+
+    # -- every step -------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Take in what was read and written, and begin what is to be written."""
+        self._background.poll()
+        self.saver.pump()
+        self._unlink()
+
+    @property
+    def _skeleton(self) -> Any:
+        return self._store.skeleton if self._store.stateful else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way or could be begun."""
+        return self._background.busy or self.saver.ready
+
+    @property
+    def held(self) -> Counter[Page]:
+        """How often each page is held by a write."""
+        return self.saver.held
+
+    def flush(self, seconds: float) -> None:
+        """Write everything that is not on disk yet, for at most so long."""
+        until = time.monotonic() + seconds
+        while self.saver.pending and time.monotonic() < until:
+            self.saver.pump(everything=True)
+            time.sleep(0.002)
+            self._background.poll()
+            self._unlink()
+
+    def close(self) -> None:
+        """Finish what is being written and let the threads end."""
+        self._background.close()
+
+    # -- up ---------------------------------------------------------------------------------------------------------
+
+    def fetch(self, tenant: str, name: str | None, prompt: array[int]) -> Fetch | None:
+        """Bring up what is stored of ``prompt``, where that is more than memory holds and sooner there than computed.
+        None: there is nothing to bring up.
+        """
+        owner = Owner(tenant, name, True) if name is not None else None
+        unknown = owner is not None and self._store.find(*owner[:2]) is None
+        if owner is not None and unknown and self.courier is not None and self.courier.recalls(owner):
+            return Fetch(begun=False)
+        head, shared = self._best(tenant, owner, prompt)
+        if head is None:
+            return None
+        have = self._store.match(tenant, prompt, name)
+        length = head.tip.reach(min(shared, len(prompt) - 1), self._store.stateful)
+        if length <= have:
+            return None
+        if head.owner in self._fetches:
+            return self._fetches[head.owner]
+        if len(self._fetches) >= _LOADS:
+            return Fetch(begun=False)
+        extents = [extent for extent in head.tip.extents(length) if extent.stop > have]
+        nbytes = sum(s.nbytes * (stop - first) // max(1, len(s.tokens)) for s, first, stop in extents)
+        if not self.pace.prefers_loading(nbytes, length - have):
+            return Fetch(done=True, miss="recompute_cheaper")
+        return self._fetch(head, length)
+
+    def _best(self, tenant: str, owner: Owner | None, prompt: array[int]) -> tuple[Head | None, int]:
+        """The stored timeline that shares the most with ``prompt``."""
+        long = self._store.is_long(len(prompt))
+        head, shared = self.disk.match(tenant, prompt, long)
+        own = self.disk.head(owner) if owner is not None else None
+        if own is not None and own.tip.private and own.tip.long is long:
+            in_common = common_prefix(own.tip.timeline()[0], prompt)
+            if in_common > shared:
+                return own, in_common
+        return head, shared
+
+    def _fetch(self, head: Head, length: int) -> Fetch:
+        """Reserve pages and have the rest of the timeline read into them."""
+        owner, tip = head.owner, head.tip
+        ids, mask = tip.timeline(length)
+        acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), long=tip.long)
+        if acquired is None:
+            return Fetch(begun=False, room=False)
+        fetch = self._fetches[owner] = Fetch(have=acquired.reused, recalled=head.recalled)
+        head.recalled = False
+        acquired.session.private = tip.private
+        extents = [extent for extent in tip.extents(length) if extent.stop > fetch.have]
+        pieces = [
+            Piece(self.disk.folder / s.folder, s.name, s.first, first, stop, s.after) for s, first, stop in extents
+        ]
+        self.disk.hold(tip)
+        self.disk.touch(head)
+
+        def finish(load: Load) -> None:
+            del self._fetches[owner]
+            if load.broken is None:
+                self.pace.loaded(load.nbytes, load.seconds)
+            else:
+                fetch.miss = "damaged"
+                if load.doubt:
+                    self.disk.condemn(extents[load.broken].segment)
+            self._settle(load, ids, mask, tip, owner)
+            self.disk.let_go(tip)
+            fetch.tokens, fetch.seconds, fetch.done = load.tokens, load.seconds, True
+
+        self.loader.start(Load(acquired.session, pieces, fetch.have, length, self._skeleton), finish)
+        return fetch
+
+    def _settle(self, load: Load, ids: array[int], mask: bytearray, tip: Segment | None, owner: Owner) -> None:
+        """The session of a finished load is idle from now on, under its own name where that is free."""
+        session = load.session
+        if owner in self._forgotten:
+            self._forgotten.discard(owner)
+            self._store.discard(session)
+            return
+        loader.settle(load, ids, mask)
+        if load.tokens and tip is not None:
+            session.saved, session.saved_length = tip.at(session.length), session.length
+        if owner.named:
+            self._store.name(session, owner.session)
+        self._store.release(session)
+
+    def take(self, owner: Owner, folder: Path, fingerprint: str, told: Callable[[int, str | None], None]) -> None:
+        """Make the files of an ``export`` in ``folder`` the KV of a session, which serves nobody else. ``told`` gets
+        the tokens that are cached now, and why they are not all.
+        """
+
+        def found(outcome: Segment | Exception) -> None:
+            if isinstance(outcome, Exception):
+                return told(0, outcome.reason if isinstance(outcome, Doubt) else "unreadable")
+            ids, mask = outcome.timeline()
+            acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), reuse=False, long=outcome.long)
+            if acquired is None:
+                return told(0, "no_room")
+            acquired.session.private = True
+            pieces = [Piece(folder, s.name, s.first, first, stop, s.after) for s, first, stop in outcome.extents()]
+
+            def finish(load: Load) -> None:
+                self._settle(load, ids, mask, None, owner)
+                told(load.tokens, None if load.broken is None else "damaged")
+
+            return self.loader.start(Load(acquired.session, pieces, 0, len(ids), self._skeleton), finish)
+
+        self._writer.submit(lambda: loader.read_chain(folder, fingerprint), found)
+
+    # -- down -------------------------------------------------------------------------------------------------------
+
+    def forget(self, owner: Owner, told: Callable[[], None]) -> None:
+        """Remove what the tiers hold of a session; ``told`` is called when the files are gone, never where one could
+        not be unlinked.
+        """
+        self.disk.forget(owner)
+        if owner in self._fetches:
+            self._forgotten.add(owner)
+
+        def gone() -> None:
+            if self.courier is None:
+                told()
+            else:
+                self.courier.forget(owner, told)
+
+        def written(_: object) -> None:  # writes that were under way are over
+            self._unlink(gone)
+
+        self._writer.submit(lambda: None, written)
+
+    def pin(self, owner: Owner, until: float) -> None:
+        """Evict a session's files last until then (Unix seconds)."""
+        head = self.disk.head(owner)
+        if head is not None:
+            head.pinned_until = until
+
+    def export(self, owner: Owner, session: SessionCache | None, folder: Path, told: Told) -> None:
+        """Put the files of a session into a new ``folder`` as 000000.kv, 000001.kv...; ``told`` gets their number and
+        the tokens in them.
+        """
+        if session is not None and not session.running:
+            self.saver.write_now(session)
+        head = self.disk.head(owner)
+        tip = session.saved if session is not None and session.saved is not None else head.tip if head else None
+        if tip is None:
+            return told(0, 0)
+        chain, length = tip.chain(), tip.stop
+        self.disk.hold(tip)
+
+        def copy() -> None:
+            folder.mkdir(mode=0o700)
+            for number, segment in enumerate(chain):
+                source, target = self.disk.folder / segment.folder / segment.name, folder / f"{number:06d}.kv"
+                try:
+                    os.link(source, target, follow_symlinks=False)
+                except OSError:
+                    shutil.copyfile(source, target, follow_symlinks=False)
+
+        def copied(outcome: Exception | None) -> None:
+            self.disk.let_go(tip)
+            told(*((len(chain), length) if outcome is None else (0, 0)))
+
+        self._writer.submit(copy, copied)
+        return None
+
+    def _unlink(self, told: Callable[[], None] | None = None) -> None:
+        """Have the writer remove what is doomed."""
+        doomed, self.disk.doomed = self.disk.doomed, []
+        if not doomed and told is None:
+            return
+
+        def finish(outcome: Exception | None) -> None:
+            if outcome is not None:
+                self.saver.errors += 1
+            elif told is not None:
+                told()
+
+        self._writer.submit(lambda: remove_all(doomed), finish)
+
+    def _saved(self, segment: Segment) -> None:
+        if self.courier is not None and segment.owner.named:
+            self.courier.upload(segment)
+
+
+def remove_all(doomed: list[Path]) -> None:
+    """Unlink files, and their folders where these are empty then; remove folders of other models whole."""
+    for path in doomed:
+        if path.suffix != ".kv":
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        with suppress(FileNotFoundError):
+            files.remove(path.parent, [path.name])
+        with suppress(OSError):
+            path.parent.rmdir()

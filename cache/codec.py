@@ -1,0 +1,79 @@
+"""How keys and values lie in a file: as they are, or one byte a number with one scale per token and head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from math import prod
+
+import torch
+
+_ROWS = 1 << 14  # scaled at a time: bounds the float32 copies
+_LARGEST = 1e37  # beyond it a scale times its number could overflow
+_SCALE = 4  # bytes: float32
+_NUMBERS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Codec(StrEnum):
+    EXACT = "exact"
+    INT8 = "int8"  # off by at most absmax / 254 of its token and head
+    FP8 = "fp8"  # off by at most 1/16 of the number itself, or absmax / 458752 where that is more
+
+
+_FORMS = {Codec.INT8: (torch.int8, 127.0), Codec.FP8: (torch.float8_e4m3fn, 448.0)}  # and the largest number of each
+
+
+def chosen(tensor: torch.Tensor, codec: Codec) -> Codec:
+    """``codec``, or EXACT where that would save nothing or a number is not finite."""
+    if codec is Codec.EXACT or not encodable(tensor.shape, tensor.dtype, codec):
+        return Codec.EXACT
+    low, high = tensor.aminmax()
+    return codec if float(low) > -_LARGEST and float(high) < _LARGEST else Codec.EXACT
+
+
+def encodable(shape: Sequence[int], dtype: torch.dtype, codec: Codec) -> bool:
+    """Whether there are rows of numbers that ``codec`` makes smaller."""
+    return dtype in _NUMBERS and len(shape) > 1 and encoded_bytes(shape, dtype, codec) < prod(shape) * dtype.itemsize
+
+
+def encoded_bytes(shape: Sequence[int], dtype: torch.dtype, codec: Codec) -> int:
+    """Bytes that ``encode`` makes of such a tensor."""
+    if codec is Codec.EXACT:
+        return prod(shape) * dtype.itemsize
+    return prod(shape[:-1]) * (_SCALE + shape[-1])
+
+
+def encode(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """``tensor`` ``[..., dim]`` as bytes: one float32 scale per row of ``dim`` numbers, then one byte per number.
+    EXACT: its own bytes, not copied where it is contiguous.
+    """
+    if codec is Codec.EXACT:
+        return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    form, top = _FORMS[codec]
+    rows = tensor.detach().reshape(-1, tensor.shape[-1])
+    encoded = torch.empty(encoded_bytes(tensor.shape, tensor.dtype, codec), dtype=torch.uint8)
+    scales, numbers = _parts(encoded, len(rows), form)
+    for at in range(0, len(rows), _ROWS):
+        part = rows[at : at + _ROWS].float()
+        scale = part.abs().amax(1, keepdim=True) / top
+        scales[at : at + _ROWS] = scale
+        part = (part / torch.where(scale > 0, scale, 1.0)).clamp(-top, top)
+        numbers[at : at + _ROWS] = (part.round() if codec is Codec.INT8 else part).to(form)
+    return encoded
+
+
+def decode(encoded: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, codec: Codec) -> torch.Tensor:
+    """The tensor of which ``encode`` made these bytes; EXACT: the same memory."""
+    if codec is Codec.EXACT:
+        return encoded.view(dtype).view(tuple(shape))
+    scales, numbers = _parts(encoded, prod(shape[:-1]), _FORMS[codec][0])
+    rows = torch.empty(numbers.shape, dtype=dtype)
+    for at in range(0, len(rows), _ROWS):
+        rows[at : at + _ROWS] = numbers[at : at + _ROWS].float() * scales[at : at + _ROWS]
+    return rows.view(tuple(shape))
+
+
+def _parts(encoded: torch.Tensor, rows: int, form: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the scales ``[rows, 1]`` and the numbers ``[rows, dim]`` lie in ``encoded``."""
+    scales, numbers = encoded[: rows * _SCALE], encoded[rows * _SCALE :]
+    return scales.view(torch.float32).view(rows, 1), numbers.view(form).view(rows, -1)

@@ -1,0 +1,169 @@
+"""Files that are there whole or not at all, and folders that may have been tampered with.
+
+A file is written beside its place, synced, and renamed into it. It is opened without following links and refused
+unless it is a regular file of this user. Folders are opened first, links refused, and everything happens relative
+to them: whoever has a link above his folder resolves it once, before.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+NAME = "[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"  # what a file may be called; a temporary one begins with a dot
+_PLAIN = re.compile(NAME)
+
+# What is wrong with the file itself when it cannot be opened; anything else is the machine's trouble.
+_REASONS = {
+    errno.ENOENT: "missing",
+    errno.ELOOP: "not a regular file",
+    errno.ENOTDIR: "not in a folder",
+    errno.ENXIO: "not a regular file",
+    errno.ENODEV: "not a regular file",
+    errno.EACCES: "not readable",
+    errno.EPERM: "not readable",
+}
+
+
+class Doubt(Exception):
+    """This file cannot be trusted. ``reason`` says why in a few words, without a path or anything it contains.
+
+    An OSError instead says nothing about the file: the same read may succeed later.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def write_file(folder: Path, name: str, chunks: Iterable[bytes | memoryview]) -> int:
+    """Make the file ``name`` of ``chunks`` (of bytes), on stable storage when this returns; the bytes written.
+
+    Where anything fails nothing is left, not even an older file of that name if the rename was done already.
+    """
+    _checked(name)
+    with _opened(folder) as fd:
+        temporary = f".{secrets.token_hex(8)}.tmp"
+        left = temporary  # what is to be removed if anything fails
+        try:
+            size = _write(os.open(temporary, _NEW, 0o600, dir_fd=fd), chunks)
+            os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
+            left = name
+            os.fsync(fd)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(left, dir_fd=fd)
+            raise
+    return size
+
+
+def make_folder(path: Path) -> None:
+    """Make ``path`` and what is missing above it, for this user only, each entry synced. A link is refused."""
+    try:
+        os.close(os.open(path, _FOLDER))
+    except FileNotFoundError:
+        make_folder(path.parent)
+        with _opened(path.parent) as fd:
+            with suppress(FileExistsError):
+                os.mkdir(path.name, 0o700, dir_fd=fd)
+            os.fsync(fd)
+
+
+def open_file(folder: Path, name: str) -> int:
+    """A descriptor to read ``name`` with; the caller closes it. Doubt where it is not there, not a regular file, or
+    not this user's; never waits, whatever it is.
+    """
+    if not _PLAIN.fullmatch(name):
+        raise Doubt("not a file's name")
+    try:
+        with _opened(folder) as above:
+            fd = os.open(name, _OLD, dir_fd=above)
+    except OSError as error:
+        if error.errno in _REASONS:
+            raise Doubt(_REASONS[error.errno]) from None
+        raise
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise Doubt("not a regular file")
+        if facts.st_uid != os.geteuid():
+            raise Doubt("another user's file")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_at(fd: int, size: int, offset: int) -> bytearray:
+    """Exactly ``size`` bytes at ``offset``, or Doubt. The caller has compared ``size`` with the file's."""
+    data = bytearray(size)
+    read_into(fd, memoryview(data), offset)
+    return data
+
+
+def read_into(fd: int, buffer: memoryview, offset: int) -> None:
+    """Fill ``buffer`` (bytes, contiguous) from ``offset``, or Doubt where the file ends before."""
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(fd, [buffer[done:]], offset + done)
+        if count == 0:
+            raise Doubt("shorter than it was")
+        done += count
+
+
+def remove(folder: Path, names: Iterable[str]) -> None:
+    """Unlink the files that are there of ``names``: gone for good when this returns."""
+    with _opened(folder) as fd:
+        for name in names:
+            if "/" in name:
+                raise ValueError("a file's name has no slash")
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=fd)
+        os.fsync(fd)
+
+
+def clear_temporaries(folder: Path) -> None:
+    """Unlink what writers left that were killed. Nobody may be writing to ``folder``."""
+    with _opened(folder) as fd:
+        for name in os.listdir(fd):
+            if name.startswith(".") and name.endswith(".tmp"):
+                os.unlink(name, dir_fd=fd)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    fd = os.open(folder, _FOLDER)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _checked(name: str) -> None:
+    if not _PLAIN.fullmatch(name):
+        raise ValueError("a file's name has letters, digits, '.', '_' and '-'")
+
+
+def _write(fd: int, chunks: Iterable[bytes | memoryview]) -> int:
+    """All of ``chunks`` to ``fd``, synced and closed; their bytes."""
+    size = 0
+    try:
+        for chunk in chunks:
+            rest = memoryview(chunk)
+            size += len(rest)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return size

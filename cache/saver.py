@@ -1,0 +1,211 @@
+"""Write-behind: what idle sessions have cached and no file holds yet, on its way to disk."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+
+from cache import files, transfer
+from cache import state as states
+from cache.background import Lane
+from cache.chain import Segment
+from cache.codec import Codec
+from cache.disk import DiskTier, file_name, folder_of
+from cache.pages import Page, PagePool
+from cache.segment import Header, timeline_hash, write
+from cache.session import SessionCache
+from cache.tier import MemoryTier
+
+_PAUSE = 5.0  # seconds without a write after one that failed
+_HEADER = 4096  # bytes of a file besides its tensors, about
+
+
+class Saver:
+    """Idle sessions whose newest tokens are in memory only, and the writes that are under way.
+
+    A write holds its pages like a session would, warm: until it is done they neither move nor are written to. At
+    most ``limit`` bytes are under way; who waits meanwhile is written once with all it has by then, named sessions
+    first.
+    """
+
+    def __init__(self, pool: PagePool, disk: DiskTier, lane: Lane, codec: Codec, limit: int) -> None:
+        self.written = 0  # bytes
+        self.errors = 0
+        self.saved: Callable[[Segment], None] = lambda segment: None  # called with each file that is there
+        self._pool = pool
+        self._disk = disk
+        self._lane = lane
+        self._codec = codec
+        self._limit = limit
+        self._wanted: tuple[OrderedDict[SessionCache, None], ...] = (OrderedDict(), OrderedDict())  # named, anonymous
+        self._under_way: dict[Segment, list[Page]] = {}
+        self._bytes = 0
+        self._paused_until = 0.0
+
+    @property
+    def pending(self) -> int:
+        """Sessions that are not wholly on disk, as far as they may be."""
+        return sum(map(len, self._wanted)) + len(self._under_way)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a write could begin now."""
+        return next(self._ready(False), None) is not None and time.monotonic() >= self._paused_until
+
+    @property
+    def held(self) -> Counter[Page]:
+        """How often each page is held by a write."""
+        return Counter(page for pages in self._under_way.values() for page in pages)
+
+    @property
+    def holds(self) -> int:
+        """Pages held by writes, shared ones counted for each."""
+        return sum(map(len, self._under_way.values()))
+
+    def want(self, session: SessionCache) -> None:
+        """``session`` is idle now: write what is new of it, when there is time."""
+        session.settle()
+        if session.saved_length < session.length:
+            self._wanted[session.name is None][session] = None
+
+    def unwant(self, session: SessionCache) -> None:
+        """``session`` runs or is gone: what is under way goes on, nothing else is begun."""
+        for wanted in self._wanted:
+            wanted.pop(session, None)
+
+    def pump(self, everything: bool = False) -> None:
+        """Begin writes, as many as fit; with ``everything`` all of them, also from the host tier."""
+        if time.monotonic() < self._paused_until:
+            return
+        for session in list(self._ready(everything)):
+            if self._bytes >= self._limit and not everything:
+                break
+            self.unwant(session)
+            self._begin(session)
+
+    def write_now(self, session: SessionCache) -> None:
+        """Begin to write an idle session before all others, if anything of it is not on disk."""
+        self.want(session)
+        if any(session in wanted for wanted in self._wanted):
+            self.unwant(session)
+            self._begin(session)
+
+    def _ready(self, everything: bool) -> Iterator[SessionCache]:
+        for wanted in self._wanted:
+            yield from (session for session in wanted if session.warm or everything)
+
+    def _begin(self, session: SessionCache) -> None:
+        """Plan the file, hold the pages, hand both to the writer."""
+        first, stop = session.saved_length, session.length
+        page_size = self._pool.page_size
+        segment = self._segment(session, first, stop)
+        if not self._disk.begin(segment):
+            return  # it does not fit beside what is in use
+        kept = {n: session.checkpoints[n] for n in segment.states}
+        before = timeline_hash(session.token_ids[:first].tobytes(), bytes(session.mask[:first]))
+        header = self._header(segment, session, before, stop)
+        runs = _runs(session.pages, page_size, first, stop)
+        pages = session.pages[first // page_size : -(-stop // page_size)]
+        self._pool.share(pages)
+        self._pool.heat(pages)
+        self._under_way[segment] = pages
+        self._bytes += segment.nbytes
+        session.saved, session.saved_length = segment, stop
+        self._lane.submit(
+            lambda: self._write(segment, header, runs, kept),
+            lambda outcome: self._finish(session, segment, outcome),
+        )
+
+    def _segment(self, session: SessionCache, first: int, stop: int) -> Segment:
+        head = self._disk.head(session.owner)
+        sequence = max(int(time.time() * 1000), head.tip.sequence + 1 if head is not None else 0)
+        shapes = self._pool.device.shapes.values()
+        kept = {n: state for n, state in session.checkpoints.items() if first < n <= stop}
+        return Segment(
+            owner=session.owner,
+            folder=folder_of(session.owner),
+            name=file_name(sequence, uuid.uuid4().hex),
+            sequence=sequence,
+            parent=session.saved,
+            first=first,
+            tokens=session.token_ids[first:stop],
+            mask=bytes(session.mask[first:stop]),
+            after=timeline_hash(session.cached.tobytes(), bytes(session.mask)),
+            states=tuple(kept),
+            long=session.long,
+            private=session.private,
+            nbytes=(stop - first) * (sum(shape.nbytes for shape in shapes) + 5) + states.nbytes(kept) + _HEADER,
+        )
+
+    def _header(self, segment: Segment, session: SessionCache, before: bytes, stop: int) -> Header:
+        parent = segment.parent
+        return Header(
+            fingerprint=self._disk.fingerprint,
+            tenant=session.tenant,
+            session=segment.owner.session,
+            named=segment.owner.named,
+            id=segment.name.partition("-")[2].removesuffix(".kv"),
+            sequence=segment.sequence,
+            parent=None if parent is None else f"{parent.folder}/{parent.name}",
+            first=segment.first,
+            stop=stop,
+            tokens=segment.tokens.tobytes(),
+            mask=segment.mask,
+            before=before,
+            after=segment.after,
+            long=segment.long,
+            private=segment.private,
+            created=time.time(),
+            codec=self._codec,
+        )
+
+    def _write(
+        self, segment: Segment, header: Header, runs: list[tuple[MemoryTier, torch.Tensor]], kept: dict[int, Any]
+    ) -> int:
+        """On the writer's thread: the file's bytes."""
+        tensors, facts = transfer.packed_states(kept)
+        parts = [transfer.gather(tier, rows) for tier, rows in runs]
+        for name in parts[0] if parts else ():
+            tensors[name] = parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts])
+        folder = self._disk.folder / segment.folder
+        files.make_folder(folder)
+        return write(folder, segment.name, msgspec.structs.replace(header, facts=facts), tensors).size
+
+    def _finish(self, session: SessionCache, segment: Segment, outcome: int | Exception) -> None:
+        """Back on the owner's thread."""
+        self._pool.drop(self._under_way.pop(segment), warm=True)
+        self._bytes -= segment.nbytes
+        if isinstance(outcome, int):
+            self.written += outcome
+            self._disk.complete(segment, outcome)
+            if not segment.dead:
+                self.saved(segment)
+            return
+        self._disk.abandon(segment)
+        self.errors += 1
+        self._paused_until = time.monotonic() + _PAUSE
+        if not isinstance(outcome, OSError):
+            raise outcome
+        if session.pages and not session.running:
+            self.want(session)
+
+
+def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[tuple[MemoryTier, torch.Tensor]]:
+    """Where the tokens lie, as runs of pages in one tier."""
+    runs: list[tuple[MemoryTier, torch.Tensor]] = []
+    at = first
+    while at < stop:
+        tier = pages[at // page_size].tier
+        end = at // page_size + 1
+        while end * page_size < stop and pages[end].tier is tier:
+            end += 1
+        until = min(end * page_size, stop)
+        runs.append((tier, transfer.rows_of(pages, page_size, at, until)))
+        at = until
+    return runs
