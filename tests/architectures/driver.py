@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,9 +57,16 @@ class Driver:
         kv_memory: int = ROOMY,
         host_memory: int = 0,
         step_tokens: int = 16,
+        folder: str | None = None,
     ) -> None:
         config = EngineConfig(
-            address="", model="", kv_memory=kv_memory, host_memory=host_memory, max_step_tokens=step_tokens
+            address="",
+            model="",
+            kv_memory=kv_memory,
+            host_memory=host_memory,
+            max_step_tokens=step_tokens,
+            kv_folder=folder,
+            disk_floor=0,
         )
         self.engine, self.facts = build(config, loaded)
         self._sampling = Sampling(temperature=0.0, logit_bias=dict.fromkeys(sorted(banned), _BANNED))
@@ -91,6 +99,8 @@ class Driver:
                 if self.engine.idle:
                     break
                 self.step()
+                if self.engine.stalled:
+                    time.sleep(0.001)  # something is being read from disk
         if errors:
             raise TurnFailed(errors[0])
         if not self.engine.idle:

@@ -29,11 +29,11 @@ def shared(a: list[int], b: list[int]) -> int:
     return count
 
 
-def check_tree(index: PrefixIndex, stored: dict[SessionCache, list[int]]) -> None:
+def check_tree(index: PrefixIndex[SessionCache], stored: dict[SessionCache, list[int]]) -> None:
     """No node is empty or needless, edges and parents agree, and every session's path spells its tokens."""
     found: dict[SessionCache, list[int]] = {}
 
-    def walk(node: _Node, above: list[int]) -> None:
+    def walk(node: _Node[SessionCache], above: list[int]) -> None:
         for first, child in node.children.items():
             assert child.parent is node
             assert len(child.tokens) > 0
@@ -52,7 +52,7 @@ def check_tree(index: PrefixIndex, stored: dict[SessionCache, list[int]]) -> Non
 @pytest.mark.parametrize(("seed", "alphabet", "longest"), [(1, 2, 12), (2, 3, 30), (3, 50, 6), (4, 1, 20)])
 def test_random_puts_and_removes_against_brute_force(seed: int, alphabet: int, longest: int) -> None:
     rng = random.Random(seed)
-    index = PrefixIndex()
+    index: PrefixIndex[SessionCache] = PrefixIndex()
     stored: dict[SessionCache, list[int]] = {}
     for _ in range(600):
         tokens = [rng.randrange(alphabet) for _ in range(rng.randint(0, longest))]
@@ -88,7 +88,7 @@ def test_random_puts_and_removes_against_brute_force(seed: int, alphabet: int, l
 
 
 def test_nothing_is_found_in_an_empty_index_or_for_an_empty_prompt() -> None:
-    index = PrefixIndex()
+    index: PrefixIndex[SessionCache] = PrefixIndex()
     assert index.match(array("i", [1, 2])) == (None, 0)
     index.put(session_of([1, 2]))
     assert index.match(array("i")) == (None, 0)
@@ -96,7 +96,7 @@ def test_nothing_is_found_in_an_empty_index_or_for_an_empty_prompt() -> None:
 
 
 def test_removing_an_unknown_session_changes_nothing() -> None:
-    index = PrefixIndex()
+    index: PrefixIndex[SessionCache] = PrefixIndex()
     known = session_of([1, 2, 3])
     index.put(known)
     index.remove(session_of([1, 2, 3]))
@@ -104,7 +104,7 @@ def test_removing_an_unknown_session_changes_nothing() -> None:
 
 
 def test_tokens_that_are_not_fed_yet_are_not_found() -> None:
-    index = PrefixIndex()
+    index: PrefixIndex[SessionCache] = PrefixIndex()
     session = session_of([1, 2])
     session.token_ids.extend([3, 4])
     index.put(session)
@@ -112,7 +112,7 @@ def test_tokens_that_are_not_fed_yet_are_not_found() -> None:
 
 
 def test_tokens_from_a_hidden_one_on_are_not_found() -> None:
-    index = PrefixIndex()
+    index: PrefixIndex[SessionCache] = PrefixIndex()
     session = session_of([1, 2, 3, 4, 5])
     session.hide(2, 3)
     index.put(session)
@@ -120,7 +120,7 @@ def test_tokens_from_a_hidden_one_on_are_not_found() -> None:
 
 
 def test_the_session_that_was_put_last_wins_a_tie() -> None:
-    index = PrefixIndex()
+    index: PrefixIndex[SessionCache] = PrefixIndex()
     first, second = session_of([1, 2]), session_of([1, 2])
     index.put(first)
     index.put(second)

@@ -9,7 +9,8 @@ import torch
 from engine_kit import END, PAGE, Kit, Outcome
 from tiny_models import greedy, make_tokenizer
 
-from scheduler.messages import FinishReason, Forget, Sampling, Stopping
+from scheduler.clerk import Clerk
+from scheduler.messages import FinishReason, Forget, Forgotten, Sampling, Stopping
 
 
 def reused(outcome: Outcome) -> int:
@@ -215,8 +216,11 @@ def test_forget_cancels_the_turn_and_drops_the_session() -> None:
     kit.ask([1, 2, 3, 4], 2, session="s")
     turn = kit.send([1, 2, 3, 4, 5], 9, session="s")
     kit.step()
-    kit.engine.forget(Forget("a", "s"))
-    kit.engine.forget(Forget("a", "unknown"))
+    clerk = Clerk(kit.store, "")
+    for session in ("s", "unknown"):
+        kit.engine.end("a", session)
+        clerk.forget(Forget("a", session))
+    assert clerk.take() == [Forgotten("a", "s"), Forgotten("a", "unknown")]
     kit.run()
     kit.step()
     assert kit.outcomes[turn].finish_reason is FinishReason.CANCELLED
