@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LOADS = 4  # at once: each holds pages that nobody computes with yet
 _READERS = 2
-_LEAST_PENDING = 64 << 20  # bytes that may be on their way to disk, however small the device tier
+_PENDING = 2 << 30  # bytes that may be on their way to disk, or a quarter of the device tier if that is less
 
 Told = Callable[[int, int], None]
 
@@ -76,7 +76,7 @@ class Archive:
         self._background = Background()
         self._writer = self._background.lane("kv-writer", 1)
         pool = store.pool
-        limit = max(_LEAST_PENDING, pool.device.slots * pool.page_bytes // 8)
+        limit = min(_PENDING, pool.device.slots * pool.page_bytes // 4)
         self.saver = Saver(pool, disk, self._writer, codec, limit)
         self.saver.saved = self._saved
         self.loader = Loader(pool, self._background.lane("kv-reader", _READERS))
@@ -122,6 +122,7 @@ class Archive:
     def close(self) -> None:
         """Finish what is being written and let the threads end."""
         self._background.close()
+        self.disk.close()
 
     # -- up ---------------------------------------------------------------------------------------------------------
 
@@ -311,7 +312,7 @@ def remove_all(doomed: list[Path]) -> None:
         if path.suffix != ".kv":
             shutil.rmtree(path, ignore_errors=True)
             continue
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, IsADirectoryError):
             files.remove(path.parent, [path.name])
         with suppress(OSError):
             path.parent.rmdir()

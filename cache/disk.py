@@ -21,6 +21,7 @@ from cache.segment import Header, check, read_header, timeline_hash
 from cache.transfer import lengths_of
 
 FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.kv")
+_LOCK_SECONDS = 10.0  # for a process that is just ending
 FOLDER = re.compile(r"[0-9a-f]{32}")
 
 Place = tuple[str, str]  # folder and name of a file
@@ -64,6 +65,7 @@ class DiskTier:
         self.damaged = 0  # files that failed their checks
         self.heads: OrderedDict[Owner, Head] = OrderedDict()  # least recently used first
         self.doomed: list[Path] = []
+        self._lock = -1
         self._floor = floor
         self._share = share
         self.fingerprint = fingerprint
@@ -72,6 +74,12 @@ class DiskTier:
         self._known: dict[Place, Segment] = {}  # living and local
         self._held: Counter[str] = Counter()  # bytes by tenant
         self._index: defaultdict[tuple[str, bool], PrefixIndex[Head]] = defaultdict(PrefixIndex)
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     # -- finding ----------------------------------------------------------------------------------------------------
 
@@ -159,8 +167,11 @@ class DiskTier:
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def scan(self) -> None:
-        """Find again what an earlier process has written; temporary, damaged and superseded files are removed."""
+        """Find again what an earlier process has written; temporary, damaged and superseded files are removed. Raises
+        OSError, BlockingIOError where another process has the folder.
+        """
         files.make_folder(self.folder)
+        self._lock = files.lock(self.folder.parent, _LOCK_SECONDS)
         for entry in os.scandir(self.folder.parent):
             if FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and entry.name != self.fingerprint:
                 size = sum(file.stat(follow_symlinks=False).st_size for file in Path(entry.path).rglob("*.kv"))

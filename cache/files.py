@@ -8,10 +8,12 @@ to them: whoever has a link above his folder resolves it once, before.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -119,6 +121,25 @@ def read_into(fd: int, buffer: memoryview, offset: int) -> None:
         if count == 0:
             raise Doubt("shorter than it was")
         done += count
+
+
+def lock(folder: Path, seconds: float) -> int:
+    """Hold ``folder`` against other processes until the descriptor is closed or this process ends, whatever ends it.
+    Waits for one that is just going; BlockingIOError where it stays.
+    """
+    with _opened(folder) as fd:
+        held = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(held)
+                raise
+            time.sleep(0.05)
+        else:
+            return held
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:

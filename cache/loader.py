@@ -123,9 +123,10 @@ class Loader:
             path = f"checkpoint.{length}."
             names = [name for name in reader.names if name.startswith(path)]
             found = {name for name in (*names, *facts) if name.startswith(path)}
-            if found != {path + name for name in transfer.parts_of(load.skeleton)}:
-                raise Doubt("another model's state")
             tensors = {name: reader.read(name) for name in names}
+            kinds = transfer.kinds_of({n.removeprefix(path): v for n, v in (tensors | facts).items() if n in found})
+            if kinds != transfer.kinds_of(transfer.parts_of(load.skeleton)):
+                raise Doubt("another model's state")
             load.nbytes += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
             load.states[length] = transfer.unpacked_state(load.skeleton, length, tensors, facts)
         for length in sorted(load.states)[:-CHECKPOINTS]:

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -23,7 +23,15 @@ from cache.session import SessionCache
 from cache.tier import MemoryTier
 
 _PAUSE = 5.0  # seconds without a write after one that failed
+_STUCK = 10.0  # seconds after which a write is not waited for
 _HEADER = 4096  # bytes of a file besides its tensors, about
+
+
+class _Write(NamedTuple):
+    """One file under way."""
+
+    pages: list[Page]
+    since: float
 
 
 class Saver:
@@ -44,7 +52,7 @@ class Saver:
         self._codec = codec
         self._limit = limit
         self._wanted: tuple[OrderedDict[SessionCache, None], ...] = (OrderedDict(), OrderedDict())  # named, anonymous
-        self._under_way: dict[Segment, list[Page]] = {}
+        self._under_way: dict[Segment, _Write] = {}  # oldest first
         self._bytes = 0
         self._paused_until = 0.0
 
@@ -59,14 +67,24 @@ class Saver:
         return next(self._ready(False), None) is not None and time.monotonic() >= self._paused_until
 
     @property
+    def working(self) -> bool:
+        """Whether writes are getting on."""
+        oldest = next(iter(self._under_way.values()), None)
+        return oldest is not None and time.monotonic() - oldest.since < _STUCK
+
+    def wants(self, session: SessionCache) -> bool:
+        """Whether ``session`` waits to be written."""
+        return any(session in wanted for wanted in self._wanted)
+
+    @property
     def held(self) -> Counter[Page]:
         """How often each page is held by a write."""
-        return Counter(page for pages in self._under_way.values() for page in pages)
+        return Counter(page for write in self._under_way.values() for page in write.pages)
 
     @property
     def holds(self) -> int:
         """Pages held by writes, shared ones counted for each."""
-        return sum(map(len, self._under_way.values()))
+        return sum(len(write.pages) for write in self._under_way.values())
 
     def want(self, session: SessionCache) -> None:
         """``session`` is idle now: write what is new of it, when there is time."""
@@ -84,7 +102,7 @@ class Saver:
         if time.monotonic() < self._paused_until:
             return
         for session in list(self._ready(everything)):
-            if self._bytes >= self._limit and not everything:
+            if self._under_way and self._bytes >= self._limit and not everything:
                 break
             self.unwant(session)
             self._begin(session)
@@ -92,7 +110,7 @@ class Saver:
     def write_now(self, session: SessionCache) -> None:
         """Begin to write an idle session before all others, if anything of it is not on disk."""
         self.want(session)
-        if any(session in wanted for wanted in self._wanted):
+        if self.wants(session):
             self.unwant(session)
             self._begin(session)
 
@@ -114,7 +132,7 @@ class Saver:
         pages = session.pages[first // page_size : -(-stop // page_size)]
         self._pool.share(pages)
         self._pool.heat(pages)
-        self._under_way[segment] = pages
+        self._under_way[segment] = _Write(pages, time.monotonic())
         self._bytes += segment.nbytes
         session.saved, session.saved_length = segment, stop
         self._lane.submit(
@@ -179,7 +197,7 @@ class Saver:
 
     def _finish(self, session: SessionCache, segment: Segment, outcome: int | Exception) -> None:
         """Back on the owner's thread."""
-        self._pool.drop(self._under_way.pop(segment), warm=True)
+        self._pool.drop(self._under_way.pop(segment).pages, warm=True)
         self._bytes -= segment.nbytes
         if isinstance(outcome, int):
             self.written += outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from cache import state as states
@@ -339,14 +340,22 @@ class SessionStore:
             return False
         while device.free < pages:
             if not self.pool.stranded:
-                session = victim(self._warm, self._greedy())
+                session = victim(self._clean(), self._greedy())
                 if session is None:
-                    return False  # writes hold the rest, until they are done
+                    return False  # until writes are done
                 del self._warm[session]
                 self.evictions += 1
                 self._rest(session)
             self._shed()
         return True
+
+    def _clean(self) -> Iterable[SessionCache]:
+        """The idle sessions that may leave the device, least recently used first: those that are on disk while others
+        are on their way there.
+        """
+        if self.archive is None or not self.archive.saver.working:
+            return self._warm
+        return (session for session in self._warm if not self.archive.saver.wants(session))
 
     def _greedy(self) -> set[str]:
         """The tenants whose sessions hold more than their share of the device."""

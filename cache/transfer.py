@@ -75,9 +75,16 @@ def unpacked_state(skeleton: Any, length: int, tensors: Mapping[str, torch.Tenso
     return states.restored(skeleton, dict(tensors), dict(facts), f"checkpoint.{length}")
 
 
-def parts_of(state: Any) -> set[str]:
-    """The dotted paths of everything that is saved of a state."""
-    return {*states.tensors_of(state), *states.facts_of(state)}
+def parts_of(state: Any) -> dict[str, Any]:
+    """Everything that is saved of a state, by its dotted path."""
+    return states.tensors_of(state) | states.facts_of(state)
+
+
+def kinds_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the parts of all states of a model have in common: types, dtypes, numbers of dimensions."""
+    return {
+        path: (part.dtype, part.dim()) if isinstance(part, torch.Tensor) else type(part) for path, part in parts.items()
+    }
 
 
 def lengths_of(names: Iterable[str]) -> tuple[int, ...]:

@@ -7,9 +7,12 @@ Speaks ``scheduler.messages`` over the zmq PAIR socket that the server has bound
 from __future__ import annotations
 
 import logging
+import os
+import select
 import signal
 import sys
 import time
+from threading import Event, Thread
 from typing import Any
 
 import msgspec
@@ -175,12 +178,23 @@ def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
             checked = time.monotonic()
 
 
+def _leave_with_the_server(loaded: Event) -> None:
+    """Loading takes minutes: end it when nobody waits for it any more."""
+    poller = select.poll()
+    poller.register(sys.stdin.fileno(), select.POLLIN)
+    while not loaded.wait(0.5):
+        if poller.poll(0):  # nothing is ever sent: the server is gone
+            os._exit(0)
+
+
 def main() -> int:
     """Load, tell, serve; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     channel = Channel(config.address)
+    loading = Event()
+    Thread(target=_leave_with_the_server, args=(loading,), daemon=True).start()
     try:
         loaded = load(config, channel.send)
         channel.send(Loading("reserving memory"))
@@ -189,6 +203,7 @@ def main() -> int:
         channel.send(Failed(str(error)))
         channel.close()
         return 2
+    loading.set()  # from here on the channel notices
     log.info("mode %s; measured: %s", facts.mode, facts.probe)
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)

@@ -180,7 +180,7 @@ def digest(model: Any) -> str:
     for name, weight in model.state_dict().items():
         for tensor in _stored(weight):
             data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            content = xxhash.xxh3_128_digest(memoryview(data.numpy()))  # blake2b would take seconds a gigabyte
+            content = xxhash.xxh3_128_digest(data.numpy().data)  # blake2b would take seconds a gigabyte
             found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + content)
     return found.hexdigest()
 

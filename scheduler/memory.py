@@ -71,6 +71,7 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
         return None
     folder = Path(config.kv_folder)
     try:
+        folder = folder.parent.resolve() / folder.name  # links on the way are the user's; the folder itself is none
         files.make_folder(folder)
         disk = shutil.disk_usage(folder)
         floor = config.disk_floor if config.disk_floor is not None else min(disk.total // 20, _FLOOR)
@@ -80,6 +81,8 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
         if config.remote is not None:
             remote = RemoteTier(config.remote, fingerprint, config.remote_space)
         return Archive(store, tier, Codec(config.kv_at_rest), remote, config.remote_space)
+    except BlockingIOError as error:
+        raise TooSmall("another engine is using the folder of stored KV") from error
     except OSError as error:
         raise TooSmall(f"the folder of stored KV cannot be used: {error.strerror}") from error
     except ValueError as error:

@@ -169,6 +169,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
     ``miss`` says why it were not more, as far as the engine can tell; ``expected`` is the token id that the
     longest cached timeline of this tenant has at position ``matched``, where the prompt has another one.
+    ``admitted`` is when, by ``time.monotonic``, which all processes of a machine share.
     """
 
     prompt: int
@@ -180,6 +181,7 @@ class Receipt(msgspec.Struct, frozen=True):
     miss: Miss | None = None
     matched: int = 0
     expected: int | None = None
+    admitted: float | None = None
 
 
 TopLogprob = tuple[int, str, bytes, float]  # id, text, the token's own bytes, log-probability

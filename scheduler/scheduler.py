@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from cache.archive import Fetch
@@ -214,6 +215,7 @@ class Scheduler:
             miss=miss,
             matched=matched,
             expected=expected,
+            admitted=time.monotonic(),
         )
 
     # -- preemption -------------------------------------------------------------------------------------------------
