@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -52,6 +52,7 @@ class Saver:
         self._codec = codec
         self._limit = limit
         self._wanted: tuple[OrderedDict[SessionCache, None], ...] = (OrderedDict(), OrderedDict())  # named, anonymous
+        self._cold: dict[SessionCache, None] = {}  # left the device before it was their turn
         self._under_way: dict[Segment, _Write] = {}  # oldest first
         self._bytes = 0
         self._paused_until = 0.0
@@ -59,12 +60,12 @@ class Saver:
     @property
     def pending(self) -> int:
         """Sessions that are not wholly on disk, as far as they may be."""
-        return sum(map(len, self._wanted)) + len(self._under_way)
+        return sum(map(len, self._wanted)) + len(self._cold) + len(self._under_way)
 
     @property
     def ready(self) -> bool:
         """Whether a write could begin now."""
-        return next(self._ready(False), None) is not None and time.monotonic() >= self._paused_until
+        return any(self._wanted) and time.monotonic() >= self._paused_until
 
     @property
     def working(self) -> bool:
@@ -94,18 +95,26 @@ class Saver:
 
     def unwant(self, session: SessionCache) -> None:
         """``session`` runs or is gone: what is under way goes on, nothing else is begun."""
-        for wanted in self._wanted:
+        for wanted in (*self._wanted, self._cold):
             wanted.pop(session, None)
 
     def pump(self, everything: bool = False) -> None:
         """Begin writes, as many as fit; with ``everything`` all of them, also from the host tier."""
         if time.monotonic() < self._paused_until:
             return
-        for session in list(self._ready(everything)):
-            if self._under_way and self._bytes >= self._limit and not everything:
+        while everything or not self._under_way or self._bytes < self._limit:
+            session = next((session for wanted in self._wanted for session in wanted), None)
+            if session is None:
                 break
             self.unwant(session)
-            self._begin(session)
+            if session.warm or everything:
+                self._begin(session)
+            else:
+                self._cold[session] = None
+        if everything:
+            for session in list(self._cold):
+                del self._cold[session]
+                self._begin(session)
 
     def write_now(self, session: SessionCache) -> None:
         """Begin to write an idle session before all others, if anything of it is not on disk."""
@@ -113,10 +122,6 @@ class Saver:
         if self.wants(session):
             self.unwant(session)
             self._begin(session)
-
-    def _ready(self, everything: bool) -> Iterator[SessionCache]:
-        for wanted in self._wanted:
-            yield from (session for session in wanted if session.warm or everything)
 
     def _begin(self, session: SessionCache) -> None:
         """Plan the file, hold the pages, hand both to the writer."""

@@ -75,7 +75,8 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
         files.make_folder(folder)
         disk = shutil.disk_usage(folder)
         floor = config.disk_floor if config.disk_floor is not None else min(disk.total // 20, _FLOOR)
-        budget = config.disk_space if config.disk_space is not None else disk.free // 10
+        stored = sum(file.stat().st_size for file in folder.rglob("*.kv"))
+        budget = config.disk_space if config.disk_space is not None else (disk.free + stored) // 10
         tier = DiskTier(folder, fingerprint, budget, floor, config.tenant_share)
         remote = None
         if config.remote is not None:

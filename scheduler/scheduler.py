@@ -140,6 +140,8 @@ class Scheduler:
                 continue
             if (turn.fetch is None or turn.fetch.room) and self._admit(turn):
                 return turn
+            if turn.fetch is not None and not turn.fetch.tokens:
+                turn.fetch = None  # what memory holds now may be on disk by the time there is room
             turn.overtaken += 1
             if turn.overtaken > _PATIENCE:
                 return None
