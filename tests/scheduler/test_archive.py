@@ -422,6 +422,22 @@ def test_a_damaged_file_is_a_miss_and_what_comes_before_it_is_used(name: str, tm
     assert cost(check(again, [*longer, 7], session="s"))[0] >= len(longer) - 1
 
 
+def test_files_that_are_swapped_while_the_engine_runs_are_noticed(tmp_path: Path) -> None:
+    kit = Kit(folder=tmp_path)
+    talks = {"s": TALK, "t": [*TALK[:-1], 99]}  # of one length and shape
+    for session, talk in talks.items():
+        kit.ask(talk, 1, session=session)
+    kit.leave()
+    fresh = Kit(folder=tmp_path)
+    one, other = files_of(tmp_path)
+    one.rename(tmp_path / "aside")
+    other.rename(one)
+    (tmp_path / "aside").rename(other)
+    for session, talk in talks.items():
+        check(fresh, [*talk, 1, 2], session=session)
+    assert fresh.archive.disk.damaged == 2
+
+
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
