@@ -12,12 +12,21 @@ from server.auth import Guard, Keyring
 from server.engine import Engine
 from server.face import Face
 from server.log import SessionLog
-from server.routes import chat, completions, health, later, models
+from server.routes import capsules, chat, completions, health, later, models, sessions
+from server.template import UNMEASURED, Stability
 from server.tokens import Tokens
+from server.transfers import Transfers
 
 
 def create_app(
-    engine: Engine, log: SessionLog, tokens: Tokens, *, served_name: str, api_keys: Mapping[str, str]
+    engine: Engine,
+    log: SessionLog,
+    tokens: Tokens,
+    *,
+    served_name: str,
+    api_keys: Mapping[str, str],
+    transfers: Transfers,
+    template: Stability = UNMEASURED,
 ) -> FastAPI:
     """The app over these parts. ``api_keys`` is tenant -> key; empty: everybody is tenant "default", without a key."""
     app = FastAPI(
@@ -28,9 +37,10 @@ def create_app(
         telemetry={"logs": False, "operation_spans": False},  # logs would hold what clients sent
         responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
     )
-    face = Face(engine, log, tokens, served_name)
+    face = Face(engine, log, tokens, served_name, template)
     app.state.face = face
-    for module in (chat, completions, models, health, later):
+    app.state.transfers = transfers
+    for module in (capsules, sessions, chat, completions, models, health, later):
         app.include_router(module.router)
     errors.install(app)
     app.add_middleware(Guard, keyring=Keyring(api_keys))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 
 from scheduler.messages import Delta, FinishReason, Receipt, Submit
@@ -24,6 +25,7 @@ class Choices:
         ``started`` is when the request came, by ``time.perf_counter``.
         """
         self.receipts: list[Receipt | None] = [None] * len(submits)
+        self.prefills: list[float | None] = [None] * len(submits)  # seconds from admission to the first token
         self._metrics = metrics
         self._engine = engine
         self._started = started
@@ -71,10 +73,15 @@ class Choices:
     async def _pump(self, index: int, stream: TurnStream) -> None:
         watch = self._metrics.stopwatch(self._started)
         try:
-            self.receipts[index] = await stream.admitted()
+            receipt = self.receipts[index] = await stream.admitted()
+            self._metrics.admitted(receipt)
+            # A turn that one step has admitted and prefilled tells both at once: only the engine knows when that began.
+            admitted = time.monotonic() if receipt.admitted is None else receipt.admitted
             self._open.set()
             async for delta in stream:
                 watch.saw(delta)
+                if delta.tokens and self.prefills[index] is None:
+                    self.prefills[index] = max(0.0, time.monotonic() - admitted)
                 check_end(delta)
                 await self._news.put((index, delta))
         except Exception as error:

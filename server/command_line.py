@@ -12,26 +12,38 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsError
 
 from server import __version__
-from server.config import ChatConfig, ServeConfig, UsageError
+from server.config import ChatConfig, ClientConfig, ServeConfig, UsageError
+from server.session_verbs import JSON, VERBS, SessionsCommand
 
 COMMANDS: dict[str, tuple[type[BaseSettings], str]] = {
     "serve": (ServeConfig, "Serve a model over HTTP, as the OpenAI API, with one KV cache per session."),
     "chat": (ChatConfig, "Chat in the terminal with a running server. Ctrl-C stops a reply, Ctrl-D leaves."),
+    "sessions": (ClientConfig, "List, show, fork, rewind, export and delete the sessions of a running server."),
 }
 
 
-def parse(arguments: Sequence[str]) -> ServeConfig | ChatConfig:
-    """The configuration of the command that was asked for. Raises UsageError; ``--help`` and ``--version`` exit."""
+def parse(arguments: Sequence[str]) -> ServeConfig | ChatConfig | SessionsCommand:
+    """What was asked for, with its configuration. Raises UsageError; ``--help`` and ``--version`` exit."""
     given = vars(_parser().parse_args(arguments))
     config, _ = COMMANDS[given.pop("command")]
+    verb = given.pop("verb", None)
+    if verb is None:
+        parsed = _configured(config, given)
+        assert isinstance(parsed, ServeConfig | ChatConfig)
+        return parsed
+    settings = {name: given.pop(name) for name in config.model_fields if name in given}
+    parsed = _configured(config, settings)
+    assert isinstance(parsed, ClientConfig)
+    return SessionsCommand(parsed, verb, given)
+
+
+def _configured(config: type[BaseSettings], given: dict[str, Any]) -> BaseSettings:
     try:
-        parsed = config(**given)
+        return config(**given)
     except ValidationError as error:
         raise UsageError(_explain(error, config, given)) from None
     except SettingsError as error:
         raise UsageError(str(error).splitlines()[0]) from None
-    assert isinstance(parsed, ServeConfig | ChatConfig)
-    return parsed
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,9 +61,23 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (config, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        for field, info in config.model_fields.items():
-            _add(command, config, field, info)
+        if config is ClientConfig:
+            _add_verbs(command, config)
+        else:
+            for field, info in config.model_fields.items():
+                _add(command, config, field, info)
     return parser
+
+
+def _add_verbs(parser: argparse.ArgumentParser, config: type[BaseSettings]) -> None:
+    """One command per verb, each with the flags of ``config`` behind its own arguments."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, (summary, arguments) in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        for argument in (*arguments, JSON):
+            argument.add_to(verb)
+        for field, info in config.model_fields.items():
+            _add(verb, config, field, info)
 
 
 def _add(parser: argparse.ArgumentParser, config: type[BaseSettings], name: str, field: FieldInfo) -> None:

@@ -22,6 +22,7 @@ DEMO_FOLDER = Path(__file__).resolve().parent / "demo"
 
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 KEY = re.compile(r"[!-+\--~]{1,512}")  # visible ASCII without the comma
+REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://\S+")  # fsspec chains protocols with ::
 PATH_LIKE = re.compile(r"[./~]")  # how a folder starts that cannot be a hub id
 
 
@@ -84,7 +85,7 @@ class ServeConfig(BaseSettings):
     )
     data_dir: Path = Field(
         default_factory=default_data_dir,
-        description="folder of the session log, for one server at a time",
+        description="folder of the session log and of KV on disk, for one server at a time",
         json_schema_extra={"metavar": "DIR", "default": "$XDG_DATA_HOME/warmturn or ~/.local/share/warmturn"},
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -128,6 +129,64 @@ class ServeConfig(BaseSettings):
         json_schema_extra={"metavar": "TURNS"},
     )
 
+    durability: Literal["process", "power"] = Field(
+        default="process",
+        description="what an answered turn outlives: the death of the server, or that of the machine too "
+        "(every commit waits for the disk)",
+    )
+    database: str | None = Field(
+        default=None,
+        min_length=1,
+        repr=False,  # it may hold a password
+        description="the session log in a database: postgresql://user@host/name, which several servers may share; "
+        "a password is safer in the environment",
+        json_schema_extra={"metavar": "URL", "default": "SQLite in the data dir"},
+    )
+    drain_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="how long running turns may go on after SIGTERM, and then, up to 30 s, KV be written to disk",
+        json_schema_extra={"metavar": "SECONDS", "default": "30"},
+    )
+    disk_space: Memory | None = Field(
+        default=None,
+        description="KV cache on disk, in the data dir, in bytes; 0: none",
+        json_schema_extra={"metavar": "BYTES", "default": "a tenth of what is free"},
+    )
+    disk_floor: Memory | None = Field(
+        default=None,
+        description="what KV leaves free on that disk, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "a twentieth of the disk, at most 5 GiB"},
+    )
+    remote: str | None = Field(
+        default=None,
+        repr=False,  # so may this
+        description="KV cache below the disk, as an fsspec URL: s3://bucket/folder, gs://..., file:///shared/folder",
+        json_schema_extra={"metavar": "URL", "default": "none"},
+    )
+    remote_space: Memory | None = Field(
+        default=None,
+        description="size of the remote KV cache, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "no limit"},
+    )
+    kv_at_rest: Literal["exact", "int8", "fp8"] = Field(
+        default="exact",
+        description="how KV is written to disk: as it is, or rounded to a half or less of its size",
+    )
+    tenant_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="part of every KV tier that one tenant may hold when others need the room",
+        json_schema_extra={"metavar": "FRACTION", "default": "1"},
+    )
+    max_capsule: Annotated[ByteSize, Field(ge=1)] = Field(
+        default=ByteSize(4 * 2**30),
+        description="largest session file that may be imported, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "4GiB"},
+    )
+
     @field_validator("model")
     @classmethod
     def _model_folder_exists(cls, model: str) -> str:
@@ -137,6 +196,13 @@ class ServeConfig(BaseSettings):
         if PATH_LIKE.match(model):
             raise ValueError("there is no such folder")
         return model
+
+    @field_validator("remote")
+    @classmethod
+    def _remote_is_a_url(cls, remote: str | None) -> str | None:
+        if remote is not None and not REMOTE.fullmatch(remote):
+            raise ValueError("an fsspec URL is needed: PROTOCOL://...")
+        return remote
 
     @property
     def source(self) -> str:
@@ -164,11 +230,18 @@ class ServeConfig(BaseSettings):
             max_step_tokens=self.max_step_tokens,
             max_queued=self.max_queued,
             verdicts=str(self.data_dir / "verdicts"),
+            kv_folder=str(self.data_dir / "kv"),
+            disk_space=None if self.disk_space is None else int(self.disk_space),
+            disk_floor=None if self.disk_floor is None else int(self.disk_floor),
+            remote=self.remote,
+            remote_space=None if self.remote_space is None else int(self.remote_space),
+            kv_at_rest=self.kv_at_rest,
+            tenant_share=self.tenant_share,
         )
 
 
-class ChatConfig(BaseSettings):
-    """`warmturn chat`. Its environment variables start with WARMTURN_CHAT_."""
+class ClientConfig(BaseSettings):
+    """Where the commands that talk to a server find it. Their environment variables start with WARMTURN_CHAT_."""
 
     model_config = SettingsConfigDict(
         env_prefix="WARMTURN_CHAT_", frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=()
@@ -183,6 +256,11 @@ class ChatConfig(BaseSettings):
         description="bearer key, if the server wants one",
         json_schema_extra={"metavar": "KEY", "default": "none"},
     )
+
+
+class ChatConfig(ClientConfig):
+    """`warmturn chat`."""
+
     model: str | None = Field(
         default=None,
         min_length=1,

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from server.config import UsageError
 
+FILES = ("lock", "log.sqlite", "log.sqlite-wal", "log.sqlite-shm")
+FOLDERS = ("kv", "transfer", "verdicts")
+
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
     """The folder, made for this user only if it is new, and locked against other servers. Raises UsageError.
 
-    The lock is the kernel's: it ends with the process, however that ends.
+    The lock is the kernel's: it ends with the process, however that ends. Whatever lies there under one of our
+    names is refused unless it is ours: somebody who may write to the folder must not choose what we overwrite.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check(folder)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise UsageError(f"--data-dir: {folder} cannot be used: {error.strerror}") from None
@@ -30,3 +36,21 @@ def locked(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         os.close(lock)
+
+
+def _check(folder: Path) -> None:
+    """Raises UsageError unless the folder belongs to this user or to root (as mounted volumes do), and everything in it
+    under our names to this user, each a plain file or a folder as it should be and no link."""
+    me = os.geteuid()
+    if folder.stat().st_uid not in (me, 0):
+        raise UsageError(f"--data-dir: {folder} belongs to another user")
+    for names, is_right, kind in ((FILES, stat.S_ISREG, "plain file"), (FOLDERS, stat.S_ISDIR, "folder")):
+        for name in names:
+            try:
+                found = (folder / name).lstat()
+            except FileNotFoundError:
+                continue
+            if not is_right(found.st_mode):
+                raise UsageError(f"--data-dir: {folder / name} is not a {kind}")
+            if found.st_uid != me:
+                raise UsageError(f"--data-dir: {folder / name} belongs to another user")

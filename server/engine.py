@@ -68,7 +68,8 @@ class TurnStream(Protocol):
         finish reason; raises TurnRefused or EngineDied once everything before it has been read."""
 
     def cancel(self) -> None:
-        """Take the turn out of the batch. Idempotent, and safe after the end."""
+        """Let the turn go: take it out of the batch if it still runs. Its reader does so at the end of every turn,
+        when the answer is written. Idempotent."""
 
 
 class Engine(Protocol):

@@ -23,6 +23,8 @@ SEND_LIMIT = 4096  # messages that may wait for an engine that does not read
 TERMINATE_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 LAST_WORDS = 0.2  # seconds for what the process wrote before it ended
 
+SECRETS = ("WARMTURN_API_KEY", "WARMTURN_DATABASE")  # of the server; the engine has no use for them
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FromEngine)
 
@@ -37,7 +39,7 @@ class EngineLink:
     def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket) -> None:
         self._process = process
         self._socket = socket
-        self._unsent: deque[bytes] = deque()  # kept for an engine that does not read; at most one per turn
+        self._unsent: deque[bytes] = deque()  # kept for an engine that does not read: small ones only
 
     @classmethod
     async def start(cls, config: EngineConfig, command: Sequence[str], context: zmq.asyncio.Context) -> EngineLink:
@@ -106,10 +108,11 @@ class EngineLink:
         assert code is not None, "the process is alive"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
-    async def stop(self, grace: float) -> None:
-        """End the process: ask it, terminate it after ``grace`` seconds, kill it ``TERMINATE_GRACE`` later."""
-        self.send_later(Shutdown())
-        if not await self._ended(grace):
+    async def stop(self, flush: float, grace: float) -> None:
+        """End the process: ask it, which leaves it ``flush`` seconds to write KV to disk, terminate it after ``grace``
+        more, kill it ``TERMINATE_GRACE`` later."""
+        self.send_later(Shutdown(flush))
+        if not await self._ended(flush + grace):
             self._signal(signal.SIGTERM)
             if not await self._ended(TERMINATE_GRACE):
                 self.kill()
@@ -150,14 +153,15 @@ class EngineLink:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, and from a source tree that is not installed the place where ``scheduler`` lies (the command's -P keeps
-    the user's working directory out of the engine's imports).
+    """Ours without its secrets, and from a source tree that is not installed the place where ``scheduler`` lies (the
+    command's -P keeps the user's working directory out of the engine's imports).
 
     oneDNN and torch each keep a kernel per matrix shape, and every length of a step is another shape: with their own
     limits of 1024 these caches of a bfloat16 model on a CPU grow by half a gigabyte while it serves.
     """
     root = Path(__file__).resolve().parent.parent
-    environment = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128", **os.environ}
+    ours = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    environment = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128", **ours}
     if root.name not in ("site-packages", "dist-packages"):
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{known}" if known else str(root)

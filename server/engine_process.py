@@ -1,4 +1,4 @@
-"""The engine kept alive: one engine process at a time, a fresh one when it dies unasked, and the turns it runs."""
+"""The engine kept alive: one engine process at a time, a fresh one when it dies unasked, and what it is asked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import math
 import shutil
 import tempfile
 import time
+import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,11 +20,19 @@ import zmq.asyncio
 from scheduler.messages import (
     Cancel,
     EngineConfig,
+    Export,
+    Exported,
     Failed,
     Forget,
+    Forgotten,
     FromEngine,
+    Import,
+    Imported,
+    Inspect,
+    Inspected,
     Loading,
     ModelFacts,
+    Pin,
     Ready,
     Refused,
     Stats,
@@ -30,6 +40,7 @@ from scheduler.messages import (
     Submit,
 )
 from server.engine import EngineDied, EngineFailed, EngineUnavailable, State, TurnRefused
+from server.engine_calls import A, Calls, Question
 from server.engine_link import ENGINE_COMMAND, EngineLink, LinkFull
 from server.turns import Turn
 
@@ -59,15 +70,27 @@ class EngineProcess:
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         on_loading: Callable[[str], None] | None = None,
+        on_ready: Callable[[ModelFacts], None] | None = None,
+        on_forgotten: Callable[[str, str], None] | None = None,
     ) -> None:
-        """``config.address`` is filled in anew for every process; ``on_loading`` hears the stages of every load."""
+        """``config.address`` is filled in anew for every process.
+
+        ``on_loading`` hears the stages of every load; ``on_ready`` every engine that is ready, the first and those
+        after it, once turns may be submitted; ``on_forgotten`` the tenant and session of every ``Forgotten``.
+        They are called on the event loop and must not raise.
+        """
         self.facts = None
         self.stats = Stats()
         self._config = config
         self._command = tuple(command)
         self._on_loading = on_loading or (lambda stage: logger.info("engine: %s", stage))
+        self._on_ready = on_ready or (lambda facts: None)
+        self._on_forgotten = on_forgotten or (lambda tenant, session: None)
         self._state: State = "loading"
+        self._ending = False  # the process was told to end, or will not come any more
         self._turns: dict[str, Turn] = {}
+        self._in_hand: weakref.WeakSet[Turn] = weakref.WeakSet()
+        self._calls = Calls()
         self._link: EngineLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._first_facts: asyncio.Future[ModelFacts] | None = None
@@ -98,6 +121,7 @@ class EngineProcess:
         except LinkFull:
             raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
         turn = self._turns[request.turn] = Turn(request.turn, self._cancel)
+        self._in_hand.add(turn)
         return turn
 
     def forget(self, tenant: str, session: str) -> None:
@@ -105,10 +129,41 @@ class EngineProcess:
         if self._link is not None and self.facts is not None:
             self._link.send_later(Forget(tenant, session))
 
+    def pin(self, tenant: str, session: str, until: float) -> None:
+        """See ``Engine``."""
+        if self._link is not None and self.facts is not None:
+            self._link.send_later(Pin(tenant, session, until))
+
+    async def inspect(self, tenant: str, session: str) -> Inspected:
+        """See ``Engine``."""
+        return await self._ask(Inspect(uuid.uuid4().hex, tenant, session), Inspected)
+
+    async def export(self, tenant: str, session: str, folder: str) -> Exported:
+        """See ``Engine``."""
+        return await self._ask(Export(uuid.uuid4().hex, tenant, session, folder), Exported)
+
+    async def import_(self, tenant: str, session: str, folder: str) -> Imported:
+        """See ``Engine``."""
+        return await self._ask(Import(uuid.uuid4().hex, tenant, session, folder), Imported)
+
+    async def _ask(self, question: Question, kind: type[A]) -> A:
+        link = self._link
+        if link is None or self.facts is None or not link.alive or self._ending:
+            raise EngineUnavailable(_WHY_NOT[self.state()], self._retry_after())
+        try:
+            return await self._calls.ask(question, kind, link.send)
+        except LinkFull:
+            raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
+
     @property
     def running(self) -> int:
         """Turns that have not ended."""
         return len(self._turns)
+
+    @property
+    def in_hand(self) -> int:
+        """Turns that run, or have ended while their answer is still being committed and written."""
+        return sum(not turn.let_go for turn in self._in_hand)
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -125,23 +180,29 @@ class EngineProcess:
         return await asyncio.shield(self._first_facts)
 
     def drain(self) -> None:
-        """Refuse new turns from now on; running ones go on."""
+        """Refuse new turns from now on; running ones go on, and what else is asked is answered."""
         self._state = "stopping"
 
-    async def stop(self, grace: float = 5.0) -> None:
-        """End every turn and the process within about ``grace`` seconds; nothing restarts after it. Idempotent."""
+    async def stop(self, flush: float = 0.0, grace: float = 5.0) -> None:
+        """End every turn now and the process within about ``flush + grace`` seconds; nothing restarts after it.
+
+        ``flush`` seconds are the engine's to write KV to disk; one that still loads is ended at once. Idempotent.
+        """
         self.drain()
+        self._ending = True
+        self._end_turns(SHUTTING_DOWN)  # their clients need not wait for the disk
         if self._supervisor is None:
             return
         if self._link is not None:
-            await self._link.stop(grace if self.facts is not None else 0.0)
+            await self._link.stop(*((flush, grace) if self.facts is not None else (0.0, 0.0)))
         else:
             self._supervisor.cancel()
         await asyncio.wait((self._supervisor,))
 
     def kill(self) -> None:
         """End the process at once, for a server that leaves without waiting."""
-        self._state = "stopping"
+        self.drain()
+        self._ending = True
         if self._link is not None:
             self._link.kill()
 
@@ -163,6 +224,7 @@ class EngineProcess:
 
     def _unsupervised(self, supervisor: asyncio.Task[None]) -> None:
         """No engine will come any more: whoever waits for one must hear it."""
+        self._ending = True
         self._end_turns(SHUTTING_DOWN)
         assert self._first_facts is not None
         if not self._first_facts.done():
@@ -237,6 +299,10 @@ class EngineProcess:
                 self._ready(facts)
             case Failed(text):
                 self._failure = text
+            case Forgotten(tenant, session):
+                self._on_forgotten(tenant, session)
+            case Inspected() | Exported() | Imported():
+                self._calls.answered(message)
 
     def _ready(self, facts: ModelFacts) -> None:
         self.facts = facts
@@ -248,6 +314,7 @@ class EngineProcess:
             self._first_facts.set_result(facts)
         else:
             logger.warning("a fresh engine is ready after %.1f s", self._load_seconds)
+        self._on_ready(facts)
 
     def _cancel(self, name: str) -> None:
         if self._link is not None and name in self._turns:
@@ -257,6 +324,7 @@ class EngineProcess:
         turns, self._turns = self._turns, {}
         for turn in turns.values():
             turn.fail(EngineDied(message))
+        self._calls.fail(message)
 
     def _retry_after(self) -> int:
         return max(1, math.ceil(self._load_seconds))

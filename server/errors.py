@@ -21,12 +21,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.engine import EngineDied, EngineUnavailable, TurnRefused
-from server.log import LogUnavailable, SessionBusy
+from server.log import LogFull, LogUnavailable, SessionBusy, SessionExists, SessionMoved, UnknownSession
 from server.tokens import TemplateRefused
 
 INVALID = "invalid_request_error"
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}  # 4xx otherwise INVALID, 5xx server_error
 REFUSALS = {"queue_full": 429, "session_busy": 409, "context_length_exceeded": 400, "invalid_prompt": 400}
+STORAGE_RETRY = 10  # seconds, told to a client whose turn or change could not be stored
 SENTENCES = {
     404: "There is nothing at this URL.",
     405: "This URL does not take this method.",
@@ -98,6 +99,15 @@ def as_api_error(error: BaseException) -> ApiError:
             return unavailable(error.message, 1, "engine_died")
         case SessionBusy():
             return refused(TurnRefused("session_busy", "Another turn of this session is running."))
+        case SessionMoved():
+            return refused(TurnRefused("session_busy", "Another server has changed this session meanwhile."))
+        case SessionExists():
+            return ApiError(409, "There is a session with this id already.", param="id", code="session_exists")
+        case UnknownSession():
+            return ApiError(404, "There is no session with this id.", code="session_not_found")
+        case LogFull():
+            message = "The server's storage takes nothing more now, so this could not be kept."
+            return ApiError(507, message, code="insufficient_storage", headers={"retry-after": str(STORAGE_RETRY)})
         case LogUnavailable():
             return unavailable("The session log cannot be read or written now.", 5, "log_unavailable")
         case TemplateRefused():
@@ -135,6 +145,9 @@ def install(app: FastAPI) -> None:
         EngineUnavailable,
         EngineDied,
         SessionBusy,
+        SessionMoved,
+        SessionExists,
+        UnknownSession,
         LogUnavailable,
         TemplateRefused,
         ClientLeft,

@@ -14,9 +14,11 @@ from scheduler.messages import Submit
 from server.choices import Choices
 from server.face import Face, headers_of
 from server.identity import Session
-from server.objects import CachedTokens, Usage
+from server.log import Idempotency, SessionRecord
+from server.objects import CachedTokens, CacheReceipt, Usage
 from server.prompts import Prompt
-from server.replies import Draft, Reply, UsageField
+from server.receipt import Past, receipt_of, summed
+from server.replies import Draft, Reply, UsageWish
 from server.schemas import GenerationRequest
 from server.sse import EventStream, event, while_connected
 
@@ -27,7 +29,7 @@ class Exchange:
     """Runs ``submits`` (``len(submits) / len(prompts)`` choices per prompt, prompt by prompt) and writes ``reply``.
 
     The session is committed before the client can know that the turn has ended, and not at all if the client
-    leaves before that.
+    leaves before that. ``record`` is what the log held of it when the prompt was made.
     """
 
     def __init__(
@@ -35,21 +37,24 @@ class Exchange:
         face: Face,
         body: GenerationRequest,
         session: Session | None,
+        record: SessionRecord | None,
         prompts: Sequence[Prompt],
         submits: Sequence[Submit],
         reply: Reply,
+        idempotency: Idempotency | None,
     ) -> None:
         self._face = face
         self._session = session
+        self._record = record
         self._prompts = prompts
         self._submits = submits
         self._reply = reply
         self._stream = body.stream
-        options = body.stream_options
-        self._include_usage = options is not None and (options.include_usage or options.continuous_usage_stats)
-        self._usage_everywhere = options is not None and options.continuous_usage_stats
+        self._wish = UsageWish.of(body)
+        self._idempotency = None if session is None else idempotency
         self._drafts = [Draft() for _ in submits]
         self._fingerprint = face.facts.fingerprint
+        self._past = Past.of(session, record, face.facts, submits[0])
 
     async def respond(self, request: Request, held: ExitStack) -> Response:
         """The response, once its status is certain. ``held`` (the session's claim) is closed when all is over."""
@@ -67,8 +72,8 @@ class Exchange:
     async def _whole(self, choices: Choices) -> bytes:
         async for index, delta in choices.deltas():
             self._drafts[index].add(delta)
-        await self._commit()
-        return encoder.encode(self._reply.body(self._drafts, self._usage(choices)))
+        await self._commit(choices)
+        return encoder.encode(self._reply.body(self._drafts, self._usage(choices), self._cache(choices)))
 
     async def _events(self, choices: Choices) -> AsyncGenerator[bytes]:
         reply = self._reply
@@ -81,35 +86,53 @@ class Exchange:
             if (piece := reply.piece(index, delta, self._usage_field(choices))) is not None:
                 yield event(encoder.encode(piece))
             if draft.finish is not None:
-                await self._commit()
-                yield event(encoder.encode(reply.ending(index, draft.finish, self._usage_field(choices))))
-        if self._include_usage:
-            yield event(encoder.encode(reply.usage(self._usage(choices))))
+                await self._commit(choices)
+                last = all(other.finish is not None for other in self._drafts)
+                cache = self._cache(choices) if last else UNSET
+                yield event(encoder.encode(reply.ending(index, draft.finish, self._usage_field(choices), cache)))
+        if self._wish.at_end:
+            yield event(encoder.encode(reply.usage(self._usage(choices), self._cache(choices))))
 
-    async def _commit(self) -> None:
+    async def _commit(self, choices: Choices) -> None:
         """Make the turn durable, for a session with a name: it has one prompt and one choice."""
         if self._session is None:
             return
-        prompt, draft = self._prompts[0], self._drafts[0]
+        prompt, draft, receipt = self._prompts[0], self._drafts[0], choices.receipts[0]
         assert draft.finish is not None
+        assert receipt is not None
         await self._face.log.commit(
             self._session.tenant,
             self._session.name,
             tokens=[*prompt.ids, *draft.tokens],
             messages=[*prompt.messages, {"role": "assistant", "content": draft.text}],
+            prompt_tokens=len(prompt.ids),
             fingerprint=self._fingerprint,
             finish_reason=draft.finish,
+            cached=receipt.cached,
+            idempotency=self._idempotency,
+            expect=0 if self._record is None else self._record.version,
         )
 
+    @property
+    def _per_prompt(self) -> int:
+        """Choices of one prompt. The first one tells what was cached: the others reuse its work."""
+        return len(self._submits) // len(self._prompts)
+
     def _usage(self, choices: Choices) -> Usage:
-        """Tokens so far. Of a prompt's choices the first one tells what was cached: the others reuse its work."""
-        per_prompt = len(self._submits) // len(self._prompts)
+        """Tokens so far."""
         prompt = sum(len(prompt.ids) for prompt in self._prompts)
         completion = sum(len(draft.tokens) for draft in self._drafts)
-        cached = sum(receipt.cached for receipt in choices.receipts[::per_prompt] if receipt is not None)
+        cached = sum(receipt.cached for receipt in choices.receipts[:: self._per_prompt] if receipt is not None)
         return Usage(prompt, completion, prompt + completion, CachedTokens(cached))
 
-    def _usage_field(self, choices: Choices) -> UsageField:
-        if self._usage_everywhere:
-            return self._usage(choices)
-        return None if self._include_usage else UNSET
+    def _usage_field(self, choices: Choices) -> Usage | msgspec.UnsetType | None:
+        return self._usage(choices) if self._wish.everywhere else self._wish.elsewhere
+
+    def _cache(self, choices: Choices) -> CacheReceipt:
+        """What the prompts cost, once every turn has been admitted."""
+        receipts = []
+        for prompt, receipt in zip(self._prompts, choices.receipts[:: self._per_prompt], strict=True):
+            assert receipt is not None
+            receipts.append(receipt_of(prompt, receipt, self._past, self._face.tokens.decode))
+        prefills = [seconds for seconds in choices.prefills[:: self._per_prompt] if seconds is not None]
+        return summed(receipts, max(prefills, default=None))

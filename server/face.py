@@ -16,17 +16,23 @@ from server.log import SessionLog, SessionRecord
 from server.metrics import Metrics
 from server.prompts import check_ids
 from server.schemas import GenerationRequest
+from server.template import UNMEASURED, Stability
 from server.tokens import Tokens
+
+STOPPING_RETRY = 5  # seconds, told to a client that comes while the server stops
 
 
 @dataclass(frozen=True)
 class Face:
-    """The parts of one server. ``created`` is its start in Unix seconds, OpenAI's age of the model."""
+    """The parts of one server. ``template`` is what was measured of its chat template. ``created`` is its start in Unix
+    seconds, OpenAI's age of the model.
+    """
 
     engine: Engine
     log: SessionLog
     tokens: Tokens
     served_name: str
+    template: Stability = UNMEASURED
     metrics: Metrics = field(default_factory=Metrics)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -43,8 +49,10 @@ class Face:
             raise model_not_found("model")
 
     def check(self, body: GenerationRequest, session: Session | None, choices: int) -> ModelFacts:
-        """Everything about a request that can be told without its prompt."""
+        """Everything about a request that can be told without its prompt. Raises a 503 while no turn is taken."""
         self.check_model(body.model)
+        if self.engine.state() == "stopping":
+            raise unavailable("The server is shutting down.", STOPPING_RETRY)
         if session is not None and choices > 1:
             raise bad_request("A session has one timeline: a request that names one asks for one choice.", "n")
         facts = self.facts
@@ -53,11 +61,15 @@ class Face:
         return facts
 
     async def open(self, session: Session | None, held: ExitStack) -> SessionRecord | None:
-        """Claim a named session for as long as ``held`` is; what the log holds of it, if the call builds on that."""
+        """Claim a named session for as long as ``held`` is; what the log holds of it, None when it begins here.
+
+        Raises LogFull while the log can take nothing: a turn that could not be kept is not computed.
+        """
         if session is None:
             return None
+        await self.log.writable()
         held.enter_context(self.log.claim(session.tenant, session.name))
-        return await self.log.get(session.tenant, session.name) if session.stateful else None
+        return await self.log.get(session.tenant, session.name)
 
 
 def face_of(request: Request) -> Face:

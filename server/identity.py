@@ -11,6 +11,7 @@ from server.errors import bad_request
 
 HEADER = "x-session-id"
 SESSION_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}\Z")
+RESERVED = frozenset({"import"})  # /v1/sessions/import
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,25 @@ class Session:
     stateful: bool
 
 
+def check_id(name: str) -> str:
+    """The name, if a session may have it. Raises ValueError, whose text completes a sentence about the id."""
+    if not SESSION_ID.match(name):
+        raise ValueError("has 1 to 128 characters out of A-Z a-z 0-9 . _ : @ -")
+    if name in RESERVED:
+        raise ValueError("cannot be a word that stands in the place of an id")
+    return name
+
+
 def named_session(request: Request, body_id: str | None, path_id: str | None = None) -> Session | None:
     """The session of path, body or header. Path and body make the call stateful; a header that differs is a 400."""
     headers = request.headers.getlist(HEADER)
     header_id = headers[0] if headers else None
     for given, param in ((path_id, "session_id"), (body_id, "session_id"), (header_id, None)):
-        if given is not None and not SESSION_ID.match(given):
-            message = "A session id has 1 to 128 characters out of A-Z a-z 0-9 . _ : @ -"
-            raise bad_request(message, param, "invalid_session_id")
+        if given is not None:
+            try:
+                check_id(given)
+            except ValueError as error:
+                raise bad_request(f"A session id {error}.", param, "invalid_session_id") from None
     names = {name for name in (path_id, body_id, *headers) if name is not None}
     if len(names) > 1:
         message = "The session ids of this request differ: path, session_id and X-Session-ID must agree."

@@ -1,276 +1,317 @@
 """The durable log: who a session is, and exactly which tokens and messages it holds.
 
-A session is a row in ``sessions``; its timeline is what its rows in ``turns`` fold to, in order: keep so many tokens
-and messages of what was there, then append these. So turn boundaries, edits and rewinds stay readable, and a turn
-writes its own tokens only.
+The truth of every session, in SQLite or PostgreSQL. What a session holds is the fold of its rows (``server.timeline``);
+how rows are read and written is in ``server.ledger``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
+import builtins
 import time
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import sqlalchemy as sql
-from sqlalchemy.exc import SQLAlchemyError
+from msgspec import UNSET, UnsetType
 
-from scheduler.messages import unpack_ids
+from server.claims import Claims, SessionBusy
+from server.database import Database, Durability, LogDamaged, LogFull, LogUnavailable
+from server.ledger import Idempotency, Ledger, Replayed
+from server.listing import Filter, Page
+from server.portable import InvalidLog, PortableLog, PortableTurn
+from server.tables import ballast, prepare
+from server.timeline import (
+    Message,
+    NoSuchPlace,
+    Place,
+    SessionExists,
+    SessionMoved,
+    SessionRecord,
+    SessionSummary,
+    TurnRecord,
+    UnknownSession,
+    common_prefix,
+    drop_reply,
+    locate,
+)
+
+__all__ = [
+    "Filter",
+    "Idempotency",
+    "InvalidLog",
+    "LogDamaged",
+    "LogFull",
+    "LogUnavailable",
+    "Message",
+    "NoSuchPlace",
+    "Page",
+    "Place",
+    "PortableLog",
+    "PortableTurn",
+    "Replayed",
+    "SessionBusy",
+    "SessionExists",
+    "SessionLog",
+    "SessionMoved",
+    "SessionRecord",
+    "SessionSummary",
+    "TurnRecord",
+    "UnknownSession",
+    "common_prefix",
+    "drop_reply",
+    "locate",
+]
 
 T = TypeVar("T")
-Message = dict[str, Any]
 
-FORMAT = 1  # of the tables below
-REMEMBERED = 256  # sessions whose folded timeline stays in memory
-
-
-class SessionBusy(Exception):
-    """A turn of this session is running."""
-
-
-class LogUnavailable(Exception):
-    """The log cannot be read or written now (disk full, damaged, another format). ``message`` names no path."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-@dataclass(frozen=True)
-class SessionRecord:
-    """A session as of its last committed turn. ``tokens`` are ids of the tokenizer that ``fingerprint`` stands for;
-    ``created`` is in Unix seconds."""
-
-    id: str
-    tokens: list[int]
-    messages: list[Message]
-    fingerprint: str
-    created: int
-
-
-@dataclass
-class _Timeline:
-    """The folded rows of one session, up to turn number ``turns``. ``row`` is its key in ``sessions``."""
-
-    row: int
-    created: int
-    turns: int = 0
-    fingerprint: str = ""
-    tokens: array[int] = field(default_factory=lambda: array("i"))
-    messages: list[Message] = field(default_factory=list)
-
-
-_metadata = sql.MetaData()
-
-_format = sql.Table("log_format", _metadata, sql.Column("version", sql.Integer, nullable=False))
-
-_sessions = sql.Table(
-    "sessions",
-    _metadata,
-    sql.Column("id", sql.Integer, primary_key=True),  # never used twice, so that a deleted session stays deleted
-    sql.Column("tenant", sql.String(128), nullable=False),
-    sql.Column("session", sql.String(128), nullable=False),
-    sql.Column("created", sql.BigInteger, nullable=False),
-    sql.UniqueConstraint("tenant", "session"),
-    sqlite_autoincrement=True,
-)
-
-_turns = sql.Table(
-    "turns",
-    _metadata,
-    sql.Column("session_id", sql.ForeignKey("sessions.id"), primary_key=True),
-    sql.Column("number", sql.Integer, primary_key=True),  # 1, 2, 3... within the session
-    sql.Column("keep_tokens", sql.Integer, nullable=False),
-    sql.Column("tokens", sql.LargeBinary, nullable=False),  # int32, see scheduler.messages.unpack_ids
-    sql.Column("keep_messages", sql.Integer, nullable=False),
-    sql.Column("messages", sql.Text, nullable=False),  # a JSON array
-    sql.Column("fingerprint", sql.String(128), nullable=False),
-    sql.Column("finish_reason", sql.String(32), nullable=False),
-    sql.Column("created", sql.BigInteger, nullable=False),
-)
+KEY_SECONDS = 48 * 3600  # that an idempotency key is remembered
 
 
 class SessionLog:
-    """The log in one SQLite file. All blocking work runs on one thread of its own, so writes have one order.
+    """The log. All blocking work runs on one thread of its own, so the writes of a server have one order.
 
-    A commit is whole or not at all, and durable against the death of the process when ``commit`` returns.
+    Every verb is whole or not at all, and durable when it returns: against the death of the process, with
+    ``durability="power"`` also against loss of power. Every verb raises LogUnavailable when the database cannot be
+    used, a writing one LogFull when that is for want of storage; nothing of it can be seen then. A tenant's session is
+    unknown to every other tenant. A session past its TTL is unknown too, also before ``expire`` has removed it.
+
+    The verbs that change a session take no claim: the caller holds it. ``expect`` is the ``version`` of the record that
+    the change was made from (0: there was none); if the log has moved on since, by another server, SessionMoved is
+    raised and nothing is written. None: whatever is there is changed.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the log at ``path``, readable by this user only. Raises LogUnavailable."""
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-log")
-        self._claimed: set[tuple[str, str]] = set()
-        self._timelines: OrderedDict[tuple[str, str], _Timeline] = OrderedDict()
-        self._engine = sql.create_engine(sql.URL.create("sqlite", database=str(path)))
-        sql.event.listen(self._engine, "connect", _set_pragmas)
+    def __init__(self, where: Path | str, durability: Durability = "process") -> None:
+        """Open or create the log: a file of SQLite, readable by this user only, or a database URL
+        (``postgresql://...``, ``sqlite:///path``). Raises LogUnavailable, whose message is one line and names no
+        password."""
+        self._claims = Claims()
+        self._database = Database(where, durability)
         try:
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            with self._engine.begin() as connection:
-                _create(connection)
-        except (SQLAlchemyError, OSError) as error:
-            self._engine.dispose()
-            raise LogUnavailable(f"the session log cannot be opened: {_reason(error)}") from error
+            self._database.prepare(prepare)
         except LogUnavailable:
-            self._engine.dispose()
+            self._database.close()
             raise
+        self._ledger = Ledger(self._database)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-log")
+
+    async def close(self) -> None:
+        """Finish what was begun and close the database."""
+        await asyncio.to_thread(self._thread.shutdown)
+        self._database.close()
+
+    # --- one at a time ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def claim(self, tenant: str, session: str) -> Iterator[None]:
+        """Hold the session for one turn or change. Raises SessionBusy if anything in this process holds it or waits
+        for it."""
+        with self._claims.claim((tenant, session)):
+            yield
+
+    @asynccontextmanager
+    async def claim_when_free(self, tenant: str, session: str, seconds: float) -> AsyncIterator[None]:
+        """Hold the session once what holds it is over; nothing new gets in between. Raises SessionBusy if that takes
+        longer than ``seconds``."""
+        async with self._claims.claim_when_free((tenant, session), seconds):
+            yield
+
+    # --- reading ------------------------------------------------------------------------------------------
 
     async def get(self, tenant: str, session: str) -> SessionRecord | None:
-        """The session as last committed, by whatever model, or None. Its messages must not be changed.
-        Raises LogUnavailable."""
-        return await self._in_thread(lambda: self._get(tenant, session))
+        """The session as of its last row, by whatever model; None if it is unknown."""
+        return await self._in_thread(lambda: self._ledger.get(tenant, session, now()))
+
+    async def summary(self, tenant: str, session: str) -> SessionSummary | None:
+        """The same without its text, read without folding its rows."""
+        return await self._in_thread(lambda: self._ledger.summary(tenant, session, now()))
+
+    async def list(
+        self,
+        tenant: str,
+        *,
+        limit: int,
+        after: str | None = None,
+        descending: bool = True,
+        metadata: Mapping[str, str] | None = None,
+        prefix: str | None = None,
+        used_after: int | None = None,
+        used_before: int | None = None,
+    ) -> Page:
+        """``limit`` sessions in order of last use, the last one first if ``descending``, behind the session ``after``.
+
+        Only those that have all of ``metadata``, whose id starts with ``prefix``, and that were last used at or after
+        ``used_after`` and before ``used_before`` (Unix seconds). Raises UnknownSession if ``after`` is unknown.
+        """
+        chosen = Filter(metadata or {}, prefix, used_after, used_before)
+        return await self._in_thread(lambda: self._ledger.page(tenant, chosen, limit, after, descending, now()))
+
+    async def replay(self, tenant: str, session: str, key: str) -> Replayed | None:
+        """The turn that was committed under an idempotency key, also when it is not the last one any more; None if
+        there is none. A key is remembered for two days, or as long as its session."""
+        return await self._in_thread(lambda: self._ledger.replay(tenant, session, key, now()))
+
+    async def rows(self, tenant: str, session: str) -> PortableLog:
+        """The current timeline and its turns, to be moved to another server. Raises UnknownSession."""
+        return await self._in_thread(lambda: self._ledger.export(tenant, session, now()))
+
+    async def pinned(self, moment: float) -> builtins.list[tuple[str, str, int]]:
+        """(tenant, session, until) of every session with a pin that holds at a ``moment`` (Unix seconds)."""
+        return await self._in_thread(lambda: self._ledger.pinned(moment))
+
+    # --- changing -----------------------------------------------------------------------------------------
 
     async def commit(
         self,
         tenant: str,
         session: str,
         *,
-        tokens: list[int],
-        messages: list[Message],
+        tokens: Sequence[int],
+        messages: Sequence[Message],
+        prompt_tokens: int | None = None,
         fingerprint: str,
         finish_reason: str,
-    ) -> None:
+        cached: int = 0,
+        idempotency: Idempotency | None = None,
+        expect: int | None = None,
+    ) -> TurnRecord:
         """Make this whole timeline the session's, as one more turn; the session begins here if it is unknown.
 
-        The messages are kept as they are and must not be changed afterwards. Raises LogUnavailable.
+        The reply begins at ``prompt_tokens`` (None: not known) and is the last of ``messages``, which are kept as they
+        are and must not be changed afterwards. Where the timeline leaves the logged one, what is common is kept, and
+        the turns that end behind that are dropped. Raises SessionMoved, also if a turn of this idempotency key is
+        committed already, and where ``expect`` is not 0 and the session was deleted meanwhile.
         """
         ids = array("i", tokens)
-        await self._in_thread(lambda: self._commit(tenant, session, ids, list(messages), fingerprint, finish_reason))
+        begins = len(ids) if prompt_tokens is None else prompt_tokens
+        return await self._in_thread(
+            lambda: self._ledger.commit(
+                tenant,
+                session,
+                ids,
+                [*messages],
+                begins,
+                cached=cached,
+                fingerprint=fingerprint,
+                finish_reason=finish_reason,
+                idempotency=idempotency,
+                expect=expect,
+                now=now(),
+            )
+        )
 
-    @contextmanager
-    def claim(self, tenant: str, session: str) -> Iterator[None]:
-        """Hold the session for one turn. Raises SessionBusy if another turn of this process holds it."""
-        key = tenant, session
-        if key in self._claimed:
-            raise SessionBusy
-        self._claimed.add(key)
-        try:
-            yield
-        finally:
-            self._claimed.remove(key)
+    async def create(
+        self,
+        tenant: str,
+        session: str,
+        *,
+        messages: Sequence[Message] = (),
+        metadata: Mapping[str, str] | None = None,
+        ttl: int | None = None,
+        pinned_until: int | None = None,
+    ) -> SessionSummary:
+        """Begin a session. Its ``messages`` are unrendered; with a ``ttl`` it ends that many seconds after the last
+        change of its timeline. Raises SessionExists."""
+        return await self._in_thread(
+            lambda: self._ledger.create(tenant, session, [*messages], dict(metadata or {}), ttl, pinned_until, now())
+        )
 
-    async def close(self) -> None:
-        """Finish what was begun and close the file."""
-        await asyncio.to_thread(self._thread.shutdown)
-        self._engine.dispose()
+    async def update(
+        self,
+        tenant: str,
+        session: str,
+        *,
+        metadata: Mapping[str, str] | UnsetType = UNSET,
+        ttl: int | UnsetType | None = UNSET,
+        pinned_until: int | UnsetType | None = UNSET,
+    ) -> SessionSummary:
+        """Set what is given and leave the rest. ``metadata`` replaces all pairs, a ``ttl`` counts from now. Its
+        timeline, ``used`` and ``version`` stay as they are, so no claim is needed. Raises UnknownSession."""
+        return await self._in_thread(lambda: self._ledger.update(tenant, session, metadata, ttl, pinned_until, now()))
 
-    # --- on the log's thread ------------------------------------------------------------------------------
+    async def fork(self, tenant: str, session: str, new: str, *, turn: int | None = None) -> SessionSummary:
+        """Begin ``new`` as a copy of ``session`` up to the end of a turn (0: empty; None: all of it), with its
+        metadata and TTL. Raises UnknownSession, SessionExists, NoSuchPlace("turn")."""
+        return await self._in_thread(lambda: self._ledger.fork(tenant, session, new, turn, now()))
+
+    async def rewind(
+        self,
+        tenant: str,
+        session: str,
+        *,
+        turn: int | None = None,
+        tokens: int | None = None,
+        text: str | None = None,
+        expect: int | None = None,
+    ) -> SessionSummary:
+        """Back to the end of a turn (0: empty), or to a token: see ``locate`` for where that ends, and give the
+        ``text`` that it asks for. One of ``turn`` and ``tokens``. Raises UnknownSession, SessionMoved, NoSuchPlace."""
+        if (turn is None) == (tokens is None):
+            raise ValueError("a rewind goes to a turn or to a token")
+        return await self._in_thread(lambda: self._ledger.rewind(tenant, session, turn, tokens, text, expect, now()))
+
+    async def edit(
+        self, tenant: str, session: str, index: int, content: str, *, expect: int | None = None
+    ) -> SessionSummary:
+        """Another content for message ``index``; everything behind it is dropped. The tokens go back to the end of
+        the last reply before it, what is behind that is unrendered. Raises UnknownSession, SessionMoved,
+        NoSuchPlace("index")."""
+        return await self._in_thread(lambda: self._ledger.edit(tenant, session, index, content, expect, now()))
+
+    async def restore(
+        self,
+        tenant: str,
+        session: str,
+        log: PortableLog,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        ttl: int | None = None,
+    ) -> SessionSummary:
+        """Begin a session with a timeline that ``rows`` gave. Its tokens mean something only to a model of
+        ``log.fingerprint``; a turn under another one renders the messages anew. Raises SessionExists, InvalidLog."""
+        return await self._in_thread(
+            lambda: self._ledger.restore(tenant, session, log, dict(metadata or {}), ttl, now())
+        )
+
+    # --- the end of a session -----------------------------------------------------------------------------
+
+    async def delete(self, tenant: str, session: str) -> bool:
+        """Remove the session and all its rows; False if it is unknown. A tombstone stays until ``swept``. The id may
+        be used again, and begins empty."""
+        return await self._in_thread(lambda: self._ledger.delete(tenant, session, now()))
+
+    async def expire(self, moment: float) -> builtins.list[tuple[str, str]]:
+        """Delete every session that is past its TTL at a ``moment`` (Unix seconds) and that nothing in this process
+        holds, and forget old idempotency keys. The sessions that were deleted, as by ``delete``."""
+        deleted: builtins.list[tuple[str, str]] = []
+        while some := await self._in_thread(partial(self._ledger.expire, self._claims.held(), moment)):
+            deleted += some  # a few at a time: turns are committed in between
+        await self._in_thread(lambda: self._ledger.forget_keys(moment - KEY_SECONDS))
+        return deleted
+
+    async def tombstones(self) -> builtins.list[tuple[str, str]]:
+        """The deleted sessions of which an engine may still hold something."""
+        return await self._in_thread(self._ledger.tombstones)
+
+    async def swept(self, tenant: str, session: str) -> None:
+        """The engine holds nothing more of this deleted session."""
+        await self._in_thread(lambda: self._ledger.swept(tenant, session))
+
+    async def writable(self) -> None:
+        """Raise LogFull if the log could not be written a moment ago and cannot be written now. Costs nothing while
+        all is well."""
+        if self._database.full:
+            await self._in_thread(lambda: self._database.try_to_write(ballast))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        try:
-            # Shielded: a client that leaves must not cut a commit off from its result.
-            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
-        except SQLAlchemyError as error:
-            raise LogUnavailable(f"the session log failed: {_reason(error)}") from error
-
-    def _get(self, tenant: str, session: str) -> SessionRecord | None:
-        with self._engine.connect() as connection:
-            timeline = self._read(connection, tenant, session)
-        if timeline is None or timeline.turns == 0:
-            return None
-        return SessionRecord(
-            session, timeline.tokens.tolist(), list(timeline.messages), timeline.fingerprint, timeline.created
-        )
-
-    def _commit(
-        self, tenant: str, session: str, tokens: array[int], messages: list[Message], fingerprint: str, reason: str
-    ) -> None:
-        now = int(time.time())
-        with self._engine.begin() as connection:
-            timeline = self._read(connection, tenant, session)
-            if timeline is None:
-                made = connection.execute(sql.insert(_sessions).values(tenant=tenant, session=session, created=now))
-                assert made.inserted_primary_key is not None
-                timeline = _Timeline(row=made.inserted_primary_key[0], created=now)
-            keep_tokens = common_prefix(timeline.tokens, tokens)
-            keep_messages = common_prefix(timeline.messages, messages)
-            connection.execute(
-                sql.insert(_turns).values(
-                    session_id=timeline.row,
-                    number=timeline.turns + 1,
-                    keep_tokens=keep_tokens,
-                    tokens=tokens[keep_tokens:].tobytes(),
-                    keep_messages=keep_messages,
-                    messages=json.dumps(messages[keep_messages:], ensure_ascii=False, separators=(",", ":")),
-                    fingerprint=fingerprint,
-                    finish_reason=reason,
-                    created=now,
-                )
-            )
-        self._remember(
-            (tenant, session),
-            _Timeline(timeline.row, timeline.created, timeline.turns + 1, fingerprint, tokens, messages),
-        )
-
-    def _read(self, connection: sql.Connection, tenant: str, session: str) -> _Timeline | None:
-        """The timeline as the database has it: what is remembered of it, and the turns since."""
-        row = connection.execute(
-            sql.select(_sessions.c.id, _sessions.c.created).where(
-                _sessions.c.tenant == tenant, _sessions.c.session == session
-            )
-        ).one_or_none()
-        if row is None:
-            return None
-        known = self._timelines.get((tenant, session))
-        if known is None or known.row != row.id:
-            known = _Timeline(row.id, row.created)
-        newer = sql.select(_turns).where(_turns.c.session_id == row.id, _turns.c.number > known.turns)
-        for turn in connection.execute(newer.order_by(_turns.c.number)):
-            del known.tokens[turn.keep_tokens :]
-            del known.messages[turn.keep_messages :]
-            known.tokens.extend(unpack_ids(turn.tokens))
-            known.messages.extend(json.loads(turn.messages))
-            known.turns, known.fingerprint = turn.number, turn.fingerprint
-        self._remember((tenant, session), known)
-        return known
-
-    def _remember(self, key: tuple[str, str], timeline: _Timeline) -> None:
-        self._timelines[key] = timeline
-        self._timelines.move_to_end(key)
-        if len(self._timelines) > REMEMBERED:
-            self._timelines.popitem(last=False)
+        # Shielded: a client that leaves must not cut a commit off from its result.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
 
-def common_prefix(old: Sequence[Any], new: Sequence[Any]) -> int:
-    """How many items two sequences of one type share from the start. Halving keeps the comparison in C."""
-    low, high = 0, min(len(old), len(new))  # old[:low] == new[:low] always
-    if old[:high] == new[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if old[low:middle] == new[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _create(connection: sql.Connection) -> None:
-    """Make the tables of a new log, or see that those of an old one are ours."""
-    _metadata.create_all(connection)
-    version = connection.execute(sql.select(_format.c.version)).scalar_one_or_none()
-    if version is None:
-        connection.execute(sql.insert(_format).values(version=FORMAT))
-    elif version != FORMAT:
-        raise LogUnavailable(f"the session log has format {version}; this version of warmturn reads format {FORMAT}")
-
-
-def _set_pragmas(connection: Any, _record: Any) -> None:
-    cursor = connection.cursor()
-    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "busy_timeout = 5000"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _reason(error: Exception) -> str:
-    """The database's or the system's own words, without statement, values or path."""
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    return str(getattr(error, "orig", None) or type(error).__name__)
+def now() -> float:
+    """Unix seconds."""
+    return time.time()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+
+from scheduler.messages import Miss
 
 Finish = Literal["stop", "length"]
 
@@ -23,6 +26,62 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+
+
+class MissReason(StrEnum):
+    """Why not more was reused: what the server sees in the log, then what the engine tells (``Miss``)."""
+
+    FINGERPRINT = "fingerprint"  # the log was written under another model, tokenizer or template
+    EDITED_HISTORY = "edited_history"  # the client's history is not the logged one
+    TEMPLATE_DRIFT = "template_drift"  # it is, and yet it has become other tokens
+    EVICTED = Miss.EVICTED.value
+    DAMAGED = Miss.DAMAGED.value
+    CHEAPER = Miss.CHEAPER.value
+    NO_ROOM = Miss.NO_ROOM.value
+    NO_CHECKPOINT = Miss.NO_CHECKPOINT.value
+    DIVERGED = Miss.DIVERGED.value
+
+
+class TokenText(msgspec.Struct, frozen=True):
+    """A token of the served model."""
+
+    id: int
+    text: str
+
+
+class CacheMiss(msgspec.Struct, frozen=True):
+    """Why not more was reused. ``at`` is the index of the first token of the prompt that had to be computed, or where
+    the prompt differs from what was cached (then ``got`` and ``expected`` are the two tokens) that of the first
+    different one.
+    """
+
+    reason: MissReason
+    at: int
+    got: TokenText | None = None
+    expected: TokenText | None = None
+
+
+class ReusedTokens(msgspec.Struct, frozen=True):
+    """Prompt tokens that were not computed, by the tier that held them."""
+
+    device: int
+    host: int
+    disk: int
+    remote: int
+
+
+class CacheReceipt(msgspec.Struct, frozen=True):
+    """What the prompts of a request cost; each counts once. ``recomputed`` tokens had been computed for this session
+    before, ``new`` ones had not. ``prefill_ms`` is from admission to first token; null when none was generated.
+    """
+
+    prompt_tokens: int
+    reused: ReusedTokens
+    recomputed: int
+    new: int
+    load_ms: float
+    prefill_ms: float | None = None
+    miss: CacheMiss | None = None
 
 
 # --- chats --------------------------------------------------------------------------------------------------
@@ -77,6 +136,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    cache: CacheReceipt | None
     system_fingerprint: str
     session_id: str | UnsetType = UNSET
 
@@ -107,6 +167,7 @@ class ChatChunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.compl
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
     session_id: str | UnsetType = UNSET
+    cache: CacheReceipt | UnsetType | None = UNSET
 
 
 # --- completions --------------------------------------------------------------------------------------------
@@ -140,3 +201,4 @@ class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_comp
     system_fingerprint: str
     usage: Usage | UnsetType | None = UNSET
     session_id: str | UnsetType = UNSET
+    cache: CacheReceipt | UnsetType | None = UNSET

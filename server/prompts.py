@@ -33,12 +33,20 @@ def chat_prompt(body: ChatRequest, tokens: Tokens, facts: ModelFacts, record: Se
     check_bytes((m["content"] for m in new), facts, "messages")
     if record is None:
         return Prompt(full_ids(tokens, new), new)
+    return continuation(tokens, facts, record, new)
+
+
+def continuation(tokens: Tokens, facts: ModelFacts, record: SessionRecord, new: list[Message]) -> Prompt:
+    """What follows when ``new`` messages are added to a session; without any, its last message is to be answered."""
     whole = [*record.messages, *new]
     if record.fingerprint != facts.fingerprint:
         # Logged under another model: its ids mean nothing here, its words do.
         return Prompt(full_ids(tokens, whole), whole)
+    rendered, unrendered = record.messages[: record.rendered], whole[record.rendered :]
+    if not unrendered:
+        return Prompt(record.tokens, whole)
     ends = {*facts.eos_token_ids, *tokens.special_ids}
-    return Prompt(continued_ids(tokens, record.tokens, record.messages, new, ends), whole)
+    return Prompt(continued_ids(tokens, record.tokens, rendered, unrendered, ends), whole)
 
 
 def completion_prompts(
@@ -67,7 +75,9 @@ def history(tokens: Tokens, facts: ModelFacts, record: SessionRecord | None) -> 
     if record is None:
         return [], []
     if record.fingerprint == facts.fingerprint:
-        return record.tokens, record.messages
+        waiting = "".join(m["content"] for m in record.messages[record.rendered :])
+        ids = tokens.encode(waiting, special=not record.tokens) if waiting else []
+        return [*record.tokens, *ids], record.messages
     return tokens.encode("".join(m["content"] for m in record.messages), special=True), record.messages
 
 

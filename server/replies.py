@@ -15,10 +15,12 @@ from msgspec import UNSET, UnsetType
 from scheduler.messages import Delta, FinishReason, TokenLogprob
 from server import objects
 from server.prompts import Prompt
+from server.schemas import GenerationRequest
 
 FLOOR = -9999.0  # what OpenAI writes for impossible tokens; JSON has no infinity
 FINISH: dict[FinishReason, objects.Finish] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 UsageField = objects.Usage | UnsetType | None
+CacheField = objects.CacheReceipt | UnsetType | None  # null: nothing was computed
 
 
 @dataclass
@@ -58,10 +60,30 @@ class Head:
     session: str | UnsetType
 
     @classmethod
-    def new(cls, prefix: str, model: str, fingerprint: str, session: str | None) -> Head:
-        """A head with an id of its own."""
+    def new(cls, prefix: str, model: str, fingerprint: str, session: str | None, created: int | None = None) -> Head:
+        """A head with an id of its own. ``created`` is in Unix seconds; None: now."""
         name = UNSET if session is None else session
-        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model, f"fp_{fingerprint[:16]}", name)
+        when = int(time.time()) if created is None else created
+        return cls(f"{prefix}-{uuid.uuid4().hex}", when, model, f"fp_{fingerprint[:16]}", name)
+
+
+@dataclass(frozen=True)
+class UsageWish:
+    """Where a stream carries usage: ``at_end`` in a chunk behind the last one, or ``everywhere``; ``elsewhere`` is what
+    the field holds in the other chunks.
+    """
+
+    at_end: bool
+    everywhere: bool
+    elsewhere: UnsetType | None
+
+    @classmethod
+    def of(cls, body: GenerationRequest) -> UsageWish:
+        """What a request asked for."""
+        options = body.stream_options
+        everywhere = options is not None and options.continuous_usage_stats
+        at_end = everywhere or (options is not None and options.include_usage)
+        return cls(at_end, everywhere, None if at_end else UNSET)
 
 
 class Reply(ABC):
@@ -79,15 +101,15 @@ class Reply(ABC):
         """The chunk for a delta; None when it has nothing to show yet."""
 
     @abstractmethod
-    def ending(self, index: int, finish: objects.Finish, usage: UsageField) -> msgspec.Struct:
-        """The chunk that ends a choice."""
+    def ending(self, index: int, finish: objects.Finish, usage: UsageField, cache: CacheField) -> msgspec.Struct:
+        """The chunk that ends a choice; the last one carries the receipt."""
 
     @abstractmethod
-    def usage(self, usage: objects.Usage) -> msgspec.Struct:
+    def usage(self, usage: objects.Usage, cache: CacheField) -> msgspec.Struct:
         """The chunk behind the last choice's end."""
 
     @abstractmethod
-    def body(self, drafts: Sequence[Draft], usage: objects.Usage) -> msgspec.Struct:
+    def body(self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None) -> msgspec.Struct:
         """Everything at once."""
 
 
@@ -107,24 +129,32 @@ class ChatReply(Reply):
         logprobs = self._entries(delta.logprobs)
         return self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta(content=delta.text), logprobs)], usage)
 
-    def ending(self, index: int, finish: objects.Finish, usage: UsageField) -> objects.ChatChunk:
-        return self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=finish)], usage)
+    def ending(self, index: int, finish: objects.Finish, usage: UsageField, cache: CacheField) -> objects.ChatChunk:
+        return self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=finish)], usage, cache)
 
-    def usage(self, usage: objects.Usage) -> objects.ChatChunk:
-        return self._chunk([], usage)
+    def usage(self, usage: objects.Usage, cache: CacheField) -> objects.ChatChunk:
+        return self._chunk([], usage, cache)
 
-    def body(self, drafts: Sequence[Draft], usage: objects.Usage) -> objects.ChatCompletion:
+    def body(
+        self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
+    ) -> objects.ChatCompletion:
         head = self.head
         choices = []
         for index, draft in enumerate(drafts):
             assert draft.finish is not None
             message = objects.ChatMessage(draft.text)
             choices.append(objects.ChatChoice(index, message, draft.finish, self._entries(draft.logprobs)))
-        return objects.ChatCompletion(head.id, head.created, head.model, choices, usage, head.fingerprint, head.session)
+        return objects.ChatCompletion(
+            head.id, head.created, head.model, choices, usage, cache, head.fingerprint, head.session
+        )
 
-    def _chunk(self, choices: list[objects.ChatChunkChoice], usage: UsageField) -> objects.ChatChunk:
+    def _chunk(
+        self, choices: list[objects.ChatChunkChoice], usage: UsageField, cache: CacheField = UNSET
+    ) -> objects.ChatChunk:
         head = self.head
-        return objects.ChatChunk(head.id, head.created, head.model, choices, head.fingerprint, usage, head.session)
+        return objects.ChatChunk(
+            head.id, head.created, head.model, choices, head.fingerprint, usage, head.session, cache
+        )
 
     def _entries(self, logprobs: Iterable[TokenLogprob]) -> objects.ChatLogprobs | None:
         if not self._logprobs:
@@ -162,23 +192,29 @@ class CompletionReply(Reply):
             return None
         return self._chunk([objects.CompletionChoice(index, delta.text, logprobs)], usage)
 
-    def ending(self, index: int, finish: objects.Finish, usage: UsageField) -> objects.Completion:
-        return self._chunk([objects.CompletionChoice(index, "", finish_reason=finish)], usage)
+    def ending(self, index: int, finish: objects.Finish, usage: UsageField, cache: CacheField) -> objects.Completion:
+        return self._chunk([objects.CompletionChoice(index, "", finish_reason=finish)], usage, cache)
 
-    def usage(self, usage: objects.Usage) -> objects.Completion:
-        return self._chunk([], usage)
+    def usage(self, usage: objects.Usage, cache: CacheField) -> objects.Completion:
+        return self._chunk([], usage, cache)
 
-    def body(self, drafts: Sequence[Draft], usage: objects.Usage) -> objects.Completion:
+    def body(
+        self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
+    ) -> objects.Completion:
         choices = []
         for index, draft in enumerate(drafts):
             logprobs = self._entries(index, draft.prompt_logprobs, draft.logprobs)
             text = self._echoes[index] + draft.text
             choices.append(objects.CompletionChoice(index, text, logprobs, draft.finish))
-        return self._chunk(choices, usage)
+        return self._chunk(choices, usage, cache)
 
-    def _chunk(self, choices: list[objects.CompletionChoice], usage: UsageField) -> objects.Completion:
+    def _chunk(
+        self, choices: list[objects.CompletionChoice], usage: UsageField, cache: CacheField = UNSET
+    ) -> objects.Completion:
         head = self.head
-        return objects.Completion(head.id, head.created, head.model, choices, head.fingerprint, usage, head.session)
+        return objects.Completion(
+            head.id, head.created, head.model, choices, head.fingerprint, usage, head.session, cache
+        )
 
     def _entries(
         self, index: int, prompt: Sequence[TokenLogprob], generated: Sequence[TokenLogprob]

@@ -36,10 +36,11 @@ PART_TYPES = frozenset({"image_url", "input_audio", "file", "refusal", "video_ur
 
 
 class Strict(BaseModel):
-    """A JSON object whose every field is known. ``LATER``: field -> harmless values."""
+    """A JSON object of known fields. ``LATER``: field -> harmless values. ``NULLS``: where null is a value."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     LATER: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    NULLS: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -49,7 +50,7 @@ class Strict(BaseModel):
             return data
         kept = {}
         for name, value in data.items():
-            if value is None and (name in cls.model_fields or name in cls.LATER):
+            if value is None and name not in cls.NULLS and (name in cls.model_fields or name in cls.LATER):
                 continue
             if name in cls.model_fields:
                 kept[name] = value
@@ -89,6 +90,11 @@ Content = Annotated[
 ]
 
 
+def plain_text(content: str | list[TextPart]) -> str:
+    """A message's content as one text. Parts are joined by line ends."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
 class Message(Strict):
     """One message of a chat. The harmless values are what clients send back of an earlier reply."""
 
@@ -107,10 +113,11 @@ class Message(Strict):
     content: Content
 
     def plain(self) -> dict[str, str]:
-        """Role and text, as templates and the log take them. Parts are joined by line ends."""
-        content = self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return {"role": self.role, "content": text}
+        """Role and text, as templates and the log take them."""
+        return {"role": self.role, "content": plain_text(self.content)}
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True)]
 
 
 class StreamOptions(Strict):
@@ -252,8 +259,8 @@ class GenerationRequest(Strict):
         )
 
 
-class ChatRequest(GenerationRequest):
-    """``POST /v1/chat/completions``."""
+class ReplyRequest(GenerationRequest):
+    """A chat without its messages: how the reply is to be made."""
 
     LATER = {
         **LATER_EVERYWHERE,
@@ -271,7 +278,6 @@ class ChatRequest(GenerationRequest):
         "web_search_options": (),
         "moderation": (),
     }
-    messages: Annotated[list[Message], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(None, ge=1, le=INT32)
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32)
     logprobs: bool = False
@@ -294,6 +300,12 @@ class ChatRequest(GenerationRequest):
     @property
     def token_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ChatRequest(ReplyRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: Messages = Field(min_length=1, max_length=MAX_MESSAGES)
 
 
 class CompletionRequest(GenerationRequest):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from scheduler.messages import ModelFacts
 from server import data_dir
@@ -26,6 +27,7 @@ from server.engine import EngineFailed
 from server.engine_link import ENGINE_COMMAND
 from server.engine_process import EngineProcess
 from server.entrance import Entrance
+from server.housekeeping import Housekeeper
 from server.log import LogUnavailable, SessionLog
 
 if TYPE_CHECKING:
@@ -33,8 +35,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DRAIN_SECONDS = 5.0  # for running turns after SIGTERM
-HTTP_SECONDS = 10  # for the last bytes of their answers
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FLUSH_SECONDS = 30.0  # at most, for KV that is not on disk yet when the turns are over
+HTTP_SECONDS = 5  # for the last bytes of their answers, and once more for their readers to take them
+CUT_OFF_SECONDS = 1.0  # for requests that are no turns, once everything else is over
+LOOK_SECONDS = 0.05  # between two looks at whether something is over
 
 
 def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
@@ -47,13 +52,16 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
         try:
-            log = SessionLog(folder / "log.sqlite")
+            log = SessionLog(config.database or folder / "log.sqlite", durability=config.durability)
         except LogUnavailable as error:
             raise UsageError(error.message) from None
         if not config.api_key and not is_loopback(listener):
             say("warning: no --api-key is set: everyone who reaches this port is served")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Service(config, command, listener, log).run())
+            status = runner.run(Service(config, command, listener, log).run())
+        for number in SIGNALS:  # the loop's handlers ended with it
+            signal.signal(number, lambda *_: os._exit(1))
+        return status
 
 
 class Service:
@@ -64,7 +72,14 @@ class Service:
         self._listener = listener
         self._log = log
         self._entrance = Entrance()
-        self._engine = EngineProcess(config.engine_config(), command=command, on_loading=say)
+        self._engine = EngineProcess(
+            config.engine_config(),
+            command=command,
+            on_loading=say,
+            on_ready=lambda facts: self._housekeeper.ready(),
+            on_forgotten=lambda tenant, session: self._housekeeper.forgotten(tenant, session),
+        )
+        self._housekeeper = Housekeeper(self._engine, log)
         self._http = HttpServer(
             uvicorn.Config(
                 self._entrance,
@@ -83,13 +98,14 @@ class Service:
 
     async def run(self) -> int:
         """Serve; the exit status."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._told_to_stop)
         await self._engine.start()
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._log.close)
-            stack.push_async_callback(self._leave, http)
+            stack.push_async_callback(self._housekeeper.close)
+            sweeping = asyncio.create_task(self._housekeeper.run())
             loading = asyncio.create_task(self._load(stack))
             stopped = asyncio.create_task(self._stop.wait())
             try:
@@ -101,8 +117,10 @@ class Service:
                 say(str(error))
                 return 2
             finally:
-                loading.cancel()
-                stopped.cancel()
+                for task in (loading, stopped, sweeping):
+                    task.cancel()
+                await asyncio.wait((loading, stopped, sweeping))
+                await self._leave(http)  # before the stack: turns that still run need what it closes
         return 0
 
     async def _load(self, stack: AsyncExitStack) -> None:
@@ -114,9 +132,20 @@ class Service:
         except Exception as error:
             raise UsageError(f"the tokenizer cannot be loaded: {first_line(error)}") from error
         from server.app import create_app
+        from server.template import stability
+        from server.transfers import Transfers
 
         config = self._config
-        app = create_app(self._engine, self._log, tokens, served_name=config.name, api_keys=config.api_key)
+        template = await tokens.run(stability, tokens)
+        app = create_app(
+            self._engine,
+            self._log,
+            tokens,
+            served_name=config.name,
+            api_keys=config.api_key,
+            transfers=Transfers(config.data_dir / "transfer", int(config.max_capsule)),
+            template=template,
+        )
         stack.callback(tokens.close)
         await stack.enter_async_context(app.router.lifespan_context(app))
         self._entrance.open(app)
@@ -133,14 +162,23 @@ class Service:
         self._stop.set()
 
     async def _leave(self, http: asyncio.Task[None]) -> None:
-        """No new connections and turns, a moment for the running ones, then the engine, then what is left of HTTP."""
+        """End in order, in bounded time. No new turns while the port still answers; the running ones go on for
+        ``--drain-seconds``, until their answers are written; then the engine writes KV to disk and goes; then the port.
+        """
+        drain = self._config.drain_seconds
         self._engine.drain()
+        await within(drain, lambda: self._engine.in_hand == 0)
+        await self._engine.stop(flush=min(drain, FLUSH_SECONDS))
+        await within(HTTP_SECONDS, lambda: self._engine.in_hand == 0)  # turns that were ended are told so
         self._http.should_exit = True
-        until = time.monotonic() + DRAIN_SECONDS
-        while self._engine.running and time.monotonic() < until:
-            await asyncio.sleep(0.05)
-        await self._engine.stop()
         await http
+
+
+async def within(seconds: float, over: Callable[[], bool]) -> None:
+    """Wait until something is over, for so many seconds at most."""
+    until = time.monotonic() + seconds
+    while not over() and time.monotonic() < until:
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 class HttpServer(uvicorn.Server):
@@ -149,6 +187,18 @@ class HttpServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port. Complete answers have the graceful timeout to reach their readers; requests that have none
+        after ``CUT_OFF_SECONDS`` are no turns, and do not hold the exit."""
+        asyncio.get_running_loop().call_later(CUT_OFF_SECONDS, self._cut_off)
+        await super().shutdown(sockets)
+
+    def _cut_off(self) -> None:
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, HttpToolsProtocol)
+            if connection.cycle is not None and not connection.cycle.response_complete:
+                connection.transport.abort()
 
 
 @contextmanager

@@ -24,11 +24,12 @@ class TurnFailed(Exception):
 
 @dataclass
 class Reply:
-    """What one turn gave. Seconds count from the request; ``usage`` is OpenAI's object."""
+    """What one turn gave. Seconds count from the request; ``usage`` is OpenAI's object, ``cache`` the receipt."""
 
     started: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     usage: dict[str, Any] | None = None
+    cache: dict[str, Any] | None = None
 
     def summary(self) -> str:
         """The turn's cost in one line."""
@@ -36,10 +37,30 @@ class Reply:
             return "no usage reported"
         prompt, out = self.usage["prompt_tokens"], self.usage["completion_tokens"]
         cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-        parts = [f"reused {cached} of {prompt} prompt tokens", f"{prompt - cached} new", f"{out} out"]
+        parts = [f"reused {cached} of {prompt} prompt tokens", f"{prompt - cached} new"]
+        if self.cache is not None:
+            parts = [costs(self.cache)]
+        parts.append(f"{out} out")
         if self.first_token is not None:
             parts.append(f"first token {1000 * (self.first_token - self.started):.0f} ms")
         return " · ".join(parts)
+
+
+def costs(cache: dict[str, Any]) -> str:
+    """A cache receipt in a few words."""
+    tiers = sorted(((tokens, tier) for tier, tokens in cache["reused"].items() if tokens), reverse=True)
+    reused = f"reused {sum(tokens for tokens, _ in tiers)} of {cache['prompt_tokens']}"
+    if tiers:
+        reused += f" ({', '.join(f'{tier} {tokens}' for tokens, tier in tiers)})"
+    items = [reused]
+    if cache["recomputed"]:
+        items.append(f"{cache['recomputed']} recomputed")
+    items.append(f"{cache['new']} new")
+    if cache["load_ms"]:
+        items.append(f"loaded in {cache['load_ms']:.0f} ms")
+    if cache["miss"] is not None:
+        items.append(f"miss: {cache['miss']['reason'].replace('_', ' ')} at token {cache['miss']['at']}")
+    return ", ".join(items)
 
 
 def chat(config: ChatConfig, client: httpx.Client | None = None, terminal: TextIO | None = None) -> int:
@@ -93,6 +114,7 @@ def stream(http: httpx.Client, body: dict[str, Any], reply: Reply) -> Iterator[s
                 raise TurnFailed(explain(response))
             for event in events(response):
                 reply.usage = event.get("usage") or reply.usage
+                reply.cache = event.get("cache") or reply.cache
                 for choice in event["choices"]:
                     if text := choice["delta"].get("content"):
                         reply.first_token = reply.first_token or time.monotonic()

@@ -26,7 +26,7 @@ class Turn:
         self._failure: Exception | None = None
         self._closed = False  # nothing more will be pushed
         self._read_to_end = False
-        self._cancelled = False
+        self.let_go = False  # the reader is done with it, its answer included
         self._news = asyncio.Event()
 
     # --- the side of the engine ---------------------------------------------------------------------------
@@ -78,9 +78,9 @@ class Turn:
 
     def cancel(self) -> None:
         """See ``TurnStream``."""
-        if not self._cancelled and not self._closed:
-            self._cancelled = True
+        if not self.let_go and not self._closed:
             self._cancel(self.name)
+        self.let_go = True
 
     async def _wait(self) -> None:
         self._news.clear()

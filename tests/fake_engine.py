@@ -7,11 +7,16 @@ honours max_tokens, stop strings, logprobs and cancellation. Attributes are its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from scheduler.messages import (
     Delta,
+    Exported,
     FinishReason,
+    Holding,
+    Imported,
+    Inspected,
     ModelFacts,
     Receipt,
     Stats,
@@ -43,12 +48,17 @@ FACTS = ModelFacts(
 
 
 class FakeEngine:
-    """See the module. ``submitted``, ``cancelled`` and ``running`` tell what happened to it."""
+    """See the module. ``submitted``, ``cancelled``, ``running``, ``forgotten`` and ``pinned`` tell what happened to it.
+
+    ``kv`` is what the engine holds: the files of a session's export, one byte a token. ``import_`` puts them there,
+    unless ``import_reason`` says why not; ``forget`` drops them and ends the session's turn.
+    """
 
     def __init__(self, tokens: Tokens) -> None:
         self.facts: ModelFacts | None = FACTS
         self.stats = Stats()
         self.healthy = True
+        self.draining = False
         self.reply = "Hello there, friend."
         self.ids: list[int] | None = None
         self.refusal: TurnRefused | None = None
@@ -62,19 +72,28 @@ class FakeEngine:
         self.submitted: list[Submit] = []
         self.cancelled: list[str] = []
         self.forgotten: list[tuple[str, str]] = []
+        self.on_forgotten: Callable[[str, str], None] | None = None
+        self.pinned: dict[tuple[str, str], float] = {}
+        self.kv: dict[tuple[str, str], list[bytes]] = {}
+        self.import_reason: str | None = None
+        self.call_failure: Exception | None = None  # of inspect, export and import_
+        self.receipts: list[Receipt] = []  # of the next turns; later ones are made of what was seen before
         self.running: set[str] = set()
         self._tokens = tokens
         self._timelines: list[tuple[str, list[int]]] = []
+        self._turns: dict[str, tuple[Submit, Turn]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def state(self) -> State:
-        """Loading is the only other state that the HTTP face can see here."""
+        """Loading until there are facts, stopping once it drains."""
+        if self.draining:
+            return "stopping"
         return "ready" if self.facts is not None else "loading"
 
     def submit(self, request: Submit) -> Turn:
         """Start answering at once."""
-        if self.facts is None:
-            raise EngineUnavailable("The engine is loading.", 7)
+        if self.state() != "ready":
+            raise EngineUnavailable(f"The engine is {self.state()}.", 7)
         turn = Turn(request.turn, self._cancel)
         number = len(self.submitted)
         self.submitted.append(request)
@@ -82,14 +101,56 @@ class FakeEngine:
             turn.fail(self.refusal)
         else:
             self.running.add(request.turn)
+            self._turns[request.turn] = request, turn
             task = asyncio.create_task(self._answer(request, turn))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return turn
 
     def forget(self, tenant: str, session: str) -> None:
-        """Remember that it was asked."""
+        """End a running turn of it and tell that nothing is left; remember that it was asked."""
         self.forgotten.append((tenant, session))
+        self.kv.pop((tenant, session), None)
+        for request, turn in self._turns.values():
+            if (request.tenant, request.session) == (tenant, session) and turn.name in self.running:
+                self.running.discard(turn.name)
+                turn.push(Delta(turn.name, finish_reason=FinishReason.CANCELLED))
+        if self.on_forgotten is not None:
+            self.on_forgotten(tenant, session)
+
+    def pin(self, tenant: str, session: str, until: float) -> None:
+        """Remember until when."""
+        self.pinned[tenant, session] = until
+
+    async def inspect(self, tenant: str, session: str) -> Inspected:
+        """All of ``kv`` lies on the device, at 64 bytes a token."""
+        tokens = sum(map(len, self._held(tenant, session)))
+        turns = (request for request, turn in self._turns.values() if turn.name in self.running)
+        running = any((request.tenant, request.session) == (tenant, session) for request in turns)
+        return Inspected("", {"device": Holding(tokens, 64 * tokens)} if tokens else {}, running)
+
+    async def export(self, tenant: str, session: str, folder: str) -> Exported:
+        """Write the files of ``kv``; the folder is made by it, as by the engine."""
+        files = self._held(tenant, session)
+        Path(folder).mkdir()
+        for number, data in enumerate(files):
+            (Path(folder) / f"{number:06}.kv").write_bytes(data)
+        return Exported("", len(files), sum(map(len, files)))
+
+    async def import_(self, tenant: str, session: str, folder: str) -> Imported:
+        """Read the files into ``kv``."""
+        self._held(tenant, session)
+        if self.import_reason is not None:
+            return Imported("", 0, self.import_reason)
+        files = self.kv[tenant, session] = [file.read_bytes() for file in sorted(Path(folder).glob("*.kv"))]
+        return Imported("", sum(map(len, files)))
+
+    def _held(self, tenant: str, session: str) -> list[bytes]:
+        if self.state() == "loading":
+            raise EngineUnavailable("The engine is loading.", 7)
+        if self.call_failure is not None:
+            raise self.call_failure
+        return self.kv.get((tenant, session), [])
 
     def _cancel(self, turn: str) -> None:
         self.cancelled.append(turn)
@@ -98,7 +159,8 @@ class FakeEngine:
     async def _answer(self, request: Submit, turn: Turn) -> None:
         await self.admit.wait()
         prompt = list(unpack_ids(request.prompt))
-        turn.push(Delta(turn.name, receipt=Receipt(len(prompt), self._cached(request.tenant, prompt))))
+        seen = Receipt(len(prompt), self._cached(request.tenant, prompt))
+        turn.push(Delta(turn.name, receipt=self.receipts.pop(0) if self.receipts else seen))
         if request.prompt_logprobs is not None:
             entries = tuple(self._logprob(i, request.prompt_logprobs, first=n == 0) for n, i in enumerate(prompt))
             turn.push(Delta(turn.name, prompt_logprobs=entries))

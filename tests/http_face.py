@@ -20,9 +20,11 @@ from fastapi import FastAPI
 import server.app
 from server.log import SessionLog
 from server.tokens import Tokens
+from server.transfers import Transfers
 
 P = ParamSpec("P")
 MODEL = "demo"
+MAX_CAPSULE = 1 << 20  # bytes
 PATIENCE = 20.0  # seconds until a test that hangs fails
 FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # the log's fsyncs cost nothing there
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -64,7 +66,14 @@ async def site(api_keys: Mapping[str, str] | None = None) -> Any:
     with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
         log = SessionLog(Path(folder) / "log.sqlite")
         engine = FakeEngine(tokens)
-        app = server.app.create_app(engine, log, tokens, served_name=MODEL, api_keys=api_keys or {})
+        app = server.app.create_app(
+            engine,
+            log,
+            tokens,
+            served_name=MODEL,
+            api_keys=api_keys or {},
+            transfers=Transfers(Path(folder) / "transfer", MAX_CAPSULE),
+        )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://warm") as http:
             yield Site(app, engine, log, http)
@@ -117,26 +126,39 @@ class Call:
     _task: asyncio.Task[None] | None = None
 
     @classmethod
-    def post(cls, app: FastAPI, path: str, body: object, chunks: list[bytes] | None = None) -> Call:
-        """Start a request. ``chunks`` is the raw body, sent without a length."""
+    def post(
+        cls,
+        app: FastAPI,
+        path: str,
+        body: object,
+        chunks: list[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        method: str = "POST",
+        slow: bool = False,
+    ) -> Call:
+        """Start a request. ``chunks`` is the raw body, sent without a length; ``slow``: more of it is still to come."""
         call = cls()
         parts = [json.dumps(body).encode()] if chunks is None else chunks
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"host", b"warm"), (b"content-type", b"application/json")],
+            "headers": [
+                (name.lower().encode(), value.encode())
+                for name, value in {"host": "warm", "content-type": "application/json", **(headers or {})}.items()
+            ],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
         messages = [
-            {"type": "http.request", "body": part, "more_body": number < len(parts)}
+            {"type": "http.request", "body": part, "more_body": slow or number < len(parts)}
             for number, part in enumerate(parts, 1)
         ]
 

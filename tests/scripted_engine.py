@@ -3,7 +3,10 @@
 ``EngineConfig.model`` is the behaviour while loading: "ok", "fail", "die", "stubborn" (ignores Shutdown and SIGTERM)
 or "once:PATH" (loads the first time, fails while PATH exists and holds more than one line).
 ``Submit.tenant`` is that of a turn: "count" streams max_tokens tokens, one per step; "endless" streams until
-cancelled; "mute" is admitted and says nothing; "crash" exits in mid-turn; anything else is a code to refuse with.
+cancelled; "held" streams until a file ``go`` lies beside the KV folder; "mute" is admitted and says nothing; "crash"
+exits in mid-turn; anything else is a code to refuse with.
+``Inspect``, ``Export`` and ``Import`` of the session "mute" are never answered, those of "crash" end the process.
+``Shutdown`` writes its seconds to a file ``flushed`` beside the KV folder, and takes them all if ``slow`` lies there.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -21,12 +25,21 @@ from scheduler.messages import (
     Cancel,
     Delta,
     EngineConfig,
+    Export,
+    Exported,
     Failed,
     FinishReason,
     Forget,
+    Forgotten,
     FromEngine,
+    Holding,
+    Import,
+    Imported,
+    Inspect,
+    Inspected,
     Loading,
     ModelFacts,
+    Pin,
     Ready,
     Receipt,
     Refused,
@@ -68,6 +81,8 @@ class ScriptedEngine:
         self.turns: dict[str, Submit] = {}
         self.given: dict[str, int] = {}
         self.forgotten = 0
+        self.pinned: dict[str, float] = {}
+        self.beside = Path(config.kv_folder).parent if config.kv_folder else None
 
     def say(self, message: FromEngine) -> None:
         self.socket.send(msgspec.msgpack.encode(message))
@@ -98,14 +113,14 @@ class ScriptedEngine:
             if self.socket.poll(10 if self.given else 1000):
                 message = decoder.decode(self.socket.recv())
                 if isinstance(message, Shutdown) and self.model != "stubborn":
-                    return self.end()
+                    return self.end(message.flush_seconds)
                 self.take(message)
             self.say(StepOutputs(tuple(self.step()), Stats(running=len(self.turns), evictions=self.forgotten)))
 
     def take(self, message: ToEngine) -> None:
         match message:
             case Submit(turn, tenant, prompt):
-                if tenant in ("count", "endless", "mute", "crash"):
+                if tenant in ("count", "endless", "held", "mute", "crash"):
                     self.turns[turn] = message
                     self.given[turn] = -1
                     return
@@ -114,8 +129,31 @@ class ScriptedEngine:
                 if turn in self.turns:
                     self.finish(turn)
                     self.say(StepOutputs((Delta(turn, finish_reason=FinishReason.CANCELLED),), Stats()))
-            case Forget():
+            case Forget(tenant, session):
                 self.forgotten += 1
+                self.say(Forgotten(tenant, session))
+            case Pin(_, session, until):
+                self.pinned[session] = until
+            case Inspect() | Export() | Import():
+                self.answer(message)
+
+    def answer(self, question: Inspect | Export | Import) -> None:
+        """Every session has 16 tokens on disk, in two files, and is running while it is pinned."""
+        if question.session == "mute":
+            return
+        if question.session == "crash":
+            os._exit(7)
+        match question:
+            case Inspect(request, _, session):
+                self.say(Inspected(request, {"disk": Holding(16, 128)}, session in self.pinned))
+            case Export(request, _, _, folder):
+                Path(folder).mkdir()
+                for number in range(2):
+                    (Path(folder) / f"{number:06}.kv").write_bytes(b"kv" * 32)
+                self.say(Exported(request, 2, 16))
+            case Import(request, _, _, folder):
+                count = len(list(Path(folder).glob("*.kv")))
+                self.say(Imported(request, 8 * count, None if count == 2 else "damaged"))
 
     def step(self) -> list[Delta]:
         deltas = []
@@ -130,6 +168,7 @@ class ScriptedEngine:
             if request.tenant == "crash" and given == 3:
                 os._exit(7)
             last = request.tenant == "count" and given == request.stopping.max_tokens
+            last |= request.tenant == "held" and self.beside is not None and (self.beside / "go").exists()
             deltas.append(Delta(turn, (given,), f"{given} ", FinishReason.LENGTH if last else None))
             if last:
                 self.finish(turn)
@@ -138,9 +177,13 @@ class ScriptedEngine:
     def finish(self, turn: str) -> None:
         del self.turns[turn], self.given[turn]
 
-    def end(self) -> None:
-        """Every turn ends as cancelled, then the process."""
+    def end(self, flush_seconds: float) -> None:
+        """Every turn ends as cancelled, what is left is written, then the process ends."""
         self.say(StepOutputs(tuple(Delta(t, finish_reason=FinishReason.CANCELLED) for t in self.turns), Stats()))
+        if self.beside is not None:
+            (self.beside / "flushed").write_text(str(flush_seconds))
+            if (self.beside / "slow").exists():
+                time.sleep(flush_seconds)
         self.close()
 
     def close(self) -> None:

@@ -185,8 +185,43 @@ def test_sessions_outlive_the_server(tmp_path: Path) -> None:
     with ServerProcess(None, tmp_path) as first:
         ask(first, {"session_id": "s", "messages": [user("My name is Grace.")]})
         ask(first, {"session_id": "s", "messages": [user("Add tea to my shopping list.")]})
+        engine = Path("/proc", str(first.engine_pid()), "status")
         os.kill(first.process.pid, signal.SIGKILL)  # no farewell
         first.process.wait()
+        until(lambda: not engine.exists() or "State:\tZ" in engine.read_text())
     with ServerProcess(None, tmp_path) as second:
         answer = ask(second, {"session_id": "s", "messages": [user("What is my name?")]})
         assert answer["choices"][0]["message"]["content"] == "Your name is Grace."
+
+
+def test_sigterm_lets_a_stream_end_and_its_turn_is_kept(tmp_path: Path) -> None:
+    with ServerProcess(None, tmp_path, "--drain-seconds", "100") as first:
+        ask(first, {"session_id": "s", "messages": [user("My name is Grace.")]})
+        body = endless(first, stream=True, session_id="s", max_tokens=800)
+        with httpx.stream("POST", f"{first.url}/v1/chat/completions", json=body, timeout=60) as r:
+            lines = (line for line in r.iter_lines() if line)
+            next(lines)
+            first.process.terminate()
+            until(lambda: httpx.get(f"{first.url}/health").json() == {"status": "stopping"})
+            refused = first.post("/v1/chat/completions", {"messages": [user("Hello!")]})
+            assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
+            *_, last, done = lines
+        assert (json.loads(last[6:])["choices"][0]["finish_reason"], done) == ("length", "data: [DONE]")
+        assert first.process.wait(60) == 0
+    with ServerProcess(None, tmp_path) as second:
+        messages = httpx.get(f"{second.url}/v1/sessions/s/messages").json()["data"]
+        assert [m["role"] for m in messages] == ["user", "assistant"] * 2
+        answer = ask(second, {"session_id": "s", "messages": [user("What is my name?")]})
+        assert answer["usage"]["prompt_tokens"] > 800
+
+
+def test_sigterm_ends_what_runs_too_long(tmp_path: Path) -> None:
+    with ServerProcess(None, tmp_path, "--drain-seconds", "0") as server:
+        body = endless(server, stream=True, session_id="s")
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as r:
+            lines = (line for line in r.iter_lines() if line)
+            next(lines)
+            server.process.terminate()
+            *_, last = lines
+        assert json.loads(last[6:])["error"]["type"] == "server_error"
+        assert server.process.wait(60) == 0

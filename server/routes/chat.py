@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from fastapi import APIRouter, Request
@@ -11,11 +12,13 @@ from starlette.responses import Response
 from scheduler.messages import Submit, pack_ids
 from server.body import JsonRoute
 from server.exchange import Exchange
-from server.face import face_of
+from server.face import Face, face_of
 from server.identity import Session, named_session
-from server.prompts import chat_prompt, room
-from server.replies import ChatReply, Head
-from server.schemas import ChatRequest
+from server.log import SessionRecord
+from server.prompts import Prompt, chat_prompt, room
+from server.replay import idempotency_of, replayed
+from server.replies import ChatReply, Head, Reply
+from server.schemas import ChatRequest, ReplyRequest
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -33,27 +36,60 @@ async def continue_chat(session_id: str, body: ChatRequest, request: Request) ->
 
 
 async def chat(body: ChatRequest, request: Request, session: Session | None) -> Response:
-    """Render, submit one turn per choice, reply."""
+    """Render, then answer."""
     face = face_of(request)
-    name = session.name if session else None
     facts = face.check(body, session, choices=body.n)
     with ExitStack() as held:
         record = await face.open(session, held)
-        prompt = await face.tokens.run(chat_prompt, body, face.tokens, facts, record)
-        room(prompt, body, facts, "messages")
-        ids = pack_ids(prompt.ids)
-        submits = [
-            Submit(
-                turn=uuid.uuid4().hex,
-                tenant=request.state.tenant,
-                prompt=ids,
-                session=name,
-                sampling=body.sampling(choice),
-                stopping=body.stopping(body.token_limit),
-                logprobs=body.token_logprobs,
-            )
-            for choice in range(body.n)
-        ]
-        head = Head.new("chatcmpl", face.served_name, facts.fingerprint, name)
-        reply = ChatReply(head, body.logprobs)
-        return await Exchange(face, body, session, [prompt], submits, reply).respond(request, held)
+        if (again := await replayed(request, body, face, session, chat_replay(face, session))) is not None:
+            return again
+        base = record if session is not None and session.stateful else None
+        prompt = await face.tokens.run(chat_prompt, body, face.tokens, facts, base)
+        return await answer(body, request, face, session, record, prompt, held)
+
+
+async def answer(
+    body: ReplyRequest,
+    request: Request,
+    face: Face,
+    session: Session | None,
+    record: SessionRecord | None,
+    prompt: Prompt,
+    held: ExitStack,
+) -> Response:
+    """Run one turn per choice on ``prompt`` and reply; a session with a name is committed as ``prompt`` and its reply.
+
+    ``record`` is what the log holds of ``session`` now (None: nothing), whether or not the prompt builds on it: the
+    commit fails with SessionMoved if the log is further by then, and the receipt tells what of it could not be
+    reused. ``held`` holds the session's claim, and is emptied here: the claim lasts until the response is over.
+    The turn is committed under the request's ``Idempotency-Key``; whether it was already is for the caller to ask
+    (``replayed``), before it makes a prompt.
+    Raises a 400 when the prompt leaves no room for a reply, and whatever refuses the turn.
+    """
+    facts = face.facts
+    name = session.name if session else None
+    room(prompt, body, facts, "messages")
+    ids = pack_ids(prompt.ids)
+    submits = [
+        Submit(
+            turn=uuid.uuid4().hex,
+            tenant=request.state.tenant,
+            prompt=ids,
+            session=name,
+            sampling=body.sampling(choice),
+            stopping=body.stopping(body.token_limit),
+            logprobs=body.token_logprobs,
+        )
+        for choice in range(body.n)
+    ]
+    head = Head.new("chatcmpl", face.served_name, facts.fingerprint, name)
+    reply = ChatReply(head, body.logprobs)
+    key = idempotency_of(request, body)
+    return await Exchange(face, body, session, record, [prompt], submits, reply, key).respond(request, held)
+
+
+def chat_replay(face: Face, session: Session | None) -> Callable[[int], Reply]:
+    """The objects of a replayed chat, for ``replayed``: without logprobs, which the log does not hold."""
+    name = session.name if session else None
+    fingerprint = face.facts.fingerprint
+    return lambda created: ChatReply(Head.new("chatcmpl", face.served_name, fingerprint, name, created), logprobs=False)

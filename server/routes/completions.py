@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from fastapi import APIRouter, Request
@@ -11,10 +12,11 @@ from starlette.responses import Response
 from scheduler.messages import Submit, pack_ids
 from server.body import JsonRoute
 from server.exchange import Exchange
-from server.face import face_of
-from server.identity import named_session
-from server.prompts import completion_prompts, fed, room
-from server.replies import CompletionReply, Head
+from server.face import Face, face_of
+from server.identity import Session, named_session
+from server.prompts import Prompt, completion_prompts, fed, room
+from server.replay import idempotency_of, replayed
+from server.replies import CompletionReply, Head, Reply
 from server.schemas import CompletionRequest
 
 router = APIRouter(route_class=JsonRoute)
@@ -30,30 +32,50 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     facts = face.check(body, session, choices=body.n * len(body.prompts))
     with ExitStack() as held:
         record = await face.open(session, held)
-        prompts = await face.tokens.run(completion_prompts, body, face.tokens, facts, record)
-        submits = []
+        if (again := await replayed(request, body, face, session, completion_replay(body, face, session))) is not None:
+            return again
+        base = record if session is not None and session.stateful else None
+        prompts = await face.tokens.run(completion_prompts, body, face.tokens, facts, base)
         for prompt in prompts:
             room(prompt, body, facts, "prompt")
-            ids = pack_ids(prompt.ids)
-            left = facts.max_context - fed(prompt, facts)
-            # Without max_tokens, min_tokens may ask for more than the default gives.
-            limit = body.token_limit
-            if limit is None:
-                limit = min(max(DEFAULT_MAX_TOKENS, body.min_tokens), left)
-            submits += [
-                Submit(
-                    turn=uuid.uuid4().hex,
-                    tenant=request.state.tenant,
-                    prompt=ids,
-                    session=name,
-                    sampling=body.sampling(choice),
-                    stopping=body.stopping(limit),
-                    logprobs=body.token_logprobs,
-                    prompt_logprobs=body.token_logprobs if body.echo else None,
-                )
-                for choice in range(body.n)
-            ]
+        submits = [
+            Submit(
+                turn=uuid.uuid4().hex,
+                tenant=request.state.tenant,
+                prompt=pack_ids(prompt.ids),
+                session=name,
+                sampling=body.sampling(choice),
+                stopping=body.stopping(limit(body, facts.max_context - fed(prompt, facts))),
+                logprobs=body.token_logprobs,
+                prompt_logprobs=body.token_logprobs if body.echo else None,
+            )
+            for prompt in prompts
+            for choice in range(body.n)
+        ]
         head = Head.new("cmpl", face.served_name, facts.fingerprint, name)
         per_choice = [prompt for prompt in prompts for _ in range(body.n)]
         reply = CompletionReply(head, per_choice, body.echo, body.logprobs is not None)
-        return await Exchange(face, body, session, prompts, submits, reply).respond(request, held)
+        key = idempotency_of(request, body)
+        return await Exchange(face, body, session, record, prompts, submits, reply, key).respond(request, held)
+
+
+def limit(body: CompletionRequest, left: int) -> int:
+    """The most tokens to generate, where ``left`` fit the context."""
+    if body.token_limit is not None:
+        return body.token_limit
+    # Without max_tokens, min_tokens may ask for more than the default gives.
+    return min(max(DEFAULT_MAX_TOKENS, body.min_tokens), left)
+
+
+def completion_replay(body: CompletionRequest, face: Face, session: Session | None) -> Callable[[int], Reply]:
+    """The objects of a replayed completion, for ``replayed``: without logprobs, which the log does not hold."""
+    name = session.name if session else None
+    fingerprint = face.facts.fingerprint
+
+    def reply(created: int) -> Reply:
+        given = body.prompts[0]  # a session takes one
+        prompt = Prompt([], echo=given if isinstance(given, str) else face.tokens.decode(given))
+        head = Head.new("cmpl", face.served_name, fingerprint, name, created)
+        return CompletionReply(head, [prompt], body.echo, logprobs=False)
+
+    return reply

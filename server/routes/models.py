@@ -35,5 +35,7 @@ def model_object(face: Face) -> dict[str, Any]:
         "object": "model",
         "created": face.created,
         "owned_by": "warmturn",
-        "warmturn": None if facts is None else msgspec.to_builtins(facts),
+        "warmturn": None
+        if facts is None
+        else {**msgspec.to_builtins(facts), "chat_template": msgspec.to_builtins(face.template)},
     }

@@ -6,89 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from scripted_server import PATIENCE, environment, serving, warmturn
 
 from server.config import ServeConfig, UsageError
 from server.serve import serve
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PATIENCE = 60.0  # seconds until a server that does not start fails its test
 SLOW = {"torch", "transformers", "uvicorn", "fastapi", "sqlalchemy", "zmq", "httpx"}
-
-SERVE = """
-import sys, scripted_engine
-from server.__main__ import main
-import server.serve
-scripted = server.serve.serve
-server.serve.DRAIN_SECONDS = 0.3
-server.serve.serve = lambda config: scripted(config, command=scripted_engine.COMMAND)
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def environment() -> dict[str, str]:
-    """Ours without warmturn's variables, offline, and with the tests' modules importable."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WARMTURN_")}
-    return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-
-
-def warmturn(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run the program to its end."""
-    command = (sys.executable, "-P", "-c", SERVE, *arguments)
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
-
-
-class Server:
-    """A running `warmturn serve`, with what it printed."""
-
-    def __init__(self, tmp_path: Path, *arguments: str) -> None:
-        self.log = tmp_path / "output"
-        self.data = tmp_path / "data"
-        command = (sys.executable, "-P", "-c", SERVE, "serve", "--port", "0", "--data-dir", str(self.data), *arguments)
-        with self.log.open("w") as output:
-            self.process = subprocess.Popen(command, env=environment(), stdout=output, stderr=subprocess.STDOUT)
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text()
-
-    def wait_for(self, pattern: str) -> str:
-        """The first group of ``pattern``, once the server has printed it."""
-        found = wait(lambda: re.search(pattern, self.output) or self.process.poll() is not None)
-        assert isinstance(found, re.Match), self.output
-        return str(found.group(1))
-
-    def url(self) -> str:
-        return self.wait_for(r"serving demo at (\S+) \(")
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(PATIENCE)
-
-
-def wait(condition: Callable[[], object]) -> object:
-    """The first true value of ``condition``."""
-    until = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < until, "waited too long"
-        time.sleep(0.02)
-    return value
-
-
-@contextmanager
-def serving(tmp_path: Path, *arguments: str) -> Iterator[Server]:
-    server = Server(tmp_path, *arguments)
-    try:
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("serve", "--help"), ("chat", "--help"), ("--version",)])
@@ -148,7 +75,9 @@ def test_a_model_that_cannot_be_served_is_one_line_and_status_2(tmp_path: Path) 
 
 
 def test_a_server_from_its_first_moment_to_sigterm(tmp_path: Path) -> None:
-    with serving(tmp_path, "--api-key", "endless=k1") as server:  # this tenant's turns never end by themselves
+    with serving(
+        tmp_path, "--api-key", "endless=k1", "--drain-seconds", "0.3"
+    ) as server:  # this tenant's turns never end by themselves
         url = server.url()
         headers = {"authorization": "Bearer k1"}
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
@@ -175,10 +104,11 @@ def test_a_server_from_its_first_moment_to_sigterm(tmp_path: Path) -> None:
         assert server.data.stat().st_mode & 0o077 == 0
 
 
-def test_ctrl_c_while_loading_ends_with_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_loading_ends_with_0(number: signal.Signals, tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         server.wait_for("(reading weights)")
-        assert server.end(signal.SIGINT) == 0
+        assert server.end(number) == 0
         assert "Traceback" not in server.output
 
 
@@ -201,14 +131,3 @@ def test_retries_of_the_hub_are_not_told_one_by_one(tmp_path: Path, monkeypatch:
         with pytest.raises(UsageError):
             serve(ServeConfig(port=taken.getsockname()[1], data_dir=tmp_path))
     assert os.environ["HF_HUB_VERBOSITY"] == "error"
-
-
-def test_the_engine_goes_when_the_server_is_killed(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
-        server.wait_for("(reading weights)")
-        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-        if not children.exists():
-            pytest.skip("this system does not list a process's children")
-        (engine,) = (Path(f"/proc/{pid}") for pid in children.read_text().split())
-        server.end(signal.SIGKILL)
-        wait(lambda: not engine.exists() or "State:\tZ" in (engine / "status").read_text())

@@ -37,8 +37,10 @@ def test_the_defaults_serve_the_demo_on_this_machine(monkeypatch: pytest.MonkeyP
     assert (config.name, config.source) == ("demo", str(DEMO_FOLDER))
     assert (DEMO_FOLDER / "config.json").is_file()
     assert config.engine_config() == EngineConfig(
-        address="", model=str(DEMO_FOLDER), verdicts="/data/warmturn/verdicts"
+        address="", model=str(DEMO_FOLDER), verdicts="/data/warmturn/verdicts", kv_folder="/data/warmturn/kv"
     )
+    assert (config.durability, config.database, config.drain_seconds) == ("process", None, 30.0)
+    assert (config.remote, config.max_capsule) == (None, 4 * 2**30)
 
 
 def test_the_data_dir_without_xdg_is_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +52,10 @@ def test_the_data_dir_without_xdg_is_in_the_home(monkeypatch: pytest.MonkeyPatch
 
 def test_every_value_reaches_the_engine() -> None:
     values = "--device cpu --dtype float32 --max-context 100 --kv-memory 1M --host-memory 0"
-    limits = "--max-running 3 --max-step-tokens 64 --max-queued 5"
-    assert serve("org/model", *values.split(), *limits.split(), "--data-dir", "/d").engine_config() == EngineConfig(
+    limits = "--max-running 3 --max-step-tokens 64 --max-queued 5 --tenant-share 0.25"
+    tiers = "--disk-space 2G --disk-floor 1M --remote s3://bucket/kv --remote-space 8G --kv-at-rest int8"
+    line = f"org/model {values} {limits} {tiers} --data-dir /d"
+    assert serve(*line.split()).engine_config() == EngineConfig(
         address="",
         model="org/model",
         device="cpu",
@@ -63,7 +67,15 @@ def test_every_value_reaches_the_engine() -> None:
         max_step_tokens=64,
         max_queued=5,
         verdicts="/d/verdicts",
+        kv_folder="/d/kv",
+        disk_space=2 * 10**9,
+        disk_floor=10**6,
+        remote="s3://bucket/kv",
+        remote_space=8 * 10**9,
+        kv_at_rest="int8",
+        tenant_share=0.25,
     )
+    assert serve("--disk-space", "0").engine_config().disk_space == 0  # not the default
 
 
 @pytest.mark.parametrize(
@@ -90,7 +102,7 @@ def test_every_field_has_a_flag_a_variable_and_a_sentence(
     command: str, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        parse([command, "--help"])
+        parse([command, *(["list"] if command == "sessions" else []), "--help"])
     assert left.value.code == 0
     told = re.sub(r"\s+", " ", capsys.readouterr().out)
     config, _ = COMMANDS[command]
@@ -121,6 +133,13 @@ def test_a_chat_begins_its_own_session_unless_one_is_named(monkeypatch: pytest.M
     assert chat().api_key == "k1"
 
 
+def test_a_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARMTURN_DATABASE", "postgresql://ann:secret@host/name")
+    config = serve("--remote", "s3://key:secret@bucket/kv")
+    assert config.database == "postgresql://ann:secret@host/name"
+    assert "secret" not in f"{config!r} {config!s}"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -137,6 +156,15 @@ def test_a_chat_begins_its_own_session_unless_one_is_named(monkeypatch: pytest.M
         ("serve --kv-memory -1", "--kv-memory: "),
         ("serve --max-running 0", "--max-running: input should be greater than or equal to 1"),
         ("serve --max-context 1.5", "--max-context: input should be a valid integer"),
+        ("serve --drain-seconds -1", "--drain-seconds: "),
+        ("serve --drain-seconds inf", "--drain-seconds: "),
+        ("serve --durability fsync", "--durability: invalid choice"),
+        ("serve --database=", "--database: "),
+        ("serve --kv-at-rest int4", "--kv-at-rest: invalid choice"),
+        ("serve --tenant-share 0", "--tenant-share: input should be greater than 0"),
+        ("serve --tenant-share 1.1", "--tenant-share: input should be less than or equal to 1"),
+        ("serve --remote secret", "--remote: an fsspec URL is needed"),
+        ("serve --max-capsule 0", "--max-capsule: "),
         ("serve ./nowhere", "MODEL: there is no such folder"),
         ("serve /nowhere", "MODEL: there is no such folder"),
         ("serve --api-key secret", "--api-key: expected NAME=KEY"),

@@ -4,67 +4,16 @@ import asyncio
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import scripted_engine
+from scripted_process import engine, pid_of, read, run_patiently, scenario, submit, until
 
-from scheduler.messages import Delta, EngineConfig, FinishReason, Stopping, Submit, pack_ids
+from scheduler.messages import EngineConfig, FinishReason
 from server import engine_link
-from server.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused, TurnStream
+from server.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused
 from server.engine_process import EngineProcess, _backoff
-
-PATIENCE = 20.0  # seconds until a test that hangs fails
-
-
-def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Make a test of a coroutine function, with a limit on its time."""
-
-    def run() -> None:
-        run_patiently(test())
-
-    run.__name__ = test.__name__
-    return run
-
-
-def run_patiently(test: Awaitable[None]) -> None:
-    """Run a coroutine; one that hangs fails."""
-
-    async def limited() -> None:
-        await asyncio.wait_for(test, PATIENCE)
-
-    asyncio.run(limited())
-
-
-@asynccontextmanager
-async def engine(model: str = "ok") -> AsyncIterator[EngineProcess]:
-    """A started engine process, stopped afterwards."""
-    process = EngineProcess(EngineConfig(address="", model=model), command=scripted_engine.COMMAND)
-    await process.start()
-    try:
-        yield process
-    finally:
-        await process.stop(grace=2.0)
-
-
-def submit(tenant: str = "count", name: str = "t1", tokens: int = 5, prompt: int = 7) -> Submit:
-    return Submit(name, tenant, pack_ids(list(range(prompt))), stopping=Stopping(max_tokens=tokens))
-
-
-async def read(turn: TurnStream) -> list[Delta]:
-    return [delta async for delta in turn]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
-def pid_of(process: EngineProcess) -> int:
-    assert process._link is not None
-    return process._link.pid
 
 
 @scenario
@@ -154,6 +103,21 @@ async def test_forget_reaches_the_engine() -> None:
         await process.wait_ready()
         process.forget("a", "s")
         await until(lambda: process.stats.evictions == 1)
+
+
+@scenario
+async def test_a_turn_is_in_hand_until_its_reader_lets_it_go() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        one, two = process.submit(submit(tokens=1)), process.submit(submit("endless", "t2"))
+        assert process.in_hand == 2
+        await until(lambda: process.running == 1)
+        await read(one)
+        assert process.in_hand == 2  # its answer is being written
+        one.cancel()
+        assert process.in_hand == 1
+        two.cancel()
+        assert process.in_hand == 0
 
 
 @scenario
@@ -258,7 +222,8 @@ async def test_stop_ends_turns_and_process() -> None:
             process.submit(submit(name="t2"))
         assert (await anext(turn)).tokens  # a running turn goes on while draining
         await process.stop(grace=5.0)
-        assert (await read(turn))[-1].finish_reason == FinishReason.CANCELLED
+        with pytest.raises(EngineDied, match="shutting down"):
+            await read(turn)
         assert process.state() == "stopping"
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -276,6 +241,30 @@ async def test_an_engine_that_does_not_stop_is_killed() -> None:
             await read(turn)
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_the_engine_is_told_how_long_it_may_flush(tmp_path: Path) -> None:
+    async def run() -> None:
+        process = EngineProcess(
+            EngineConfig(address="", model="ok", kv_folder=str(tmp_path / "kv")), command=scripted_engine.COMMAND
+        )
+        await process.start()
+        await process.wait_ready()
+        (tmp_path / "slow").touch()
+        pid = pid_of(process)
+        turn = process.submit(submit(tenant="endless"))
+        stopping = asyncio.create_task(process.stop(flush=0.5, grace=5.0))
+        with pytest.raises(EngineDied, match="shutting down"):  # while the engine still writes
+            await read(turn)
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await process.inspect("a", "s")
+        assert not stopping.done()
+        await stopping
+        assert (tmp_path / "flushed").read_text() == "0.5"
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    run_patiently(run())
 
 
 @scenario
@@ -300,8 +289,12 @@ def test_a_hung_engine_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     run_patiently(run())
 
 
-def test_the_kernel_caches_are_bounded_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engines_environment_has_bounded_kernel_caches_unless_the_user_says_otherwise_and_no_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("WARMTURN_DATABASE", "postgresql://user:secret@host/name")
     environment = engine_link._environment()
+    assert "WARMTURN_DATABASE" not in environment
     assert (environment["LRU_CACHE_CAPACITY"], environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("128", "7")

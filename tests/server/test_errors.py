@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 from fake_engine import died
-from http_face import HELLO, Site, served
+from http_face import HELLO, Site, events, served
 
 from scheduler.messages import FinishReason
 from server.engine import TurnRefused
+from server.log import LogFull, SessionExists, SessionLog, SessionMoved, UnknownSession
 
 SECRET = "s3cr3t"
 UNSUPPORTED: dict[str, Any] = {
@@ -275,3 +276,66 @@ async def test_odd_lengths_do_no_harm(site: Site, content_length: str) -> None:
     request = site.http.build_request("POST", "/v1/chat/completions", json={"messages": HELLO})
     request.headers["content-length"] = content_length
     assert (await site.http.send(request)).status_code in (200, 413)
+
+
+LOG_ERRORS: list[tuple[Exception, int, str, int | None]] = [  # status, code, retry-after
+    (LogFull("the disk is full at /secret"), 507, "insufficient_storage", 10),
+    (SessionMoved(), 409, "session_busy", 1),
+    (SessionExists(), 409, "session_exists", None),
+    (UnknownSession(), 404, "session_not_found", None),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code", "retry_after"), LOG_ERRORS)
+@pytest.mark.parametrize("stream", [False, True])
+@served()
+async def test_what_the_log_refuses(
+    site: Site,
+    error: Exception,
+    status: int,
+    code: str,
+    retry_after: int | None,
+    stream: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def refusing(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    site.log.commit = refusing  # type: ignore[method-assign,assignment]
+    response = await site.chat(session_id="s", stream=stream)
+    told = events(response.text)[-1]["error"] if stream else response.json()["error"]
+    assert in_shape(told)
+    assert (told["code"], told["type"]) == (code, "server_error" if status >= 500 else "invalid_request_error")
+    assert "secret" not in response.text
+    if not stream:
+        assert response.status_code == status
+        assert response.headers.get("retry-after") == (None if retry_after is None else str(retry_after))
+    assert not [record for record in caplog.records if record.name == "warmturn.http"]  # it is no surprise
+
+
+@pytest.mark.parametrize("named", [True, False])
+@served()
+async def test_no_turn_is_computed_that_the_log_could_not_keep(site: Site, named: bool) -> None:
+    async def full() -> None:
+        raise LogFull("full")
+
+    site.log.writable = full  # type: ignore[method-assign]
+    response = await site.chat(session_id="s" if named else None)
+    assert (response.status_code, len(site.engine.submitted)) == ((507, 0) if named else (200, 1))
+    site.log.writable = SessionLog.writable.__get__(site.log)  # type: ignore[method-assign]
+    assert (await site.chat(session_id="s")).status_code == 200  # and nothing is claimed still
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/sessions/s/chat/completions"])
+@served()
+async def test_a_server_that_stops_takes_no_turn_and_says_so(site: Site, path: str) -> None:
+    site.engine.draining = True
+    site.engine.healthy = False
+    with site.log.claim("default", "s"):  # not even a busy session's
+        refused = [await site.chat(path), await site.complete()]
+    for response in refused:
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert int(response.headers["retry-after"]) >= 1
+    health = await site.http.get("/health")
+    assert (health.status_code, health.json()) == (503, {"status": "stopping"})
+    assert (await site.http.get("/metrics")).status_code == 200

@@ -158,11 +158,12 @@ def test_thousands_of_turns_write_their_own_tokens_only(tmp_path: Path) -> None:
 
 
 def test_a_session_that_is_no_longer_remembered_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.log.REMEMBERED", 2)
+    monkeypatch.setattr("server.folds.REMEMBERED", 2)
 
     async def scenario(log: SessionLog) -> None:
         for session in ("a", "b", "c", "d"):
             await commit(log, session, [1, 2, ord(session)], says(session))
+            assert len(log._ledger._folds._folds) <= 2
         for session in ("a", "b", "c", "d"):
             await commit(log, session, [1, 2, ord(session), 4], says(session))
             record = await log.get("a", session)

@@ -6,7 +6,7 @@ import msgspec
 from fake_engine import FACTS
 from http_face import HELLO, Call, Site, served
 
-from scheduler.messages import Delta, Stats
+from scheduler.messages import Delta, Receipt, Stats
 from server.metrics import Metrics
 
 
@@ -19,11 +19,11 @@ def value(text: str, series: str) -> float:
 def test_counters_survive_an_engine_restart() -> None:
     metrics = Metrics()
     life = [
-        Stats(prompt_tokens=10, cached_tokens=4, generated_tokens=5, steps=7),
-        Stats(prompt_tokens=15, cached_tokens=4, generated_tokens=9, steps=9),
-        Stats(prompt_tokens=3, cached_tokens=1, generated_tokens=2, steps=2),  # a fresh engine
-        Stats(prompt_tokens=3, cached_tokens=1, generated_tokens=2, steps=2),
-    ]
+        Stats(prompt_tokens=10, cached_tokens=4, generated_tokens=5, steps=7, disk_written=100, misses={"evicted": 2}),
+        Stats(prompt_tokens=15, cached_tokens=4, generated_tokens=9, steps=9, disk_written=150, misses={"evicted": 3}),
+        Stats(prompt_tokens=3, cached_tokens=1, generated_tokens=2, steps=2, disk_written=7, misses={"evicted": 1}),
+        Stats(prompt_tokens=3, cached_tokens=1, generated_tokens=2, steps=2, disk_written=7, misses={"evicted": 1}),
+    ]  # the third is a fresh engine's
     for stats in life:
         metrics.engine(stats, ready=True)
     text = metrics.text().decode()
@@ -31,6 +31,47 @@ def test_counters_survive_an_engine_restart() -> None:
     assert value(text, "warmturn_cached_tokens_total") == 5
     assert value(text, "warmturn_generated_tokens_total") == 11
     assert value(text, "warmturn_steps_total") == 11
+    assert value(text, "warmturn_disk_written_bytes_total") == 157
+    assert value(text, 'warmturn_cache_misses_total{reason="evicted"}') == 4
+
+
+def test_nothing_is_taken_back() -> None:
+    metrics = Metrics()
+    life = [
+        Stats(steps=5, disk_read=10, misses={"damaged": 2}),
+        Stats(),  # no engine
+        Stats(),
+        Stats(steps=9, disk_read=8, misses={"damaged": 1}),
+        Stats(steps=10, disk_read=3),  # a fresh one that had as many steps between two looks
+        Stats(steps=11, disk_read=4, misses={"damaged": 1}),
+    ]
+    for stats in life:
+        metrics.engine(stats, ready=True)
+    text = metrics.text().decode()
+    assert value(text, "warmturn_disk_read_bytes_total") == 10 + 8 + 1
+    assert value(text, 'warmturn_cache_misses_total{reason="damaged"}') == 2 + 1 + 1
+
+
+def test_tiers_are_told_by_bytes_and_what_was_loaded_by_tier() -> None:
+    metrics = Metrics()
+    stats = Stats(disk_bytes=7, disk_bytes_total=9, disk_sessions=2, disk_pending=1, disk_errors=3, remote_bytes=5)
+    metrics.engine(stats, ready=True)
+    metrics.admitted(Receipt(100, 90, restored=10, loaded=20))
+    metrics.admitted(Receipt(100, 90, loaded=5, fetched=6))
+    text = metrics.text().decode()
+    for series, expected in (
+        ("disk_bytes", 7),
+        ("disk_bytes_capacity", 9),
+        ("disk_sessions", 2),
+        ("disk_pending_sessions", 1),
+        ("disk_errors_total", 3),
+        ("remote_bytes", 5),
+        ("remote_bytes_capacity", 0),
+        ('loaded_tokens_total{tier="host"}', 10),
+        ('loaded_tokens_total{tier="disk"}', 25),
+        ('loaded_tokens_total{tier="remote"}', 6),
+    ):
+        assert value(text, f"warmturn_{series}") == expected
 
 
 def test_gauges_are_the_engines_latest() -> None:
@@ -109,6 +150,7 @@ async def test_the_model_is_listed_with_what_was_measured(site: Site) -> None:
     assert (single["id"], single["object"]) == ("demo", "model")
     assert isinstance(single["created"], int)
     assert isinstance(single["owned_by"], str)
+    assert set(single["warmturn"].pop("chat_template")) == {"prefix_stable", "diverges"}
     assert single["warmturn"] == msgspec.json.decode(msgspec.json.encode(FACTS))
 
 

@@ -173,9 +173,9 @@ async def test_a_turn_is_committed_before_its_end_is_told(site: Site) -> None:
     release = asyncio.Event()
     commit = site.log.commit
 
-    async def slow_commit(*args: Any, **kwargs: Any) -> None:
+    async def slow_commit(*args: Any, **kwargs: Any) -> Any:
         await release.wait()
-        await commit(*args, **kwargs)
+        return await commit(*args, **kwargs)
 
     site.log.commit = slow_commit  # type: ignore[method-assign]
     call = Call.post(site.app, "/v1/chat/completions", {"messages": HELLO, "session_id": "s", "stream": True})
@@ -190,7 +190,7 @@ async def test_a_turn_is_committed_before_its_end_is_told(site: Site) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @served()
 async def test_a_log_that_fails_fails_the_turn(site: Site, stream: bool) -> None:
-    async def failing(*args: Any, **kwargs: Any) -> None:
+    async def failing(*args: Any, **kwargs: Any) -> Any:
         raise LogUnavailable("disk full at /secret")
 
     site.log.commit = failing  # type: ignore[method-assign]

@@ -81,6 +81,26 @@ def test_a_turn_is_streamed_and_its_cost_told(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "reused 812 of 840 (disk 800, device 12), 28 new, loaded in 12 ms · 57 out"),
+        ({"reused": {"device": 0, "host": 0}, "new": 840, "load_ms": 0.0}, "reused 0 of 840, 840 new · 57 out"),
+        (
+            {"reused": {"device": 40}, "recomputed": 772, "load_ms": 0.0, "miss": {"reason": "no_room", "at": 40}},
+            "reused 40 of 840 (device 40), 772 recomputed, 28 new, miss: no room at token 40 · 57 out",
+        ),
+    ],
+)
+def test_the_cache_receipt_is_told_where_the_server_gives_one(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], told: str
+) -> None:
+    tiers = {"device": 12, "host": 0, "disk": 800, "remote": 0}
+    cache = {"prompt_tokens": 840, "reused": tiers, "recomputed": 0, "new": 28, "load_ms": 12.3, "miss": None}
+    end = {"choices": [], "usage": USAGE, "cache": {**cache, **changes}}
+    assert f"\nHello\n{told}" in talk(monkeypatch, Server(Events(says("Hello"), end, "[DONE]")))
+
+
 def test_only_new_messages_are_sent_and_the_system_message_once(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(reply("1"), reply("2"))
     talk(monkeypatch, server, "one\n\n  two \n", ChatConfig(session="s1", system="be brief", temperature=0, model="m"))

@@ -1,0 +1,72 @@
+"""What is done for sessions while nobody asks: their time runs out, and the engine hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from server.engine import Engine
+from server.log import LogUnavailable, SessionLog
+
+logger = logging.getLogger("warmturn.sessions")
+
+SWEEP_SECONDS = 30.0
+
+
+class Housekeeper:
+    """Keeps engine and log of one mind. A deleted session leaves a tombstone in the log until the engine has said
+    that nothing of it is left anywhere, however often either of them restarts in between.
+
+    ``ready`` and ``forgotten`` are the engine's callbacks; they return at once. All is tried again at the next sweep
+    or the next start of the engine, so a log that cannot be used now costs time only.
+    """
+
+    def __init__(self, engine: Engine, log: SessionLog) -> None:
+        self._engine = engine
+        self._log = log
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Sweep every 30 seconds until cancelled."""
+        while True:
+            await self._tolerant(self.sweep())
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def sweep(self) -> None:
+        """Delete the sessions whose time has run out. Raises LogUnavailable."""
+        for tenant, session in await self._log.expire(time.time()):
+            self._engine.forget(tenant, session)
+
+    def ready(self) -> None:
+        """A fresh engine knows neither what was deleted while there was none, nor what is pinned."""
+        self._start(self._tell())
+
+    def forgotten(self, tenant: str, session: str) -> None:
+        """Nothing of a session is left in any tier."""
+        self._start(self._log.swept(tenant, session))
+
+    async def close(self) -> None:
+        """End what was begun."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _tell(self) -> None:
+        for tenant, session in await self._log.tombstones():
+            self._engine.forget(tenant, session)
+        for tenant, session, until in await self._log.pinned(time.time()):
+            self._engine.pin(tenant, session, until)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._tolerant(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tolerant(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except LogUnavailable as error:
+            logger.warning("the session log could not be tidied: %s", error.message)

@@ -1,0 +1,74 @@
+"""The list of a tenant's sessions, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sql
+
+from server.stored import alive, label, metadata_of, summary_of
+from server.tables import labels, sessions
+from server.timeline import SessionSummary, UnknownSession
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which sessions: those that have all of ``metadata``, whose id starts with ``prefix``, last used at or after
+    ``used_after`` and before ``used_before`` (Unix seconds)."""
+
+    metadata: Mapping[str, str]
+    prefix: str | None = None
+    used_after: int | None = None
+    used_before: int | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some sessions of the list, in its order, and whether there are more behind them."""
+
+    items: list[SessionSummary]
+    has_more: bool
+
+
+def page(
+    connection: sql.Connection,
+    tenant: str,
+    chosen: Filter,
+    *,
+    limit: int,
+    after: str | None,
+    descending: bool,
+    now: float,
+) -> Page:
+    """``limit`` sessions behind ``after`` in order of last use. Raises UnknownSession for an ``after`` that is none."""
+    mine = sql.and_(sessions.c.tenant == tenant, alive(now))
+    query = sql.select(sessions).where(mine, *conditions(chosen))
+    place = sql.tuple_(sessions.c.used, sessions.c.id)
+    if after is not None:
+        there = sql.select(sessions.c.used, sessions.c.id).where(mine, sessions.c.session == after)
+        found = connection.execute(there).one_or_none()
+        if found is None:
+            raise UnknownSession
+        behind = sql.tuple_(sql.literal(found.used, sql.Double), sql.literal(found.id))
+        query = query.where(place < behind if descending else place > behind)
+    order = [column.desc() if descending else column.asc() for column in (sessions.c.used, sessions.c.id)]
+    rows = connection.execute(query.order_by(*order).limit(limit + 1)).all()
+    metadata = metadata_of(connection, [row.id for row in rows[:limit]])
+    return Page([summary_of(row, metadata[row.id], now) for row in rows[:limit]], len(rows) > limit)
+
+
+def conditions(chosen: Filter) -> list[sql.ColumnElement[bool]]:
+    """The filter in SQL."""
+    found: list[sql.ColumnElement[bool]] = []
+    for key, value in chosen.metadata.items():
+        pair = label(key, value)
+        having = sql.select(labels.c.session_id).where(labels.c.key == pair["key"], labels.c.value == pair["value"])
+        found.append(sessions.c.id.in_(having))
+    if chosen.prefix:
+        found.append(sql.func.substr(sessions.c.session, 1, len(chosen.prefix)) == chosen.prefix)
+    if chosen.used_after is not None:
+        found.append(sessions.c.used >= chosen.used_after)
+    if chosen.used_before is not None:
+        found.append(sessions.c.used < chosen.used_before)
+    return found

@@ -1,0 +1,134 @@
+"""A session's timeline in the form in which it leaves one log and enters another: plain JSON.
+
+``msgspec.json.encode`` writes it and ``msgspec.json.decode(data, type=PortableLog)`` reads it; bytes are base64 there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+
+from scheduler.messages import unpack_ids
+from server.timeline import Message, Row, Timeline, copied
+
+FORMAT = 1
+ROLES = frozenset({"system", "developer", "user", "assistant"})
+LARGEST = 2**31 - 1
+
+
+class InvalidLog(Exception):
+    """This is not the log of a session. ``message`` says why and repeats nothing of it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class PortableTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A turn's own tokens (int32) and messages: what it adds to the turns before. ``prompt_tokens`` counts from the
+    beginning of the timeline, see TurnRecord."""
+
+    created: int
+    fingerprint: str
+    finish_reason: str
+    prompt_tokens: int
+    cached: int
+    tokens: bytes
+    messages: list[Message]
+
+
+class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A timeline. ``fingerprint`` is that of the model whose tokenizer made its tokens; ``rest`` are the messages
+    behind the last turn. Times are Unix seconds."""
+
+    format: int
+    created: int
+    fingerprint: str
+    turns: list[PortableTurn]
+    rest: list[Message]
+
+    @property
+    def tokens(self) -> array[int]:
+        """The ids of the whole timeline. Raises InvalidLog."""
+        ids: array[int] = array("i")
+        for turn in self.turns:
+            ids.extend(own_ids(turn))
+        return ids
+
+
+def portable(timeline: Timeline, created: int) -> PortableLog:
+    """A timeline as it leaves."""
+    *turns, rest = copied(timeline, None, "import", 0)
+    return PortableLog(
+        FORMAT,
+        created,
+        timeline.fingerprint,
+        [
+            PortableTurn(
+                row.created,
+                row.fingerprint,
+                row.finish_reason,
+                row.prompt_tokens or 0,
+                row.cached,
+                row.tokens.tobytes(),
+                [*row.messages],
+            )
+            for row in turns
+        ],
+        [*rest.messages],
+    )
+
+
+def rows_of(log: PortableLog, now: int) -> Iterator[Row]:
+    """The rows that make its timeline. Raises InvalidLog for what could not have left a log."""
+    if log.format != FORMAT:
+        raise InvalidLog(f"the log has format {log.format}, this version reads format {FORMAT}")
+    if not 0 <= log.created <= now + 86400 or len(log.fingerprint) > 128:
+        raise InvalidLog("created or fingerprint is not that of a log")
+    tokens = messages = 0
+    for number, turn in enumerate(log.turns):
+        ids = own_ids(turn)
+        check_messages(turn.messages)
+        before, tokens = tokens, tokens + len(ids)
+        if not (before <= turn.prompt_tokens <= tokens <= LARGEST and 0 <= turn.cached <= turn.prompt_tokens):
+            raise InvalidLog("the lengths of a turn contradict each other")
+        if not turn.messages or turn.messages[-1]["role"] != "assistant":
+            raise InvalidLog("a turn does not end with a reply")
+        if not 0 <= turn.created <= now + 86400 or len(turn.fingerprint) > 128 or len(turn.finish_reason) > 32:
+            raise InvalidLog("created, fingerprint or finish_reason of a turn is not that of a log")
+        yield Row(
+            "import",
+            turn.created,
+            turn.fingerprint,
+            number,
+            before,
+            ids,
+            messages,
+            turn.messages,
+            turn.prompt_tokens,
+            turn.cached,
+            turn.finish_reason,
+        )
+        messages += len(turn.messages)
+    check_messages(log.rest)
+    yield Row("import", now, log.fingerprint, len(log.turns), tokens, keep_messages=messages, messages=log.rest)
+
+
+def own_ids(turn: PortableTurn) -> array[int]:
+    """The ids that a turn adds. Raises InvalidLog."""
+    if len(turn.tokens) % 4:
+        raise InvalidLog("the tokens of a turn are cut")
+    ids = unpack_ids(turn.tokens)
+    if ids and min(ids) < 0:
+        raise InvalidLog("a token id is negative")
+    return ids
+
+
+def check_messages(messages: list[Message]) -> None:
+    """A role and a text each. Raises InvalidLog."""
+    for message in messages:
+        is_text = message.keys() == {"role", "content"} and all(isinstance(value, str) for value in message.values())
+        if not is_text or message["role"] not in ROLES:
+            raise InvalidLog("a message is not a role and a text")

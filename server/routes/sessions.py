@@ -1,0 +1,276 @@
+"""Sessions: made, listed, looked at, changed, forked, rewound, edited, answered anew, deleted.
+
+Every verb holds the session while it runs, so a running turn and a verb never mix: the later one is a 409. Only looking
+needs no hold, and a deletion ends the turn and waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi import Path as PathParameter
+from msgspec import UNSET
+from starlette.responses import Response
+
+from server import session_objects as objects
+from server.body import JsonRoute
+from server.errors import ApiError, bad_request
+from server.face import Face, face_of
+from server.identity import Session, named_session
+from server.log import NoSuchPlace, SessionBusy, SessionRecord, UnknownSession, common_prefix, drop_reply, locate
+from server.prompts import check_bytes, continuation
+from server.replay import replayed
+from server.routes.chat import answer, chat_replay
+from server.schemas import INT32, ReplyRequest
+from server.session_objects import body_of, seen, session_object
+from server.session_schemas import (
+    CreateSession,
+    EditMessage,
+    ForkSession,
+    ListSessions,
+    RewindSession,
+    UpdateSession,
+)
+from server.tokens import Tokens
+
+router = APIRouter(route_class=JsonRoute)
+DELETE_SECONDS = 10.0  # for a running turn to end once it was told to
+NUDGE_SECONDS = 0.25  # a turn that was just about to start is told again
+CONTEXT = 8  # tokens decoded before a reply: at the start of a text, tokenizers write no space before a word
+
+
+def named(request: Request, session_id: str) -> Session:
+    """The session of the path. Raises a 400 for what no session is called."""
+    session = named_session(request, None, session_id)
+    assert session is not None
+    return session
+
+
+def new_id() -> str:
+    """An id for a session whose client gave none."""
+    return f"sess_{uuid.uuid4().hex}"
+
+
+async def found(face: Face, session: Session) -> SessionRecord:
+    """What the log holds of it. Raises UnknownSession, also for a foreign one."""
+    record = await face.log.get(session.tenant, session.name)
+    if record is None:
+        raise UnknownSession
+    return record
+
+
+@contextmanager
+def places() -> Iterator[None]:
+    """A turn, token or message that is not there, as the client hears it."""
+    try:
+        yield
+    except NoSuchPlace as error:
+        if error.param == "index":
+            raise ApiError(404, "There is no such message.", param="index", code="message_not_found") from None
+        message = f"{error.param} can be at most {error.last} in this session."
+        raise bad_request(message, error.param, "invalid_value") from None
+
+
+@router.post("/v1/sessions", status_code=201)
+async def create_session(body: CreateSession, request: Request) -> Response:
+    """A session before its first turn, with a past to begin from."""
+    face = face_of(request)
+    messages = [message.plain() for message in body.messages]
+    if face.engine.facts is not None:
+        check_bytes((m["content"] for m in messages), face.engine.facts, "messages")
+    session = Session(request.state.tenant, body.id or new_id(), stateful=True)
+    until = pinned_until(body.pin_seconds)
+    with face.log.claim(session.tenant, session.name):
+        summary = await face.log.create(
+            session.tenant,
+            session.name,
+            messages=messages,
+            metadata=body.metadata,
+            ttl=body.ttl_seconds,
+            pinned_until=until,
+        )
+        if until is not None:
+            face.engine.pin(session.tenant, session.name, until)
+        return body_of(await seen(face, session, summary), 201)
+
+
+def pinned_until(seconds: int) -> int | None:
+    """The end of a pin that begins now; None for no seconds."""
+    return int(time.time()) + seconds if seconds else None
+
+
+@router.get("/v1/sessions")
+async def list_sessions(query: Annotated[ListSessions, Query()], request: Request) -> Response:
+    """A page of the tenant's sessions."""
+    face = face_of(request)
+    try:
+        page = await face.log.list(
+            request.state.tenant,
+            limit=query.limit,
+            after=query.after,
+            descending=query.order == "desc",
+            metadata=query.metadata,
+            prefix=query.prefix,
+            used_after=query.used_after,
+            used_before=query.used_before,
+        )
+    except UnknownSession:
+        raise ApiError(404, "There is no such session.", param="after", code="session_not_found") from None
+    data = [session_object(face, item) for item in page.items]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return body_of(objects.SessionList(data, first, last, page.has_more))
+
+
+@router.get("/v1/sessions/{session_id}")
+async def retrieve_session(session_id: str, request: Request) -> Response:
+    """All about one session but its text."""
+    face, session = face_of(request), named(request, session_id)
+    summary = await face.log.summary(session.tenant, session.name)
+    if summary is None:
+        raise UnknownSession
+    return body_of(await seen(face, session, summary))
+
+
+@router.get("/v1/sessions/{session_id}/turns")
+async def list_turns(session_id: str, request: Request) -> Response:
+    """The turns of the current timeline."""
+    record = await found(face_of(request), named(request, session_id))
+    return body_of(objects.TurnList([objects.turn_object(turn) for turn in record.turns]))
+
+
+@router.get("/v1/sessions/{session_id}/messages")
+async def list_messages(session_id: str, request: Request) -> Response:
+    """The messages of the current timeline."""
+    record = await found(face_of(request), named(request, session_id))
+    return body_of(objects.MessageList(objects.message_objects(record)))
+
+
+@router.post("/v1/sessions/{session_id}")
+async def update_session(session_id: str, body: UpdateSession, request: Request) -> Response:
+    """Other metadata, another end, a pin."""
+    face, session = face_of(request), named(request, session_id)
+    until = UNSET if body.pin_seconds is None else pinned_until(body.pin_seconds)
+    with face.log.claim(session.tenant, session.name):
+        summary = await face.log.update(
+            session.tenant,
+            session.name,
+            metadata=UNSET if body.metadata is None else body.metadata,
+            ttl=body.ttl_seconds if "ttl_seconds" in body.model_fields_set else UNSET,
+            pinned_until=until,
+        )
+        if until is not UNSET:
+            face.engine.pin(session.tenant, session.name, until or 0)
+        return body_of(await seen(face, session, summary))
+
+
+@router.post("/v1/sessions/{session_id}/fork", status_code=201)
+async def fork_session(session_id: str, body: ForkSession, request: Request) -> Response:
+    """A new session with the same past, whose cache is shared as long as it is the same."""
+    face, session = face_of(request), named(request, session_id)
+    new = Session(session.tenant, body.id or new_id(), stateful=True)
+    with ExitStack() as held:
+        held.enter_context(face.log.claim(session.tenant, session.name))
+        if new != session:  # then the log says that it exists
+            held.enter_context(face.log.claim(new.tenant, new.name))
+        with places():
+            summary = await face.log.fork(session.tenant, session.name, new.name, turn=body.turn)
+        return body_of(await seen(face, new, summary), 201)
+
+
+@router.post("/v1/sessions/{session_id}/rewind")
+async def rewind_session(session_id: str, body: RewindSession, request: Request) -> Response:
+    """Back to the end of a turn, or to a token."""
+    face, session = face_of(request), named(request, session_id)
+    with face.log.claim(session.tenant, session.name), places():
+        text = expect = None
+        if body.tokens is not None:
+            record = await found(face, session)
+            text = await face.tokens.run(cut_text, face.tokens, record, body.tokens)
+            expect = record.version
+        summary = await face.log.rewind(
+            session.tenant, session.name, turn=body.turn, tokens=body.tokens, text=text, expect=expect
+        )
+        return body_of(await seen(face, session, summary))
+
+
+def cut_text(tokens: Tokens, record: SessionRecord, at: int) -> str | None:
+    """The text of the reply that a rewind to token ``at`` cuts; None when it cuts none. Raises NoSuchPlace.
+
+    A character that is cut in half, and what a stop string hid, is not in it.
+    """
+    place = locate(record, at)
+    if place.reply is None:
+        return None
+    whole = record.messages[record.turns[place.turns - 1].messages - 1]["content"]
+    before = record.tokens[max(0, place.reply - CONTEXT) : place.reply]
+    text = tokens.decode([*before, *record.tokens[place.reply : at]])[len(tokens.decode(before)) :]
+    return str(whole[: common_prefix(whole, text)])
+
+
+@router.put("/v1/sessions/{session_id}/messages/{index}")
+async def edit_message(
+    session_id: str, index: Annotated[int, PathParameter(ge=0, le=INT32)], body: EditMessage, request: Request
+) -> Response:
+    """Another content for a message. What came behind it is dropped, and the next turn reads the new one."""
+    face, session = face_of(request), named(request, session_id)
+    if face.engine.facts is not None:
+        check_bytes([body.text], face.engine.facts, "content")
+    with face.log.claim(session.tenant, session.name), places():
+        summary = await face.log.edit(session.tenant, session.name, index, body.text)
+        return body_of(await seen(face, session, summary))
+
+
+@router.post("/v1/sessions/{session_id}/regenerate")
+async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> Response:
+    """Another reply to the last user message, from the very same prompt. The old one stays until this one is
+    committed."""
+    face, session = face_of(request), named_session(request, body.session_id, session_id)
+    assert session is not None
+    facts = face.check(body, session, choices=body.n)
+    with ExitStack() as held:
+        record = await face.open(session, held)
+        if record is None:
+            raise UnknownSession
+        if (again := await replayed(request, body, face, session, chat_replay(face, session))) is not None:
+            return again
+        before = drop_reply(record)
+        if not before.messages or before.messages[-1]["role"] != "user":
+            message = "There is nothing to answer: the session ends with no user message, answered or not."
+            raise bad_request(message, code="nothing_to_answer")
+        prompt = await face.tokens.run(continuation, face.tokens, facts, before, [])
+        return await answer(body, request, face, session, record, prompt, held)
+
+
+@router.delete("/v1/sessions/{session_id}")
+async def delete_session(session_id: str, request: Request) -> Response:
+    """Remove it for ever. A running turn ends as cancelled."""
+    face, session = face_of(request), named(request, session_id)
+    ending = None
+    try:
+        with face.log.claim(session.tenant, session.name):
+            pass
+    except SessionBusy:
+        ending = asyncio.create_task(end_turn(face, session))
+    try:
+        async with face.log.claim_when_free(session.tenant, session.name, DELETE_SECONDS):
+            existed = await face.log.delete(session.tenant, session.name)
+            face.engine.forget(session.tenant, session.name)
+    finally:
+        if ending is not None:
+            ending.cancel()
+    if not existed and ending is None:
+        raise UnknownSession
+    return body_of(objects.SessionDeleted(session.name))
+
+
+async def end_turn(face: Face, session: Session) -> None:
+    """Tell the engine again and again: the turn may be about to be submitted."""
+    while True:
+        face.engine.forget(session.tenant, session.name)
+        await asyncio.sleep(NUDGE_SECONDS)

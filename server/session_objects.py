@@ -1,0 +1,162 @@
+"""The wire's answers about sessions, as structs. Times are Unix seconds, lengths are tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from scheduler.messages import Holding
+from server.engine import EngineDied, EngineUnavailable
+from server.face import Face
+from server.identity import Session
+from server.log import SessionRecord, SessionSummary, TurnRecord
+
+INSPECT_SECONDS = 5.0  # for the engine to tell, between two of its steps; then kv is null
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """Where a fork comes from: the session, and the last of its turns that was copied."""
+
+    session_id: str
+    turn: int
+
+
+class ImportReport(msgspec.Struct, frozen=True):
+    """What a capsule brought. ``kv_tokens`` are cached; where these are not all, ``reason`` says why."""
+
+    turns: int
+    tokens: int
+    kv_tokens: int
+    reason: str | None
+
+
+class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="session"):
+    """A session. ``turns`` and ``messages`` are counts. ``kv`` has the tiers that hold something of it, null while no
+    engine is ready; lists carry neither that nor ``running``."""
+
+    id: str
+    created_at: int
+    last_used_at: int
+    turns: int
+    tokens: int
+    messages: int
+    metadata: dict[str, str]
+    ttl_seconds: int | None
+    expires_at: int | None
+    pinned_until: int | None
+    parent: Parent | None
+    fingerprint: str
+    model_matches: bool
+    kv: dict[str, Holding] | UnsetType | None = UNSET
+    running: bool | UnsetType = UNSET
+    imported: ImportReport | UnsetType = UNSET
+
+
+class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.turn"):
+    """A turn. ``prompt_tokens`` is the whole timeline before its reply, of which ``cached_tokens`` were reused."""
+
+    number: int
+    created_at: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    finish_reason: str
+
+
+class MessageObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.message"):
+    """A message. ``turn`` is the one that brought it; null while no turn has answered it."""
+
+    index: int
+    role: str
+    content: str
+    turn: int | None
+
+
+class SessionList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """A page of sessions."""
+
+    data: list[SessionObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class TurnList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """All turns of the current timeline, oldest first."""
+
+    data: list[TurnObject]
+
+
+class MessageList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """All messages of the current timeline, oldest first."""
+
+    data: list[MessageObject]
+
+
+class SessionDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="session.deleted"):
+    """A session that is no more."""
+
+    id: str
+    deleted: Literal[True] = True
+
+
+encoder = msgspec.json.Encoder()
+
+
+def body_of(answer: msgspec.Struct, status: int = 200) -> Response:
+    """An answer on its way out."""
+    return Response(encoder.encode(answer), status, media_type="application/json")
+
+
+def session_object(face: Face, summary: SessionSummary) -> SessionObject:
+    """A session as lists show it."""
+    facts = face.engine.facts
+    return SessionObject(
+        id=summary.id,
+        created_at=summary.created,
+        last_used_at=summary.used,
+        turns=summary.turns,
+        tokens=summary.tokens,
+        messages=summary.messages,
+        metadata=summary.metadata,
+        ttl_seconds=summary.ttl,
+        expires_at=summary.expires,
+        pinned_until=summary.pinned_until,
+        parent=None if summary.parent is None else Parent(*summary.parent),
+        fingerprint=summary.fingerprint,
+        model_matches=facts is not None and summary.fingerprint in ("", facts.fingerprint),
+    )
+
+
+async def seen(face: Face, session: Session, summary: SessionSummary) -> SessionObject:
+    """A session with where its cache lies now and whether a turn of it runs."""
+    made = session_object(face, summary)
+    try:
+        async with asyncio.timeout(INSPECT_SECONDS):
+            inspected = await face.engine.inspect(session.tenant, session.name)
+    except (EngineUnavailable, EngineDied, TimeoutError):
+        return msgspec.structs.replace(made, kv=None, running=False)
+    return msgspec.structs.replace(made, kv=inspected.tiers, running=inspected.running)
+
+
+def turn_object(turn: TurnRecord) -> TurnObject:
+    """A turn of the log."""
+    return TurnObject(
+        turn.number, turn.created, turn.prompt_tokens, turn.tokens - turn.prompt_tokens, turn.cached, turn.finish_reason
+    )
+
+
+def message_objects(record: SessionRecord) -> list[MessageObject]:
+    """All messages, each with the turn that brought it."""
+    made = []
+    turns = iter(record.turns)
+    turn = next(turns, None)
+    for index, message in enumerate(record.messages):
+        while turn is not None and turn.messages <= index:
+            turn = next(turns, None)
+        made.append(MessageObject(index, message["role"], message["content"], turn.number if turn else None))
+    return made

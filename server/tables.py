@@ -1,0 +1,136 @@
+"""The tables of the log, and how an older format becomes this one.
+
+Format 1 knew turns only. Format 2 has rows of every kind, their checksums, and in ``sessions`` all that a list shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy import Column, Index
+
+from server.database import LogUnavailable
+
+FORMAT = 2
+MIGRATION_LOCK = 0x7761726D  # of PostgreSQL: one server at a time prepares the tables
+
+metadata = sql.MetaData()
+
+
+def number(name: str, type_: Any = sql.BigInteger, **options: Any) -> Column[Any]:
+    """A count, 0 in rows of an older format."""
+    return Column(name, type_, nullable=False, server_default="0", **options)
+
+
+log_format = sql.Table("log_format", metadata, Column("version", sql.Integer, nullable=False))
+
+sessions = sql.Table(
+    "sessions",
+    metadata,
+    Column("id", sql.Integer, primary_key=True),  # never used twice, so that a deleted session stays deleted
+    Column("tenant", sql.String(128), nullable=False),
+    Column("session", sql.String(128), nullable=False),
+    Column("created", sql.BigInteger, nullable=False),
+    number("used", sql.Double),  # when a row was added
+    Column("ttl", sql.BigInteger),
+    Column("expires", sql.BigInteger),
+    Column("pinned_until", sql.BigInteger),
+    Column("parent", sql.String(128)),
+    Column("parent_turn", sql.Integer),
+    Column("fingerprint", sql.String(128), nullable=False, server_default=""),
+    number("rows"),  # the number of the last one
+    number("turns"),
+    number("tokens"),
+    number("messages"),
+    sql.UniqueConstraint("tenant", "session"),
+    sqlite_autoincrement=True,
+)
+Index("sessions_used", sessions.c.tenant, sessions.c.used, sessions.c.id)
+Index("sessions_expires", sessions.c.expires)
+
+turns = sql.Table(
+    "turns",  # rows of every kind, see server.timeline.Row
+    metadata,
+    Column("session_id", sql.ForeignKey("sessions.id"), primary_key=True),
+    Column("number", sql.Integer, primary_key=True),  # 1, 2, 3... within the session
+    Column("keep_tokens", sql.Integer, nullable=False),
+    Column("tokens", sql.LargeBinary, nullable=False),  # int32, see scheduler.messages.unpack_ids
+    Column("keep_messages", sql.Integer, nullable=False),
+    Column("messages", sql.Text, nullable=False),  # a JSON array
+    Column("fingerprint", sql.String(128), nullable=False),
+    Column("finish_reason", sql.String(32), nullable=False),
+    Column("created", sql.BigInteger, nullable=False),
+    Column("kind", sql.String(16), nullable=False, server_default="turn"),
+    number("keep_turns", sql.Integer),
+    Column("prompt_tokens", sql.Integer),
+    number("cached", sql.Integer),
+    Column("checksum", sql.LargeBinary, nullable=False, server_default=""),
+)
+
+labels = sql.Table(
+    "labels",  # metadata, both as JSON strings: PostgreSQL takes no NUL
+    metadata,
+    Column("session_id", sql.ForeignKey("sessions.id"), primary_key=True),
+    Column("key", sql.Text, primary_key=True),
+    Column("value", sql.Text, nullable=False),
+)
+Index("labels_value", labels.c.key, labels.c.value)
+
+retries = sql.Table(
+    "retries",  # which row an idempotency key made
+    metadata,
+    Column("session_id", sql.ForeignKey("sessions.id"), primary_key=True),
+    Column("key", sql.String(255), primary_key=True),
+    Column("request_hash", sql.String(128), nullable=False),
+    Column("number", sql.Integer, nullable=False),
+    Column("created", sql.BigInteger, nullable=False),
+)
+Index("retries_created", retries.c.created)
+
+tombstones = sql.Table(
+    "tombstones",  # deleted sessions of which an engine may still hold something
+    metadata,
+    Column("tenant", sql.String(128), primary_key=True),
+    Column("session", sql.String(128), primary_key=True),
+)
+
+ballast = sql.Table("ballast", metadata, Column("data", sql.LargeBinary, nullable=False))  # empty: see try_to_write
+
+
+def prepare(connection: sql.Connection) -> None:
+    """Make the tables of a new log, or bring those of an older one to this format; in the caller's transaction.
+    Raises LogUnavailable for a log of a later version."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sql.select(sql.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+    version = FORMAT
+    if is_new := not sql.inspect(connection).has_table(log_format.name):
+        metadata.create_all(connection)
+        connection.execute(sql.insert(log_format).values(version=FORMAT))
+    else:
+        version = connection.execute(sql.select(log_format.c.version)).scalar_one()
+    if not 1 <= version <= FORMAT:
+        raise LogUnavailable(
+            f"the session log has format {version}, and this version of warmturn reads formats 1 to {FORMAT}: "
+            "serve it with the version that wrote it"
+        )
+    if version == 1 and not is_new:
+        from server.upgrade import fill_in
+
+        add_columns(connection)
+        metadata.create_all(connection)
+        for table in (sessions, turns):
+            for index in table.indexes:
+                index.create(connection, checkfirst=True)
+        fill_in(connection)
+        connection.execute(sql.update(log_format).values(version=FORMAT))
+
+
+def add_columns(connection: sql.Connection) -> None:
+    """Give the tables of format 1 the columns that came later."""
+    for table in (sessions, turns):
+        there = {column["name"] for column in sql.inspect(connection).get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in there:
+                definition = sql.schema.CreateColumn(column).compile(dialect=connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")

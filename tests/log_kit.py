@@ -1,0 +1,92 @@
+"""Short ways to write and read a session log in tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from server.log import Message, SessionLog, SessionRecord, TurnRecord
+from server.timeline import locate
+
+Where = Path | str
+
+
+def with_log(where: Where, scenario: Callable[[SessionLog], Awaitable[object]]) -> None:
+    """Run a scenario on a log that is opened before and closed after it."""
+    with_logs(where, 1, scenario)
+
+
+def with_logs(where: Where, count: int, scenario: Callable[..., Awaitable[object]]) -> None:
+    """The same with several servers' logs on one database."""
+
+    async def run() -> None:
+        logs = [SessionLog(where) for _ in range(count)]
+        try:
+            await scenario(*logs)
+        finally:
+            for log in logs:
+                await log.close()
+
+    asyncio.run(run())
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def texts(record: SessionRecord) -> list[str]:
+    """What is said in a session."""
+    return [message["content"] for message in record.messages]
+
+
+async def turn(log: SessionLog, session: str, ask: str, reply: str, tenant: str = "a", **facts: Any) -> TurnRecord:
+    """One more turn: a token per character, first the question's and then the reply's."""
+    record = await log.get(tenant, session)
+    before = [] if record is None else record.tokens
+    said = [] if record is None else record.messages
+    prompt = [*before, *map(ord, ask)]
+    return await log.commit(
+        tenant,
+        session,
+        tokens=[*prompt, *map(ord, reply)],
+        messages=[*said, user(ask), assistant(reply)],
+        prompt_tokens=len(prompt),
+        **{"fingerprint": "f1", "finish_reason": "stop", **facts},
+    )
+
+
+async def three_turns(log: SessionLog, session: str = "s") -> None:
+    """A session of 12 tokens whose replies end after 4, 8 and 12 of them."""
+    for ask, reply in (("a", "bcd"), ("e", "fgh"), ("i", "jkl")):
+        await turn(log, session, ask, reply)
+
+
+async def read(log: SessionLog, session: str = "s", tenant: str = "a") -> SessionRecord:
+    """The record of a session that is there; what it says of itself holds together."""
+    record = await log.get(tenant, session)
+    assert record is not None
+    assert record.summary == await log.summary(tenant, session)
+    assert len(record.tokens) == (record.turns[-1].tokens if record.turns else 0)
+    assert record.rendered == (record.turns[-1].messages if record.turns else 0)
+    assert [turn.number for turn in record.turns] == [*range(1, len(record.turns) + 1)]
+    return record
+
+
+def text(record: SessionRecord) -> str:
+    """The tokens of sessions that ``turn`` made."""
+    return "".join(map(chr, record.tokens))
+
+
+async def rewind_to_token(log: SessionLog, tokens: int, session: str = "s") -> SessionRecord:
+    """Rewind as a server does: the text of a reply that is cut is decoded by the caller."""
+    record = await read(log, session)
+    place = locate(record, tokens)
+    cut = None if place.reply is None else text(record)[place.reply : place.tokens]
+    await log.rewind("a", session, tokens=tokens, text=cut, expect=record.version)
+    return await read(log, session)

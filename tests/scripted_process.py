@@ -1,0 +1,61 @@
+"""An ``EngineProcess`` over the engine of ``scripted_engine``, for one test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import scripted_engine
+
+from scheduler.messages import Delta, EngineConfig, Stopping, Submit, pack_ids
+from server.engine import TurnStream
+from server.engine_process import EngineProcess
+
+PATIENCE = 20.0  # seconds until a test that hangs fails
+
+
+def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Make a test of a coroutine function, with a limit on its time."""
+
+    def run() -> None:
+        run_patiently(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def run_patiently(test: Awaitable[None]) -> None:
+    """Run a coroutine; one that hangs fails."""
+
+    async def limited() -> None:
+        await asyncio.wait_for(test, PATIENCE)
+
+    asyncio.run(limited())
+
+
+@asynccontextmanager
+async def engine(model: str = "ok") -> AsyncIterator[EngineProcess]:
+    """A started engine process, stopped afterwards."""
+    process = EngineProcess(EngineConfig(address="", model=model), command=scripted_engine.COMMAND)
+    await process.start()
+    try:
+        yield process
+    finally:
+        await process.stop(grace=2.0)
+
+
+def submit(tenant: str = "count", name: str = "t1", tokens: int = 5, prompt: int = 7) -> Submit:
+    return Submit(name, tenant, pack_ids(list(range(prompt))), stopping=Stopping(max_tokens=tokens))
+
+
+async def read(turn: TurnStream) -> list[Delta]:
+    return [delta async for delta in turn]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def pid_of(process: EngineProcess) -> int:
+    assert process._link is not None
+    return process._link.pid

@@ -1,0 +1,124 @@
+"""What the engine is asked beside turns, and what it tells unasked, against a scripted engine."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import scripted_engine
+from scripted_process import engine, pid_of, run_patiently, scenario, until
+
+from scheduler.messages import EngineConfig, Holding, ModelFacts
+from server import engine_link
+from server.engine import EngineDied, EngineUnavailable
+from server.engine_process import EngineProcess
+
+
+@scenario
+async def test_the_server_hears_of_every_ready_engine_and_of_what_is_forgotten() -> None:
+    ready: list[ModelFacts] = []
+    forgotten: list[tuple[str, str]] = []
+    config = EngineConfig(address="", model="ok")
+
+    def on_ready(facts: ModelFacts) -> None:
+        assert process.state() == "ready"
+        ready.append(facts)
+        process.forget("a", f"s{len(ready)}")
+
+    process = EngineProcess(
+        config,
+        command=scripted_engine.COMMAND,
+        on_ready=on_ready,
+        on_forgotten=lambda tenant, session: forgotten.append((tenant, session)),
+    )
+    await process.start()
+    await until(lambda: forgotten == [("a", "s1")])
+    os.kill(pid_of(process), signal.SIGKILL)
+    await until(lambda: forgotten == [("a", "s1"), ("a", "s2")])
+    assert ready == [scripted_engine.FACTS] * 2
+    await process.stop(grace=2.0)
+
+
+def test_inspect_pin_export_and_import(tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+
+    async def run() -> None:
+        async with engine() as process:
+            await process.wait_ready()
+            inspected = await process.inspect("a", "s")
+            assert (inspected.tiers, inspected.running) == ({"disk": Holding(16, 128)}, False)
+            process.pin("a", "s", 5e9)
+            assert (await process.inspect("a", "s")).running  # the script's word for pinned
+            exported = await process.export("a", "s", folder)
+            assert (exported.files, exported.tokens) == (2, 16)
+            imported = await process.import_("a", "s", folder)
+            assert (imported.tokens, imported.reason) == (16, None)
+            one, two, three = await asyncio.gather(
+                process.import_("a", "s", str(tmp_path)), process.inspect("a", "t"), process.inspect("a", "mute2")
+            )
+            assert (one.tokens, one.reason, two.running, three.running) == (0, "damaged", False, False)
+
+    run_patiently(run())
+
+
+@scenario
+async def test_calls_need_a_ready_engine() -> None:
+    async with engine() as process:
+        with pytest.raises(EngineUnavailable, match="loading") as refusal:
+            await process.inspect("a", "s")
+        assert refusal.value.retry_after >= 1
+        process.pin("a", "s", 1.0)  # nothing there yet, nothing to pin
+        await process.wait_ready()
+        process.drain()
+        assert (await process.inspect("a", "s")).tiers  # while turns are over one by one
+        await process.stop(grace=2.0)
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await process.export("a", "s", "/nowhere")
+
+
+@scenario
+async def test_a_call_ends_with_the_engine_that_it_was_made_to() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        silent = asyncio.create_task(process.inspect("a", "mute"))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineDied):
+            await process.inspect("a", "crash")
+        with pytest.raises(EngineDied):
+            await silent
+        await until(lambda: process.state() == "ready")
+        last = asyncio.create_task(process.inspect("a", "mute"))
+        await asyncio.sleep(0)
+        await process.stop(grace=2.0)
+        with pytest.raises(EngineDied, match="shutting down"):
+            await last
+
+
+def test_a_call_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.engine_calls.PATIENCE", 0.05)
+
+    async def run() -> None:
+        async with engine() as process:
+            await process.wait_ready()
+            with pytest.raises(EngineUnavailable, match="did not answer") as refusal:
+                await process.inspect("a", "mute")
+            assert refusal.value.retry_after >= 1
+            assert process._calls._open == {}
+
+    run_patiently(run())
+
+
+@scenario
+async def test_a_call_to_an_engine_that_does_not_read_is_refused() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+
+        def full(message: object) -> None:
+            raise engine_link.LinkFull
+
+        assert process._link is not None
+        process._link.send = full  # type: ignore[method-assign]
+        with pytest.raises(EngineUnavailable, match="not taking requests"):
+            await process.inspect("a", "s")
+        assert process._calls._open == {}
