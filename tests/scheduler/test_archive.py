@@ -13,7 +13,9 @@ from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
 from cache import saver as saver_module
+from cache import transfer
 from cache.chain import Owner
+from cache.codec import Codec
 from scheduler.clerk import Clerk
 from scheduler.messages import (
     Export,
@@ -52,14 +54,14 @@ def files_of(folder: Path) -> list[Path]:
 def slow_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Writes wait for the event before they look at the pages."""
     go = threading.Event()
-    gather = saver_module.transfer.gather
+    gather = transfer.gather
 
     def waiting(*args: Any) -> Any:
         go.wait(20)
         return gather(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saver_module.transfer, "gather", waiting)
+        patch.setattr(transfer, "gather", waiting)
         yield go
         go.set()
 
@@ -222,6 +224,18 @@ def test_what_memory_has_is_not_read_again(tmp_path: Path) -> None:
     assert fresh.archive.loader.read - before < 70 * fresh.pool.page_bytes // fresh.pool.page_size + 60 * 0 + 10**6
 
 
+def test_both_sides_of_a_threshold_are_stored_apart(tmp_path: Path) -> None:
+    kit = Kit("longrope", folder=tmp_path)
+    check(kit, TALK[:30], session="s")  # beyond the threshold: turned by other frequencies from its first token on
+    kit.leave()
+    fresh = Kit("longrope", folder=tmp_path)
+    assert cost(check(fresh, [*TALK[:15], *range(100, 115)], session="t")) == (15, 15)
+    assert cost(check(fresh, [*TALK[:15], 7], session="u"))[0] == 0
+    fresh.leave()
+    again = Kit("longrope", folder=tmp_path)
+    assert cost(check(again, [*TALK[:15], 7, 8], session="u")) == (16, 16)
+
+
 def test_computing_is_preferred_where_it_is_sooner(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6, session="s")
@@ -250,7 +264,7 @@ def test_a_thousand_sessions_on_a_device_that_holds_a_few(tmp_path: Path) -> Non
 @pytest.mark.parametrize("codec", ["int8", "fp8"])
 def test_sessions_go_on_from_kv_that_was_rounded_at_rest(codec: Any, tmp_path: Path) -> None:
     exact = Kit(folder=tmp_path / "exact")
-    kit = Kit(folder=tmp_path / codec, codec=saver_module.Codec(codec))
+    kit = Kit(folder=tmp_path / codec, codec=Codec(codec))
     for each in (exact, kit):
         each.ask(list(range(120)), 1, session="s")
         each.leave()
@@ -424,7 +438,7 @@ def test_a_damaged_file_is_a_miss_and_what_comes_before_it_is_used(name: str, tm
 
 def test_files_that_are_swapped_while_the_engine_runs_are_noticed(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
-    talks = {"s": TALK, "t": [*TALK[:-1], 99]}  # of one length and shape
+    talks = {"s": TALK, "t": [99, *TALK[1:]]}  # of one length and shape
     for session, talk in talks.items():
         kit.ask(talk, 1, session=session)
     kit.leave()
