@@ -1,7 +1,8 @@
 # Needs python3 >= 3.11, pip and make; everything else goes into .venv.
 #
 #   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
-#   make test | test-slow | test-architectures | check | bench | setup | pins
+#   make test | test-slow | test-architectures | check | bench | bench-tiers | setup | pins
+#   make test-crash [KILLS=200] [EVERY=1] [DAMAGES=1000]   an hour or two; EVERY=10 tries a tenth of the crash points
 
 PYTHON ?= python3
 TORCH := 2.13.0
@@ -15,7 +16,7 @@ STAMP := .venv/.installed
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-architectures check bench pins clean
+.PHONY: serve setup test test-slow test-crash test-architectures check bench bench-tiers pins clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -26,7 +27,12 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --ignore=tests/crash
+
+# kill -9, crash points, damaged files and races, against real servers; the sweep needs strace.
+test-crash: $(STAMP)
+	CRASH_KILLS=$(or $(KILLS),200) CRASH_EVERY=$(or $(EVERY),1) CRASH_DAMAGES=$(or $(DAMAGES),1000) \
+	  $(BIN)/python -m pytest -s -m slow tests/crash
 
 # Every architecture of transformers as a tiny random model, about ten minutes; writes docs/architectures.md.
 test-architectures: $(STAMP)
@@ -40,6 +46,10 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tools/bench.py $(if $(MODEL),'$(MODEL)') $(ARGS)
+
+# About twenty minutes; ARGS="turn written" measures only these. See tools/bench_tiers.py.
+bench-tiers: $(STAMP)
+	$(BIN)/python -m tools.bench_tiers $(ARGS)
 
 # Writes constraints.txt anew from what is installed in .venv.
 pins: $(STAMP)

@@ -24,7 +24,7 @@ from fsspec.registry import get_filesystem_class
 
 from cache.breaker import REST, Breaker
 
-PATIENCE = 30.0  # seconds for an answer
+PATIENCE = 10.0  # seconds for an answer; a turn may wait for it
 SLOWEST = 2**20  # bytes per second at which a transfer is still waited for
 STALE = 3600.0  # seconds after which a temporary file has no writer any more
 

@@ -1,0 +1,92 @@
+"""A server that is killed and started again on the same data folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from server_process import ServerProcess, free_port
+
+FLAGS = ("--kv-memory", "6M")  # of the demo model's KV about four long sessions
+GONE = 30.0  # seconds after which an engine must have noticed that its server is dead
+
+
+class Victim:
+    """``warmturn serve`` on one port and one data folder, through any number of deaths. A context manager."""
+
+    def __init__(self, data: Path, *flags: str) -> None:
+        self.data = data
+        self.deaths = 0
+        self._flags = flags or FLAGS
+        self._port = free_port()
+        self.process = self._started()
+
+    @property
+    def url(self) -> str:
+        """Where it listens, each time."""
+        return self.process.url
+
+    def __enter__(self) -> Victim:
+        self.wait_healthy()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.__exit__()
+
+    def wait_healthy(self) -> None:
+        """Until it takes turns; fails with its output if it ended by itself."""
+        self.process.wait_healthy()
+
+    def kill_engine(self) -> None:
+        """kill -9 of the engine process, if there is one just now; the server starts another by itself."""
+        for engine in self._engines():
+            os.kill(engine, signal.SIGKILL)
+            self.deaths += 1
+
+    def kill_server(self) -> None:
+        """kill -9 of the server process; its engine must end by itself."""
+        engines = self._engines()
+        self.process.process.kill()
+        self.process.__exit__()
+        self.deaths += 1
+        deadline = time.monotonic() + GONE
+        for engine in engines:
+            while alive(engine):
+                assert time.monotonic() < deadline, "an engine outlives its server"
+                time.sleep(0.02)
+
+    def revive(self) -> None:
+        """Start it again if it is dead."""
+        if self.process.process.poll() is not None:
+            self.process.__exit__()
+            self.start()
+
+    def start(self) -> None:
+        """Start it again; it need not be healthy yet."""
+        self.process = self._started()
+
+    def stop(self) -> None:
+        """A clean end."""
+        assert self.process.stop() == 0, self.process.log_path.read_text()
+        self.process.__exit__()
+
+    def _started(self) -> ServerProcess:
+        return ServerProcess(None, self.data, *self._flags, port=self._port)
+
+    def _engines(self) -> list[int]:
+        pid = self.process.process.pid
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            return [int(c) for c in children if b"scheduler" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        except OSError:
+            return []  # it went away meanwhile
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a dead one that nobody waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
