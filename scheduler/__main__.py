@@ -117,7 +117,7 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits)
     facts = ModelFacts(
         architecture=type(loaded.model).__name__,
-        parameters=sum(p.numel() for p in loaded.model.parameters()),
+        parameters=loaded.parameters,
         dtype=str(loaded.model.dtype).removeprefix("torch."),
         device=str(device),
         vocab_size=embeddings.num_embeddings,
@@ -138,6 +138,7 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
 def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
     """The loop: take what has come, step, deliver; one message a step, one a second while idle."""
     checked = time.monotonic()
+    told = 0.0
     archive = engine.scheduler.store.archive
     while True:
         busy = archive is not None and archive.busy
@@ -172,7 +173,10 @@ def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
             channel.send(answer)
         if engine.stalled and not engine.idle:
             time.sleep(0.001)  # nothing could run: do not spin
-        channel.send(outputs)
+        now = time.monotonic()
+        if outputs.deltas or not engine.stalled or now - told >= 0.9 * _HEARTBEAT_MS / 1000:
+            channel.send(outputs)
+            told = now
         if engine.idle and not messages and time.monotonic() - checked > _CHECK_SECONDS:
             engine.check_integrity()  # nobody waits now
             checked = time.monotonic()
@@ -213,4 +217,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # everything is closed: taking the interpreter apart would cost a second

@@ -25,6 +25,7 @@ from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available
 
 from cache.layers import Layer, read_layers
+from scheduler.linear import pack
 from scheduler.messages import EngineConfig, Loading
 from scheduler.probe import Refused, Verdict, describe, probe
 from scheduler.rope import LongRope
@@ -61,6 +62,7 @@ class Loaded:
     eos_token_ids: tuple[int, ...]
     context: int
     digest: str  # of config and weights
+    parameters: int  # how many
 
     @property
     def layer_kinds(self) -> dict[str, int]:
@@ -152,17 +154,32 @@ def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None) -> Loaded:
     """
     text = model.config.get_text_config(decoder=True)
     weights = digest(model)  # before any forward: some quantised modules repack themselves then
+    parameters = sum(p.numel() for p in model.parameters())  # packing parts tied ones
     try:
         layers = read_layers(text)
         rope = LongRope(model)
         known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
-        verdict = probe(model, layers, PAGE_SIZE, rope, _recall(known))
+        verdict = _packed(model, layers, rope, _recall(known))
         _remember(known, describe(verdict.mode))
     except Refused as error:
         raise LoadFailed(_first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
     ends, context = _ends(model, tokenizer), _context(text, tokenizer)
-    return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights)
+    return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters)
+
+
+def _packed(model: Any, layers: list[Layer], rope: LongRope, first: str) -> Verdict:
+    """Pack the weights and probe; without packing where no mode runs the model right then. Raises ``Refused``."""
+    packing = pack(model)
+    try:
+        verdict = probe(model, layers, PAGE_SIZE, rope, first)
+        packing.settle()
+    except Refused:
+        if not packing:
+            raise
+        packing.remove()
+        verdict = probe(model, layers, PAGE_SIZE, rope, first)
+    return verdict
 
 
 def fingerprint(loaded: Loaded) -> str:

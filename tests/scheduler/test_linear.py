@@ -1,0 +1,375 @@
+"""Packed weights: the same numbers, only where it pays, and back again to the bit."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import MODES, logits, make_model, save_model
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from cache.layers import Layer, read_layers
+from scheduler import linear, loader
+from scheduler.linear import Shadow, pack
+from scheduler.loader import LoadFailed, fingerprint, load
+from scheduler.messages import EngineConfig
+from scheduler.probe import Refused, Verdict, describe, probe
+from scheduler.rope import LongRope
+
+PROMPT = list(range(60, 90))
+BIG = 320  # a square of it is large enough to be looked at
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing pays, however small the weight."""
+    monkeypatch.setattr(linear, "_SMALLEST", 1)
+    monkeypatch.setattr(linear, "_MOST", dict.fromkeys(linear._MOST, float("inf")))
+
+
+def packed_in(model: nn.Module) -> list[str]:
+    """The names of what is packed."""
+    return [name for name, weight in model.named_parameters() if isinstance(weight, Shadow)]
+
+
+def filled(module: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """Random weights and biases."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.normal_(0, 0.1)
+    return module.to(dtype).eval()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+# -- the same numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_form_of_input_gives_what_it_gave(dtype: torch.dtype, bias: bool) -> None:
+    if dtype not in linear._dtypes():
+        pytest.skip("oneDNN cannot multiply it on this machine")
+    module = filled(nn.Linear(48, 80, bias=bias), dtype)
+    weight, added = module.weight.detach().clone(), module.bias
+    assert len(pack(module)) == 1
+    wide = random(5, 96, dtype=dtype)
+    for x in (
+        wide[:, :48].clone(),
+        wide[0, :48].clone(),
+        wide[:, 7:55],
+        wide[:, ::2],
+        random(48, 5, dtype=dtype).t(),
+        random(2, 3, 48, dtype=dtype).transpose(0, 1),
+        random(1, 1, 48, dtype=dtype).expand(3, 4, 48),
+        random(0, 48, dtype=dtype),
+        random(1, 0, 48, dtype=dtype),
+    ):
+        with torch.inference_mode():
+            got = module(x)
+        want = F.linear(x, weight, added)
+        assert (got.shape, got.dtype) == (want.shape, dtype)
+        assert bool(((got - want).abs() <= 2 * linear._rounding(dtype) * want.abs().amax(-1, keepdim=True)).all())
+
+
+@pytest.mark.usefixtures("always")
+def test_an_input_of_another_type_or_width_is_an_error_still() -> None:
+    module = filled(nn.Linear(48, 80))
+    pack(module)
+    for x in (random(2, 48, dtype=torch.bfloat16), random(2, 40)):
+        with torch.no_grad(), pytest.raises(RuntimeError):
+            module(x)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("name", MODES)
+def test_a_packed_model_says_what_it_said_and_runs_in_the_same_mode(name: str) -> None:
+    model = make_model(name)
+    want = logits(model, PROMPT)
+    packing = pack(model)
+    assert len(packing) == len(packed_in(model)) >= 4
+    layers = read_layers(model.config.get_text_config(decoder=True))
+    verdict = probe(model, layers, 4, LongRope(model))
+    verdict.mode.remove()
+    packing.settle()
+    assert describe(verdict.mode) == MODES[name], verdict.report
+    assert (logits(model, PROMPT) - want).abs().max() < 1e-4 * want.abs().max()
+
+
+# -- what is packed -------------------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 1.01
+
+
+class Clamped(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.clamp(-50, 50))
+
+
+class Upcast(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.linear(input.double(), self.weight.double())
+
+
+class Pair(nn.Linear):
+    def forward(self, input: torch.Tensor) -> Any:
+        return super().forward(input), None
+
+
+class Own(nn.Linear):
+    """A linear map written in other words."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input @ self.weight.T + self.bias
+
+
+class Quantised(torch.Tensor):
+    """A weight of a class of its own."""
+
+
+def quantised() -> nn.Module:
+    module = nn.Linear(BIG, BIG)
+    module.weight = nn.Parameter(torch.randn(BIG, BIG).as_subclass(Quantised), requires_grad=False)
+    return module
+
+
+def hooked() -> nn.Module:
+    module: Any = nn.Linear(BIG, BIG)
+    forward = module.forward
+    module.forward = lambda x: forward(x)
+    return module  # type: ignore[no-any-return]
+
+
+def scaled_by_a_buffer() -> nn.Module:
+    module = nn.Linear(BIG, BIG)
+    module.register_buffer("scale", torch.ones(1))
+    return module
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    "module", [nn.Linear(BIG, 96), nn.Linear(BIG, BIG, bias=False), Conv1D(BIG, BIG), Conv1D(96, BIG), Own(BIG, 96)]
+)
+def test_linear_maps_are_packed_by_what_they_do(module: nn.Module) -> None:
+    filled(module)
+    x = random(2, 3, BIG)
+    with torch.no_grad():
+        want = module(x)
+        assert len(pack(module)) == 1
+        torch.testing.assert_close(module(x), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    "module",
+    [
+        Scaled(BIG, BIG),
+        Clamped(BIG, BIG),
+        Upcast(BIG, BIG),
+        Pair(BIG, BIG),
+        nn.Linear(BIG, BIG).double(),
+        nn.Linear(BIG, BIG, device="meta"),
+        nn.Embedding(BIG, BIG),
+        nn.utils.parametrizations.weight_norm(nn.Linear(BIG, BIG)),
+        nn.Bilinear(8, 8, 8),
+        quantised(),
+        hooked(),
+        scaled_by_a_buffer(),
+    ],
+)
+def test_what_is_no_plain_linear_map_is_left_alone(module: nn.Module) -> None:
+    before = dict(vars(module))
+    assert len(pack(module)) == 0
+    assert vars(module) == before
+    assert not packed_in(module)
+
+
+def test_what_does_not_pay_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for times, packs in (({1: 0.9, 256: 1.0}, True), ({1: 1.0, 256: 0.5}, False), ({1: 0.5, 256: 1.1}, False)):
+        monkeypatch.setattr(linear, "_ratio", lambda plain, packed, x, times=times: times[x.shape[1]])
+        module = filled(nn.Linear(BIG, BIG))
+        weight = module.weight
+        assert len(pack(module)) == packs
+        assert (module.weight is weight) == (not packs)
+
+
+@pytest.mark.usefixtures("always")
+def test_types_that_onednn_does_not_multiply_here_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_dtypes", lambda: {torch.bfloat16})
+    assert len(pack(filled(nn.Linear(BIG, BIG), torch.float16))) == 0
+    assert len(pack(filled(nn.Linear(BIG, BIG)))) == 0
+
+
+def test_small_weights_are_not_even_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_ratio", lambda *_: pytest.fail("measured"))
+    assert len(pack(filled(nn.Linear(128, 128)))) == 0
+
+
+@pytest.mark.usefixtures("always")
+def test_one_that_would_say_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = iter(range(4))
+    right = linear._reordered
+    monkeypatch.setattr(linear, "_reordered", lambda matrix: right(matrix * 1.01 if next(made) == 2 else matrix))
+    model = filled(nn.Sequential(*(nn.Linear(BIG, BIG) for _ in range(4))))
+    assert len(pack(model)) == 3
+    assert packed_in(model) == ["0.weight", "1.weight", "3.weight"]
+
+
+# -- who else reads a weight ----------------------------------------------------------------------------------------
+
+
+class Reader(nn.Module):
+    """Two linear maps; the weight of the second is used by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(BIG, BIG)
+        self.second = nn.Linear(BIG, BIG)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.first(x).to(self.first.weight.dtype), self.second.weight[:16], self.second.bias[:16])
+
+
+@pytest.mark.usefixtures("always")
+def test_a_weight_that_is_read_elsewhere_is_right_and_unpacked_later() -> None:
+    model = filled(Reader())
+    x = random(3, BIG)
+    with torch.no_grad():
+        want = model(x)
+        packing = pack(model)
+        assert packed_in(model) == ["first.weight", "second.weight"]
+        torch.testing.assert_close(model(x), want, atol=1e-5, rtol=1e-5)
+        packing.settle()
+        assert packed_in(model) == ["first.weight"]  # asking for a type does no harm
+        assert len(packing) == 1
+        torch.testing.assert_close(model(x), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("always")
+def test_a_packed_weight_cannot_be_written() -> None:
+    module = filled(nn.Linear(BIG, BIG))
+    pack(module)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="cannot be written"):
+        module.weight.mul_(2)
+
+
+@pytest.mark.usefixtures("always")
+def test_what_describes_a_weight_describes_a_packed_one() -> None:
+    module = filled(nn.Linear(BIG, 96), torch.bfloat16)
+    pack(module)
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    assert (weight.shape, weight.dtype, weight.device.type, weight.requires_grad) == (
+        (96, BIG),
+        torch.bfloat16,
+        "cpu",
+        False,
+    )
+    assert sum(p.numel() for p in module.parameters()) == 96 * BIG + 96
+
+
+# -- memory and the way back ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("always")
+def test_the_plain_weight_is_not_kept() -> None:
+    module = filled(nn.Linear(BIG, BIG))
+    plain = weakref.ref(module.weight)
+    pack(module)
+    gc.collect()
+    assert plain() is None
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("tied", [False, True])
+def test_files_that_the_weights_came_from_are_left(tied: bool, tmp_path: Path) -> None:
+    load_model = type(make_model("llama")).from_pretrained
+    config = make_model("llama").config
+    config.tie_word_embeddings = tied
+    model = load_model(save_model("llama", tmp_path), config=config)
+    assert any(not weight.untyped_storage().resizable() for weight in model.parameters())
+    pack(model)
+    plain = [weight for weight in model.parameters() if not isinstance(weight, Shadow)]
+    assert plain
+    assert all(weight.untyped_storage().resizable() for weight in plain)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("make", [lambda: nn.Linear(BIG, 96), lambda: Conv1D(96, BIG)])
+def test_the_way_back_is_exact(make: Any) -> None:
+    module = filled(make(), torch.bfloat16)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    pack(module).remove()
+    assert "forward" not in vars(module)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.usefixtures("always")
+def test_tied_weights_are_tied_again() -> None:
+    model = make_model("llama")
+    model.lm_head.weight = model.model.embed_tokens.weight
+    packing = pack(model)
+    assert isinstance(model.lm_head.weight, Shadow)
+    assert not isinstance(model.model.embed_tokens.weight, Shadow)
+    packing.remove()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+# -- loading --------------------------------------------------------------------------------------------------------
+
+
+def load_quietly(path: Path) -> loader.Loaded:
+    return load(EngineConfig("", str(path), device="cpu"), lambda message: None)
+
+
+def test_packing_changes_neither_fingerprint_nor_size(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    path = save_model("llama", tmp_path)
+    plain = load_quietly(path)
+    assert not packed_in(plain.model)
+    request.getfixturevalue("always")
+    packed = load_quietly(path)
+    assert packed_in(packed.model)
+    assert fingerprint(packed) == fingerprint(plain)
+    assert packed.parameters == plain.parameters == plain.model.num_parameters()
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("helps", [False, True])
+def test_a_model_that_packing_breaks_is_run_plain(helps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def strict(model: Any, layers: list[Layer], *options: Any) -> Verdict:
+        if packed_in(model) or not helps:
+            raise Refused("it is not right")
+        return probe(model, layers, *options)
+
+    monkeypatch.setattr(loader, "probe", strict)
+    path = save_model("llama", tmp_path)
+    if helps:
+        assert not packed_in(load_quietly(path).model)
+    else:
+        with pytest.raises(LoadFailed, match="it is not right"):
+            load_quietly(path)
+
+
+def test_a_model_with_nothing_to_unpack_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[Any] = []
+
+    def strict(model: Any, *options: Any) -> Verdict:
+        probed.append(model)
+        raise Refused("it is not right")
+
+    monkeypatch.setattr(loader, "probe", strict)
+    with pytest.raises(LoadFailed, match="it is not right"):
+        load_quietly(save_model("llama", tmp_path))
+    assert len(probed) == 1
