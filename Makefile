@@ -74,4 +74,5 @@ $(STAMP): pyproject.toml constraints.txt
 	  }; \
 	fi
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m cache.native || true
 	@touch $(STAMP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from array import array
@@ -11,14 +10,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cache import files, loader
 from cache.background import Background
 from cache.chain import Head, Owner, Segment
 from cache.codec import Codec
 from cache.courier import Courier
-from cache.disk import DiskTier
+from cache.disk import DiskTier, folder_of
+from cache.excerpt import excerpt
 from cache.files import Doubt
 from cache.loader import Load, Loader, Piece
 from cache.pace import Pace
@@ -30,8 +30,9 @@ from cache.session import SessionCache, common_prefix
 if TYPE_CHECKING:
     from cache.store import SessionStore
 
-_LOADS = 4  # at once: each holds pages that nobody computes with yet
-_READERS = 2
+_LOADS = 4  # at once, each on a thread of its own: each holds pages that nobody computes with yet
+_STUCK = 10.0  # seconds without a byte after which a load is not waited for
+_PAUSE = 5.0  # seconds until what could not be unlinked is tried again
 _PENDING = 2 << 30  # bytes that may be on their way to disk, or a quarter of the device tier if that is less
 
 Told = Callable[[int, int], None]
@@ -42,18 +43,25 @@ class Fetch:
     """A timeline on its way up for a turn that waits for it.
 
     Where it has not ``begun``, ask again: too much else is under way, or the device has no ``room`` now. When ``done``,
-    ``tokens`` beyond the ``have`` that memory held are cached, in an idle session that any turn may go on from;
-    ``recalled``: they came over the remote tier. ``miss`` tells why they are not all there.
+    ``tokens`` beyond the ``have`` that memory held are cached, up to ``length`` at most, in an idle session that any
+    turn may go on from; ``recalled``: they came over the remote tier. ``miss`` tells why they are not all there.
     """
 
     begun: bool = True
     room: bool = True
     done: bool = False
+    length: int = 0
     have: int = 0
     tokens: int = 0
     seconds: float = 0.0
     recalled: bool = False
     miss: str | None = None
+    load: Load | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing has come from the disk for so long that it is not worth waiting for."""
+        return self.load is not None and not self.done and time.monotonic() - self.load.touched > _STUCK
 
 
 class Archive:
@@ -79,12 +87,15 @@ class Archive:
         limit = min(_PENDING, pool.device.slots * pool.page_bytes // 4)
         self.saver = Saver(pool, disk, self._writer, codec, limit)
         self.saver.saved = self._saved
-        self.loader = Loader(pool, self._background.lane("kv-reader", _READERS))
+        self.loader = Loader(pool, self._background.lane("kv-reader", _LOADS))
         self.courier: Courier | None = None
         if remote is not None:
             self.courier = Courier(disk, remote, self._background.lane("kv-remote", 1), remote_budget)
         self._fetches: dict[Owner, Fetch] = {}
-        self._forgotten: set[Owner] = set()  # while they are being fetched
+        self._arriving: dict[Load, Owner] = {}  # whose session each load will be
+        self._forgetting: dict[Owner, list[Callable[[], None]]] = {}  # while their files are in use
+        self._left: dict[Path, int] = {}  # could not be unlinked
+        self._resting_until = 0.0
         disk.scan()
         self._unlink()
 
@@ -94,7 +105,10 @@ class Archive:
         """Take in what was read and written, and begin what is to be written."""
         self._background.poll()
         self.saver.pump()
-        self._unlink()
+        for owner in [owner for owner in self._forgetting if not self.disk.uses(owner)]:
+            self._remove(owner, self._forgetting.pop(owner))
+        if time.monotonic() >= self._resting_until:
+            self._unlink()
 
     @property
     def _skeleton(self) -> Any:
@@ -103,7 +117,7 @@ class Archive:
     @property
     def busy(self) -> bool:
         """Whether anything is under way or could be begun."""
-        return self._background.busy or self.saver.ready
+        return self._background.busy or self.saver.ready or bool(self._forgetting)
 
     @property
     def held(self) -> Counter[Page]:
@@ -124,6 +138,11 @@ class Archive:
         self._background.close()
         self.disk.close()
 
+    def check_integrity(self) -> None:
+        """Assert what the disk tier's tree promises, and that nobody runs on what is being read."""
+        self.disk.check_integrity()
+        assert all(load.session.running for load in self._arriving)
+
     # -- up ---------------------------------------------------------------------------------------------------------
 
     def fetch(self, tenant: str, name: str | None, prompt: array[int]) -> Fetch | None:
@@ -141,10 +160,11 @@ class Archive:
         length = head.tip.reach(min(shared, len(prompt) - 1), self._store.stateful)
         if length <= have:
             return None
-        if head.owner in self._fetches:
-            return self._fetches[head.owner]
+        if (under_way := self._fetches.get(head.owner)) is not None:
+            return under_way if under_way.length >= length or under_way.stuck else Fetch(begun=False)
         if len(self._fetches) >= _LOADS:
-            return Fetch(begun=False)
+            stuck = all(fetch.stuck for fetch in self._fetches.values())
+            return Fetch(done=True, miss="recompute_cheaper") if stuck else Fetch(begun=False)
         extents = [extent for extent in head.tip.extents(length) if extent.stop > have]
         nbytes = sum(s.nbytes * (stop - first) // max(1, len(s.tokens)) for s, first, stop in extents)
         if not self.pace.prefers_loading(nbytes, length - have):
@@ -169,7 +189,7 @@ class Archive:
         acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), long=tip.long)
         if acquired is None:
             return Fetch(begun=False, room=False)
-        fetch = self._fetches[owner] = Fetch(have=acquired.reused, recalled=head.recalled)
+        fetch = self._fetches[owner] = Fetch(length=length, have=acquired.reused, recalled=head.recalled)
         head.recalled = False
         acquired.session.private = tip.private
         extents = [extent for extent in tip.extents(length) if extent.stop > fetch.have]
@@ -191,14 +211,18 @@ class Archive:
             self.disk.let_go(tip)
             fetch.tokens, fetch.seconds, fetch.done = load.tokens, load.seconds, True
 
-        self.loader.start(Load(acquired.session, pieces, fetch.have, length, self._skeleton), finish)
+        fetch.load = Load(acquired.session, pieces, fetch.have, length, self._skeleton)
+        self._arriving[fetch.load] = owner
+        self.loader.start(fetch.load, finish)
         return fetch
 
     def _settle(self, load: Load, ids: array[int], mask: bytearray, tip: Segment | None, owner: Owner) -> None:
-        """The session of a finished load is idle from now on, under its own name where that is free."""
+        """The session of a finished load is idle from now on, under its own name where that is free; it is dropped
+        where it was forgotten meanwhile.
+        """
         session = load.session
-        if owner in self._forgotten:
-            self._forgotten.discard(owner)
+        if self._arriving.pop(load, None) is None:
+            load.tokens = 0
             self._store.discard(session)
             return
         loader.settle(load, ids, mask)
@@ -206,6 +230,9 @@ class Archive:
             session.saved, session.saved_length = tip.at(session.length), session.length
         if owner.named:
             self._store.name(session, owner.session)
+            head = self.disk.head(owner)
+            if head is not None:
+                session.pinned_until = max(session.pinned_until, head.pinned_until)
         self._store.release(session)
 
     def take(self, owner: Owner, folder: Path, fingerprint: str, told: Callable[[int, str | None], None]) -> None:
@@ -227,7 +254,9 @@ class Archive:
                 self._settle(load, ids, mask, None, owner)
                 told(load.tokens, None if load.broken is None else "damaged")
 
-            return self.loader.start(Load(acquired.session, pieces, 0, len(ids), self._skeleton), finish)
+            load = Load(acquired.session, pieces, 0, len(ids), self._skeleton)
+            self._arriving[load] = owner
+            return self.loader.start(load, finish)
 
         self._writer.submit(lambda: loader.read_chain(folder, fingerprint), found)
 
@@ -238,19 +267,23 @@ class Archive:
         not be unlinked.
         """
         self.disk.forget(owner)
-        if owner in self._fetches:
-            self._forgotten.add(owner)
+        self._arriving = {load: whose for load, whose in self._arriving.items() if whose != owner}
+        self._forgetting.setdefault(owner, []).append(told)
+
+    def _remove(self, owner: Owner, told: list[Callable[[], None]]) -> None:
+        """Nothing of a forgotten session is in use any more: its files go, here and then in the remote tier."""
 
         def gone() -> None:
+            for tell in told:
+                tell()
+
+        def unlinked() -> None:
             if self.courier is None:
-                told()
+                gone()
             else:
-                self.courier.forget(owner, told)
+                self.courier.forget(owner, lambda: self._unlink(owner, gone))  # with what had just come from there
 
-        def written(_: object) -> None:  # writes that were under way are over
-            self._unlink(gone)
-
-        self._writer.submit(lambda: None, written)
+        self._unlink(owner, unlinked)
 
     def pin(self, owner: Owner, until: float) -> None:
         """Evict a session's files last until then (Unix seconds)."""
@@ -258,9 +291,11 @@ class Archive:
         if head is not None:
             head.pinned_until = until
 
-    def export(self, owner: Owner, session: SessionCache | None, folder: Path, told: Told) -> None:
-        """Put the files of a session into a new ``folder`` as 000000.kv, 000001.kv...; ``told`` gets their number and
-        the tokens in them.
+    def export(
+        self, owner: Owner, session: SessionCache | None, ids: array[int] | None, folder: Path, told: Told
+    ) -> None:
+        """Put what is stored of a session's timeline ``ids`` (None: whatever it is) into a new ``folder`` as 000000.kv,
+        000001.kv...; ``told`` gets the number of files and the tokens in them.
         """
         if session is not None and not session.running:
             self.saver.write_now(session)
@@ -268,51 +303,74 @@ class Archive:
         tip = session.saved if session is not None and session.saved is not None else head.tip if head else None
         if tip is None:
             return told(0, 0)
-        chain, length = tip.chain(), tip.stop
+        length = tip.stop if ids is None else common_prefix(tip.timeline()[0], ids)
+        length = tip.reach(length, self._store.stateful)
+        extents = tip.extents(length)
         self.disk.hold(tip)
 
-        def copy() -> None:
-            folder.mkdir(mode=0o700)
-            for number, segment in enumerate(chain):
-                source, target = self.disk.folder / segment.folder / segment.name, folder / f"{number:06d}.kv"
-                try:
-                    os.link(source, target, follow_symlinks=False)
-                except OSError:
-                    shutil.copyfile(source, target, follow_symlinks=False)
-
-        def copied(outcome: Exception | None) -> None:
+        def copied(outcome: int | Exception) -> None:
             self.disk.let_go(tip)
-            told(*((len(chain), length) if outcome is None else (0, 0)))
+            told(*((0, 0) if isinstance(outcome, Exception) else (outcome, length)))
 
-        self._writer.submit(copy, copied)
+        self._writer.submit(lambda: excerpt(self.disk.folder, extents, owner, folder), copied)
         return None
 
-    def _unlink(self, told: Callable[[], None] | None = None) -> None:
-        """Have the writer remove what is doomed."""
-        doomed, self.disk.doomed = self.disk.doomed, []
+    def _unlink(self, owner: Owner | None = None, told: Callable[[], None] | None = None) -> None:
+        """Have the writer remove what is doomed; ``told`` is called when no file of ``owner`` is left."""
+        doomed, self.disk.doomed = self._left | self.disk.doomed, {}
+        self._left = {}
         if not doomed and told is None:
             return
 
-        def finish(outcome: Exception | None) -> None:
-            if outcome is not None:
+        def finish(outcome: _Removed | Exception) -> None:
+            if isinstance(outcome, Exception):
+                outcome = _Removed(list(doomed), None)
+            left = {path: doomed[path] for path in outcome.left}
+            self.disk.measured(outcome.free, sum(doomed.values()) - sum(left.values()))
+            if left:
+                self._left |= left
                 self.saver.errors += 1
-            elif told is not None:
+                self._resting_until = time.monotonic() + _PAUSE
+            if told is not None and (
+                owner is None or folder_of(owner) not in {path.parent.name for path in self._left}
+            ):
                 told()
 
-        self._writer.submit(lambda: remove_all(doomed), finish)
+        self._writer.submit(lambda: _Removed(remove_all(list(doomed)), self.disk.measure()), finish)
 
     def _saved(self, segment: Segment) -> None:
-        if self.courier is not None and segment.owner.named:
+        """A file is there."""
+        owner = segment.owner
+        if not owner.named:
+            return
+        session, head = self._store.find(owner.tenant, owner.session), self.disk.head(owner)
+        if session is not None and head is not None:
+            head.pinned_until = max(head.pinned_until, session.pinned_until)
+        if self.courier is not None:
             self.courier.upload(segment)
 
 
-def remove_all(doomed: list[Path]) -> None:
-    """Unlink files, and their folders where these are empty then; remove folders of other models whole."""
+class _Removed(NamedTuple):
+    """Files that could not be unlinked, and the bytes that are free now."""
+
+    left: list[Path]
+    free: int | None
+
+
+def remove_all(doomed: list[Path]) -> list[Path]:
+    """Unlink files, and their folders where these are empty then; remove folders of other models whole. Those left."""
+    left: list[Path] = []
     for path in doomed:
         if path.suffix != ".kv":
             shutil.rmtree(path, ignore_errors=True)
             continue
-        with suppress(FileNotFoundError, IsADirectoryError):
+        try:
             files.remove(path.parent, [path.name])
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            continue  # no file of ours is there
+        except OSError:
+            left.append(path)
+            continue
         with suppress(OSError):
             path.parent.rmdir()
+    return left

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from cache.layers import Layer
+from cache import native
+from cache.layers import Layer, Reach
 from cache.packed import PackedStep
 
 _names = count()
@@ -41,6 +42,7 @@ class PackedAttention:
         self.transformed: set[int] = set()
         self.calls = 0
         self._step: PackedStep | None = None
+        self._plans: dict[tuple[Reach, int | None], native.Plan] = {}
         AttentionInterface.register(self.name, self)
 
     @contextmanager
@@ -51,6 +53,7 @@ class PackedAttention:
             yield
         finally:
             self._step = None
+            self._plans = {}
 
     def __call__(
         self,
@@ -77,26 +80,56 @@ class PackedAttention:
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         layer = self.layers[index]
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
-        for number, first, keys, values in self._segments(step, index, key, value):
+        source = self._source(step, key, value)
+        done = self._natively(step, layer, source, query[0], native.Scores(scale, softcap, sinks), out)
+        for number, first, keys, values in self._segments(step, index, key, value, done):
             segment = step.segments[number]
             rows = slice(segment.row, segment.row + segment.size)
             seen = step.mask(number, layer, first)
             out[rows] = attend(query[0, :, rows], keys, values, seen, scale, softcap, sinks).transpose(0, 1)
         return out[None], None
 
-    def _segments(
-        self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor
-    ) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
-        """Per segment: its number, the position of its first key, and K, V ``[keys, H, D]``."""
-        layer = self.layers[index]
+    @staticmethod
+    def _source(step: PackedStep, key: torch.Tensor, value: torch.Tensor) -> int | None:
+        """The layer whose pages hold just what ``key`` and ``value`` hold."""
         origin = step.origins.get(id(key))
-        if origin is not None and origin[1] is key and origin[2] is value:
+        return origin[0] if origin is not None and origin[1] is key and origin[2] is value else None
+
+    def _natively(
+        self,
+        step: PackedStep,
+        layer: Layer,
+        source: int | None,
+        query: torch.Tensor,
+        scores: native.Scores,
+        out: torch.Tensor,
+    ) -> frozenset[int]:
+        """Let the compiled kernel fill its rows of ``out``; the numbers of the segments that are done."""
+        kernel = native.kernel() if source is not None and query.device.type == "cpu" else None
+        if kernel is None or source is None or not kernel.fits(step.tier.shapes[source], query, scores):
+            return frozenset()
+        kind = (layer.reach, layer.window)  # layers of one kind look at the same keys
+        if kind not in self._plans:
+            self._plans[kind] = native.Plan(step, layer)
+        kernel.attend(self._plans[kind], source, query, scores, out)
+        return self._plans[kind].numbers
+
+    def _segments(
+        self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor, done: frozenset[int]
+    ) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
+        """Per segment that is not ``done``: its number, the position of its first key, and K, V ``[keys, H, D]``."""
+        layer = self.layers[index]
+        source = self._source(step, key, value)
+        if source is not None:
             size = step.tier.page_size
             for number, segment in enumerate(step.segments):
+                if number in done:
+                    continue
                 first = step.first_page(segment, layer) * size
-                keys, values = step.tier.read(origin[0], step.pages(segment, layer))
+                keys, values = step.tier.read(source, step.pages(segment, layer))
                 yield number, first, keys[: segment.stop - first], values[: segment.stop - first]
             return
+        origin = step.origins.get(id(key))
         self.transformed.add(index if origin is None else origin[0])
         firsts = [layer.first_key(segment.start) for segment in step.segments]
         if key.shape[2] != sum(s.stop - first for s, first in zip(step.segments, firsts, strict=True)):

@@ -8,8 +8,13 @@ and a fork from another session's. The tree is in the files: each names its pare
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from cache.segment import Header, timeline_hash
+from cache.transfer import lengths_of
+
+Place = tuple[str, str]  # folder and name of a file
 
 
 class Owner(NamedTuple):
@@ -114,9 +119,63 @@ class Head:
     used: float  # Unix seconds
     pinned_until: float = 0.0
     recalled: bool = False  # its files have come from the remote tier, and no turn has used them yet
-    shareable: array[int] = field(default_factory=lambda: array("i"))  # what other timelines may reuse, see PrefixIndex
 
     @property
     def tenant(self) -> str:
         """Whose it is."""
         return self.owner.tenant
+
+    @property
+    def shareable(self) -> array[int]:
+        """The tokens that any other timeline with the same beginning may reuse, see ``PrefixIndex``."""
+        if self.tip.private:
+            return array("i")
+        ids, mask = self.tip.timeline()
+        hidden = mask.find(0)
+        return ids if hidden < 0 else ids[:hidden]
+
+
+class Found(NamedTuple):
+    """A segment whose file was read and that is not joined yet to what it says it goes on from."""
+
+    segment: Segment
+    parent: Place | None
+    before: bytes  # hash of the timeline up to its first token
+    created: float  # Unix seconds
+
+    def joins(self, before: Segment | None) -> bool:
+        """Make it go on from ``before``, if that is what it was written after."""
+        segment, ids, mask = self.segment, b"", b""
+        if before is None:
+            if self.parent is not None or segment.first:
+                return False
+        elif segment.first > before.stop or (before.owner.tenant, before.long) != (segment.owner.tenant, segment.long):
+            return False
+        else:
+            kept, flags = before.timeline(segment.first)
+            ids, mask = kept.tobytes(), bytes(flags)
+        segment.parent = before
+        after = timeline_hash(ids + segment.tokens.tobytes(), mask + segment.mask)
+        return timeline_hash(ids, mask) == self.before and after == segment.after
+
+
+def found(header: Header, place: Place) -> Found:
+    """What the header of a file says of it."""
+    folder, _, name = (header.parent or "").partition("/")
+    segment = Segment(
+        owner=Owner(header.tenant, header.session, header.named),
+        folder=place[0],
+        name=place[1],
+        sequence=header.sequence,
+        parent=None,
+        first=header.first,
+        tokens=array("i", header.tokens),
+        mask=header.mask,
+        after=header.after,
+        states=lengths_of((*(entry.name for entry in header.tensors), *header.facts)),
+        long=header.long,
+        private=header.private,
+        nbytes=header.size,
+        local=True,
+    )
+    return Found(segment, (folder, name) if header.parent is not None else None, header.before, header.created)

@@ -8,23 +8,19 @@ import re
 import time
 from array import array
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from cache import files
-from cache.chain import Head, Owner, Segment
+from cache.chain import Found, Head, Owner, Place, Segment, found
 from cache.eviction import victim
 from cache.files import Doubt
 from cache.prefix import PrefixIndex
-from cache.segment import Header, check, read_header, timeline_hash
-from cache.transfer import lengths_of
+from cache.segment import check, read_header
 
 FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.kv")
 _LOCK_SECONDS = 10.0  # for a process that is just ending
 FOLDER = re.compile(r"[0-9a-f]{32}")
-
-Place = tuple[str, str]  # folder and name of a file
 
 
 class _Stranger(NamedTuple):
@@ -49,12 +45,12 @@ def file_name(sequence: int, id: str) -> str:
 class DiskTier:
     """The segments of one model (one ``fingerprint``) under ``root / fingerprint / <owner> / <sequence>-<id>.kv``.
 
-    Belongs to one thread and does no I/O but the scan: what nobody needs any more is collected in ``doomed`` for a
-    thread that unlinks it. Eviction takes what other models left, then the head that was used longest ago, first one
-    of a tenant that holds more than its ``share`` of the budget, pinned ones last.
+    Belongs to one thread and does no I/O but the scan: what nobody needs any more is collected in ``doomed`` (with its
+    bytes) for a thread that unlinks it, and how much is free is told to it by whoever ``measure``d that. Eviction takes
+    what other models left, then the head that was used longest ago, first one of a tenant that holds more than its
+    ``share`` of the budget, pinned ones last; what is being read or goes on being written stays.
 
-    Invariants: the ancestors of a living local segment are living and local; ``used`` is the sum of the bytes of all
-    segments, planned ones included; every head is in the prefix index.
+    Invariants: see ``check_integrity``.
     """
 
     def __init__(self, root: Path, fingerprint: str, budget: int, floor: int = 0, share: float = 1.0) -> None:
@@ -64,13 +60,16 @@ class DiskTier:
         self.used = 0
         self.damaged = 0  # files that failed their checks
         self.heads: OrderedDict[Owner, Head] = OrderedDict()  # least recently used first
-        self.doomed: list[Path] = []
+        self.doomed: dict[Path, int] = {}
+        self.free: int | None = None  # bytes of the file system, as of the last measurement
+        self.leaving = 0  # bytes of what is doomed or being unlinked
         self._lock = -1
         self._floor = floor
         self._share = share
         self.fingerprint = fingerprint
         self._strangers: list[_Stranger] = []  # least recently used last
         self._planned: dict[Segment, None] = {}  # begun, not complete
+        self._holds: Counter[Segment] = Counter()  # the ends of chains that are being read
         self._known: dict[Place, Segment] = {}  # living and local
         self._held: Counter[str] = Counter()  # bytes by tenant
         self._index: defaultdict[tuple[str, bool], PrefixIndex[Head]] = defaultdict(PrefixIndex)
@@ -99,15 +98,13 @@ class DiskTier:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def begin(self, segment: Segment) -> bool:
-        """Make room for a segment that is to be written, ``nbytes`` by estimate, and keep its parent; False where there
-        is none.
+        """Make room for a segment that is to be written, ``nbytes`` by estimate, and keep its parent; False, and
+        nothing evicted, where there is none.
         """
+        if not self._make_room(segment.nbytes, segment.parent):
+            return False
         if segment.parent is not None:
             segment.parent.refs += 1
-        if not self._make_room(segment.nbytes):
-            if segment.parent is not None:
-                self.let_go(segment.parent)
-            return False
         self._count(segment, segment.nbytes)
         self._planned[segment] = None
         return True
@@ -153,11 +150,19 @@ class DiskTier:
     def hold(self, segment: Segment) -> None:
         """Keep a chain on disk while it is read."""
         segment.refs += 1
+        self._holds[segment] += 1
 
     def let_go(self, segment: Segment) -> None:
         """The reverse of ``hold``."""
-        segment.refs -= 1
-        self._collect(segment)
+        self._holds[segment] -= 1
+        if not self._holds[segment]:
+            del self._holds[segment]
+        self._unrefer(segment)
+
+    def uses(self, owner: Owner) -> bool:
+        """Whether files of a session are being written or read."""
+        held = (segment for tip in self._holds for segment in tip.chain())
+        return any(segment.owner == owner for segment in (*self._planned, *held))
 
     def bytes_of(self, owner: Owner) -> int:
         """Bytes of all files that a session's timeline lies in, also those that it shares."""
@@ -179,64 +184,79 @@ class DiskTier:
         self._strangers.sort(reverse=True)
         entries = [entry for entry in os.scandir(self.folder) if FOLDER.fullmatch(entry.name)]
         owners = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        for owner in owners:
-            files.clear_temporaries(self.folder / owner)
-        self.adopt(owners)
+        fresh: dict[Place, Found] = {}
+        for folder in owners:
+            files.clear_temporaries(self.folder / folder)
+            for file in os.scandir(self.folder / folder):
+                if FILE.fullmatch(file.name):
+                    self._read((folder, file.name), fresh)
+        self.measured(self.measure())
+        self.adopt(fresh)
 
-    def adopt(self, folders: Iterable[str]) -> None:
-        """Take the files of these owners' folders into the tree, as far as they are not in it yet."""
-        fresh: dict[Place, Header] = {}
-        for folder in folders:
-            for entry in os.scandir(self.folder / folder):
-                if FILE.fullmatch(entry.name) and (folder, entry.name) not in self._known:
-                    self._read(folder, entry.name, fresh)
+    def _read(self, place: Place, fresh: dict[Place, Found]) -> None:
+        try:
+            fresh[place] = self.look(place)
+        except Doubt:
+            self._reject(place)
+        except OSError:
+            return  # says nothing about the file: it is tried again at the next start
+
+    def look(self, place: Place) -> Found:
+        """A file's header, read. Any thread may call this. Raises Doubt where it cannot be trusted or does not lie
+        where it was written, or OSError.
+        """
+        header = read_header(self.folder / place[0], place[1])
+        check(header, fingerprint=self.fingerprint)
+        owner = Owner(header.tenant, header.session, header.named)
+        if (folder_of(owner), file_name(header.sequence, header.id)) != place:
+            raise Doubt("another place")
+        return found(header, place)
+
+    def adopt(self, fresh: dict[Place, Found], used: float | None = None) -> None:
+        """Take files into the tree. Their sessions were used last when they were written, or at ``used``."""
         grown = [segment for place in fresh for segment in self._grow(place, fresh)]
         for segment in sorted(grown, key=lambda segment: segment.sequence):
             head = self.heads.get(segment.owner)
             if head is None or head.tip.sequence < segment.sequence:
-                self._lead(segment.owner, segment, fresh[segment.folder, segment.name].created)
+                created = fresh[segment.folder, segment.name].created
+                self._lead(segment.owner, segment, created if used is None else used)
         for segment in grown:
             self._collect(segment)
         self.heads = OrderedDict(sorted(self.heads.items(), key=lambda item: item[1].used))
         self._make_room(0)
 
-    def _read(self, folder: str, name: str, fresh: dict[Place, Header]) -> None:
-        """One file's header, if it can be trusted and lies where it was written."""
+    def measure(self) -> int | None:
+        """How many bytes of the file system are free; takes as long as the disk does. Any thread may call this."""
         try:
-            header = read_header(self.folder / folder, name)
-            check(header, fingerprint=self.fingerprint)
-            owner = Owner(header.tenant, header.session, header.named)
-            if folder_of(owner) != folder or file_name(header.sequence, header.id) != name:
-                raise Doubt("another place")
-        except Doubt:
-            self._reject((folder, name))
-        except OSError:
-            return  # says nothing about the file: it is tried again at the next start
-        else:
-            fresh[folder, name] = header
+            system = os.statvfs(self.folder)
+        except OSError:  # whoever writes next will be told
+            return None
+        return system.f_bavail * system.f_frsize
 
-    def _grow(self, place: Place, fresh: dict[Place, Header]) -> list[Segment]:
+    def measured(self, free: int | None, removed: int = 0) -> None:
+        """Take in a measurement, made when ``removed`` bytes of what was doomed had been unlinked."""
+        self.free = free
+        self.leaving -= removed
+
+    def _grow(self, place: Place, fresh: dict[Place, Found]) -> list[Segment]:
         """The segment of a file and those before it that were not known yet; a broken chain ends before the break."""
         line = [place]
         while line[-1] in fresh and line[-1] not in self._known and len(line) <= len(fresh):
             parent = fresh[line[-1]].parent
             if parent is None:
                 break
-            folder, _, name = parent.partition("/")
-            line.append((folder, name))
+            line.append(parent)
         grown = []
         for at in reversed(line):
             if at not in fresh or at in self._known:
                 continue
-            header = fresh[at]
-            folder, _, name = (header.parent or "").partition("/")
-            before = self._known.get((folder, name))
-            if not continues(header, before):
+            segment, parent = fresh[at].segment, fresh[at].parent
+            if not fresh[at].joins(self._known.get(parent) if parent is not None else None):
                 self._reject(at)
                 continue
-            segment = self._known[at] = continued(header, at, before, os.stat(self.folder / at[0] / at[1]).st_size)
-            if before is not None:
-                before.refs += 1
+            self._known[at] = segment
+            if segment.parent is not None:
+                segment.parent.refs += 1
             self._count(segment, segment.nbytes)
             grown.append(segment)
         return grown
@@ -246,28 +266,51 @@ class DiskTier:
         path = self.folder / place[0] / place[1]
         if path not in self.doomed:
             self.damaged += 1
-            self.doomed.append(path)
+            self.doomed[path] = 0
 
     # -- making room ------------------------------------------------------------------------------------------------
 
-    def _make_room(self, nbytes: int) -> bool:
-        """Evict until ``nbytes`` more fit the budget and leave the floor free; False where they cannot."""
-        system = os.statvfs(self.folder)
-        total = self.used + sum(stranger.nbytes for stranger in self._strangers)
-        lacking = max(total + nbytes - self.budget, nbytes + self._floor - system.f_bavail * system.f_frsize)
+    def _make_room(self, nbytes: int, parent: Segment | None = None) -> bool:
+        """Evict until ``nbytes`` more fit the budget and leave the floor free; False, and nobody evicted, where they
+        cannot beside what has to stay: the chain of ``parent``, and what is being written or read.
+        """
+        lacking = self.used + sum(stranger.nbytes for stranger in self._strangers) + nbytes - self.budget
+        if self.free is not None:
+            coming = nbytes + sum(segment.nbytes for segment in self._planned)
+            lacking = max(lacking, coming + self._floor - self.free - self.leaving)
+        if lacking <= 0:
+            return True
+        kept = self._kept(parent)
+        spare = self.used - sum(segment.nbytes for segment in kept)
+        if lacking > spare + sum(stranger.nbytes for stranger in self._strangers):
+            return False
         while lacking > 0 and self._strangers:
             stranger = self._strangers.pop()
-            self.doomed.append(stranger.folder)
+            self._doom(stranger.folder, stranger.nbytes)
             lacking -= stranger.nbytes
         aim = self.used - lacking
-        if aim < 0:
-            return False
-        while self.used > aim and (head := self._victim()) is not None:
+        over = {tenant for tenant, held in self._held.items() if held > self._share * self.budget}
+        while self.used > aim and (head := self._victim(kept, over)) is not None:
             self._drop(head)
+            over = {tenant for tenant in over if self._held[tenant] > self._share * self.budget}
         return self.used <= aim
 
-    def _victim(self) -> Head | None:
-        return victim(self.heads.values(), {t for t, held in self._held.items() if held > self._share * self.budget})
+    def _victim(self, kept: set[Segment], over: set[str]) -> Head | None:
+        return victim((head for head in self.heads.values() if head.tip not in kept), over)
+
+    def _kept(self, parent: Segment | None) -> set[Segment]:
+        """What cannot be removed now: chains that are read or goes on being written, and that of ``parent``."""
+        kept: set[Segment] = set()
+        for tip in (*self._planned, *self._holds, parent):
+            segment = tip
+            while segment is not None and segment not in kept:
+                kept.add(segment)
+                segment = segment.parent
+        return {segment for segment in kept if segment.local or segment in self._planned}
+
+    def _doom(self, path: Path, nbytes: int) -> None:
+        self.doomed[path] = nbytes
+        self.leaving += nbytes
 
     # -- the tree ---------------------------------------------------------------------------------------------------
 
@@ -280,17 +323,18 @@ class DiskTier:
         else:
             self._index[owner.tenant, head.tip.long].remove(head)
             old, head.tip, head.used = head.tip, segment, used
-            self.let_go(old)
+            self._unrefer(old)
         self.heads.move_to_end(owner)
-        ids, mask = segment.timeline()
-        hidden = mask.find(0)
-        head.shareable = array("i") if segment.private else ids if hidden < 0 else ids[:hidden]
         self._index[owner.tenant, segment.long].put(head)
 
     def _drop(self, head: Head) -> None:
         del self.heads[head.owner]
         self._index[head.owner.tenant, head.tip.long].remove(head)
-        self.let_go(head.tip)
+        self._unrefer(head.tip)
+
+    def _unrefer(self, segment: Segment) -> None:
+        segment.refs -= 1
+        self._collect(segment)
 
     def _collect(self, segment: Segment) -> None:
         """Remove a segment that nobody refers to, and then maybe those before it."""
@@ -305,7 +349,7 @@ class DiskTier:
         if segment.local:
             segment.local = False
             del self._known[segment.folder, segment.name]
-            self.doomed.append(self.folder / segment.folder / segment.name)
+            self._doom(self.folder / segment.folder / segment.name, segment.nbytes)
         if segment.parent is not None:
             segment.parent.refs -= 1
             if collect:
@@ -315,37 +359,32 @@ class DiskTier:
         self.used += nbytes
         self._held[segment.owner.tenant] += nbytes
 
+    # -- checking ---------------------------------------------------------------------------------------------------
 
-def continues(header: Header, before: Segment | None) -> bool:
-    """Whether what comes before a file is there and is what it was written after."""
-    ids, mask = b"", b""
-    if before is None:
-        if header.parent is not None or header.first:
-            return False
-    elif header.first > before.stop or before.owner.tenant != header.tenant or before.long is not header.long:
-        return False
-    else:
-        kept, flags = before.timeline(header.first)
-        ids, mask = kept.tobytes(), bytes(flags)
-    after = timeline_hash(ids + header.tokens, mask + header.mask)
-    return timeline_hash(ids, mask) == header.before and after == header.after
-
-
-def continued(header: Header, place: Place, parent: Segment | None, nbytes: int) -> Segment:
-    """The segment of a file that is there."""
-    return Segment(
-        owner=Owner(header.tenant, header.session, header.named),
-        folder=place[0],
-        name=place[1],
-        sequence=header.sequence,
-        parent=parent,
-        first=header.first,
-        tokens=array("i", header.tokens),
-        mask=header.mask,
-        after=header.after,
-        states=lengths_of((*(entry.name for entry in header.tensors), *header.facts)),
-        long=header.long,
-        private=header.private,
-        nbytes=nbytes,
-        local=True,
-    )
+    def check_integrity(self) -> None:
+        """Assert what must hold whenever nobody is in here: the ancestors of a living local segment are living and
+        local (but for one that is still being read), who refers to a segment is counted, and so are the bytes; every
+        head is in the prefix index.
+        """
+        living = {*self._known.values(), *self._planned}
+        assert self.used == sum(segment.nbytes for segment in living)
+        refs: Counter[Segment] = Counter(self._holds)
+        refs.update(head.tip for head in self.heads.values())
+        refs.update(segment.parent for segment in living if segment.parent is not None)
+        reading = {segment for tip in self._holds for segment in tip.chain()}
+        for segment in living:
+            assert segment.refs == refs[segment], (segment, refs[segment])
+            assert segment.local is (segment not in self._planned)
+            assert refs[segment] or segment in self._planned, segment
+            parent = segment.parent
+            assert parent is None or parent.local or parent in self._planned or segment in reading or segment.lost
+            assert not segment.dead or segment in self._planned
+        for place, segment in self._known.items():
+            assert place == (segment.folder, segment.name)
+        for owner, head in self.heads.items():
+            assert head.owner == owner
+            assert head.tip.local
+            assert not head.tip.lost
+        indexed = [index.check_integrity() for index in self._index.values()]
+        assert sum(indexed) == sum(bool(head.shareable) for head in self.heads.values())
+        assert self.leaving >= sum(self.doomed.values())

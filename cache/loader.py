@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -16,12 +17,13 @@ import torch
 from cache import state as states
 from cache import transfer
 from cache.background import Lane
-from cache.chain import Segment
-from cache.disk import continued, continues
+from cache.chain import Segment, found
 from cache.files import Doubt
 from cache.pages import PagePool
 from cache.segment import Reader, check, read_header
 from cache.session import CHECKPOINTS, SessionCache
+
+log = logging.getLogger("warmturn.engine")
 
 
 class Piece(NamedTuple):
@@ -40,7 +42,8 @@ class Load:
     """One timeline being read: tokens ``[have, length)`` into the pages of ``session``, which nobody runs meanwhile.
 
     When ``done``, ``tokens`` of them are there; where that is not all, ``broken`` is the piece that could not be read,
-    and ``doubt`` whether its file cannot be trusted (else the system refused to read it).
+    and ``doubt`` whether its file cannot be trusted (else the system refused to read it). ``touched``: when something
+    was last read of it, by ``time.monotonic``.
     """
 
     session: SessionCache
@@ -51,6 +54,7 @@ class Load:
     tokens: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    touched: float = field(default_factory=time.monotonic)
     broken: int | None = None
     doubt: bool = False
     done: bool = False
@@ -74,8 +78,7 @@ class Loader:
             load.done = True
             self.read += load.nbytes
             self.errors += load.broken is not None and not load.doubt
-            if outcome is not None:
-                raise outcome
+            assert outcome is None  # whatever happens to a piece is caught
             then(load)
 
         self._lane.submit(lambda: self._read(load, rows), finish)
@@ -86,8 +89,10 @@ class Loader:
         for number, piece in enumerate(load.pieces):
             try:
                 self._piece(load, piece, rows)
-            except (Doubt, OSError) as error:
+            except Exception as error:
                 load.broken, load.doubt = number, isinstance(error, Doubt)
+                if not isinstance(error, (Doubt, OSError)):
+                    log.exception("a session could not be read")
                 break
             reached = max(reached, piece.stop)
         if load.skeleton is not None:
@@ -110,6 +115,7 @@ class Loader:
                 for name in paged:
                     tokens = reader.read(name)
                     load.nbytes += tokens.numel() * tokens.itemsize
+                    load.touched = time.monotonic()
                     transfer.scatter(device, target, name, tokens[first - piece.begin : piece.stop - piece.begin])
             if load.skeleton is not None:
                 self._states(load, piece, reader)
@@ -128,6 +134,7 @@ class Loader:
             if kinds != transfer.kinds_of(transfer.parts_of(load.skeleton)):
                 raise Doubt("another model's state")
             load.nbytes += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+            load.touched = time.monotonic()
             load.states[length] = transfer.unpacked_state(load.skeleton, length, tensors, facts)
         for length in sorted(load.states)[:-CHECKPOINTS]:
             del load.states[length]
@@ -142,10 +149,10 @@ def read_chain(folder: Path, fingerprint: str) -> Segment:
             break
         header = read_header(folder, place[1])
         check(header, fingerprint=fingerprint)
-        header = msgspec.structs.replace(header, parent=None if tip is None else header.parent)
-        if not continues(header, tip):
+        piece = found(msgspec.structs.replace(header, parent=None if tip is None else header.parent), place)
+        if not piece.joins(tip):
             raise Doubt("another timeline")
-        tip = continued(header, place, tip, 0)
+        tip = piece.segment
     if tip is None:
         raise Doubt("nothing in it")
     return tip

@@ -96,6 +96,18 @@ class PrefixIndex(Generic[S]):
         if node.parent is not None and not node.sessions and len(node.children) == 1:
             self._merge(node)
 
+    def check_integrity(self) -> int:
+        """Assert the invariant above; how many sessions are indexed."""
+        nodes, found = [self._root], 0
+        for node in nodes:
+            nodes.extend(node.children.values())
+            found += len(node.sessions)
+            assert node.parent is None or node.sessions or len(node.children) > 1
+            assert all(self._nodes[session] is node for session in node.sessions)
+            assert all(child.parent is node and child.tokens[0] == at for at, child in node.children.items())
+        assert found == len(self._nodes)
+        return found
+
     @staticmethod
     def _any(node: _Node[S]) -> S:
         while not node.sessions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections import Counter, OrderedDict
@@ -22,6 +23,8 @@ from cache.segment import Header, timeline_hash, write
 from cache.session import SessionCache
 from cache.tier import MemoryTier
 
+log = logging.getLogger("warmturn.engine")
+
 _PAUSE = 5.0  # seconds without a write after one that failed
 _STUCK = 10.0  # seconds after which a write is not waited for
 _HEADER = 4096  # bytes of a file besides its tensors, about
@@ -32,6 +35,13 @@ class _Write(NamedTuple):
 
     pages: list[Page]
     since: float
+
+
+class _Written(NamedTuple):
+    """Bytes of a file that is there, and those that were free after it."""
+
+    nbytes: int
+    free: int | None
 
 
 class Saver:
@@ -55,6 +65,7 @@ class Saver:
         self._cold: dict[SessionCache, None] = {}  # left the device before it was their turn
         self._under_way: dict[Segment, _Write] = {}  # oldest first
         self._bytes = 0
+        self._newest = 0  # the highest sequence so far
         self._paused_until = 0.0
 
     @property
@@ -121,33 +132,39 @@ class Saver:
         self.want(session)
         if self.wants(session):
             self.unwant(session)
-            self._begin(session)
+            self._begin(session, copied=not session.warm)
 
-    def _begin(self, session: SessionCache) -> None:
-        """Plan the file, hold the pages, hand both to the writer."""
+    def _begin(self, session: SessionCache, copied: bool = False) -> None:
+        """Plan the file, hold the pages, hand both to the writer. Pages that are not on the device may move while turns
+        run: their content is ``copied`` now.
+        """
+        session.settle()  # it may have waited for long
         first, stop = session.saved_length, session.length
         page_size = self._pool.page_size
         segment = self._segment(session, first, stop)
-        if not self._disk.begin(segment):
-            return  # it does not fit beside what is in use
+        if not self._disk.begin(segment):  # it does not fit beside what is in use
+            self._lane.submit(self._disk.measure, self._measured)
+            return
         kept = {n: session.checkpoints[n] for n in segment.states}
         before = timeline_hash(session.token_ids[:first].tobytes(), bytes(session.mask[:first]))
         header = self._header(segment, session, before, stop)
         runs = _runs(session.pages, page_size, first, stop)
-        pages = session.pages[first // page_size : -(-stop // page_size)]
+        copies = _gathered(runs) if copied else None
+        pages = [] if copied else session.pages[first // page_size : -(-stop // page_size)]
         self._pool.share(pages)
         self._pool.heat(pages)
         self._under_way[segment] = _Write(pages, time.monotonic())
         self._bytes += segment.nbytes
         session.saved, session.saved_length = segment, stop
         self._lane.submit(
-            lambda: self._write(segment, header, runs, kept),
+            lambda: self._write(segment, header, copies or _gathered(runs), kept),
             lambda outcome: self._finish(session, segment, outcome),
         )
 
     def _segment(self, session: SessionCache, first: int, stop: int) -> Segment:
         head = self._disk.head(session.owner)
-        sequence = max(int(time.time() * 1000), head.tip.sequence + 1 if head is not None else 0)
+        newest = max(self._newest, head.tip.sequence if head is not None else 0)
+        self._newest = sequence = max(int(time.time() * 1000), newest + 1)
         shapes = self._pool.device.shapes.values()
         kept = {n: state for n, state in session.checkpoints.items() if first < n <= stop}
         return Segment(
@@ -189,34 +206,42 @@ class Saver:
         )
 
     def _write(
-        self, segment: Segment, header: Header, runs: list[tuple[MemoryTier, torch.Tensor]], kept: dict[int, Any]
-    ) -> int:
-        """On the writer's thread: the file's bytes."""
+        self, segment: Segment, header: Header, paged: dict[str, torch.Tensor], kept: dict[int, Any]
+    ) -> _Written:
+        """On the writer's thread."""
         tensors, facts = transfer.packed_states(kept)
-        parts = [transfer.gather(tier, rows) for tier, rows in runs]
-        for name in parts[0] if parts else ():
-            tensors[name] = parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts])
         folder = self._disk.folder / segment.folder
         files.make_folder(folder)
-        return write(folder, segment.name, msgspec.structs.replace(header, facts=facts), tensors).size
+        done = write(folder, segment.name, msgspec.structs.replace(header, facts=facts), tensors | paged)
+        return _Written(done.size, self._disk.measure())
 
-    def _finish(self, session: SessionCache, segment: Segment, outcome: int | Exception) -> None:
+    def _finish(self, session: SessionCache, segment: Segment, outcome: _Written | Exception) -> None:
         """Back on the owner's thread."""
         self._pool.drop(self._under_way.pop(segment).pages, warm=True)
         self._bytes -= segment.nbytes
-        if isinstance(outcome, int):
-            self.written += outcome
-            self._disk.complete(segment, outcome)
+        if isinstance(outcome, _Written):
+            self.written += outcome.nbytes
+            self._disk.complete(segment, outcome.nbytes)
+            self._disk.measured(outcome.free)
             if not segment.dead:
                 self.saved(segment)
             return
         self._disk.abandon(segment)
         self.errors += 1
         self._paused_until = time.monotonic() + _PAUSE
-        if not isinstance(outcome, OSError):
-            raise outcome
-        if session.pages and not session.running:
+        if not isinstance(outcome, OSError):  # the next try would end alike: it waits for the session's next turn
+            log.error("a session could not be written", exc_info=outcome)
+        elif session.pages and not session.running:
             self.want(session)
+
+    def _measured(self, outcome: int | Exception | None) -> None:
+        self._disk.measured(None if isinstance(outcome, Exception) else outcome)
+
+
+def _gathered(runs: list[tuple[MemoryTier, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """A copy of what lies there, as one."""
+    parts = [transfer.gather(tier, rows) for tier, rows in runs]
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[tuple[MemoryTier, torch.Tensor]]:

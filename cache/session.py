@@ -121,6 +121,9 @@ class SessionCache:
         stop = min(stop, self.length)
         self.mask[start:stop] = bytes(stop - start)
         self.hidden = self.mask.count(0)
+        if start < min(stop, self.saved_length):  # what is stored of them says otherwise
+            self.saved = self.saved.at(start) if self.saved is not None else None
+            self.saved_length = start if self.saved is not None else 0
 
     def cut(self, length: int) -> None:
         """Forget every token from ``length`` on; the store drops the pages behind it. ``length`` must be in reach."""

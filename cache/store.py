@@ -218,6 +218,8 @@ class SessionStore:
             assert page.warm == sum(session.warm for session in sessions) + writing[page]
             assert page.tier is self.pool.device or not page.warm
             assert (page in self.pool.stranded) == (page.tier is self.pool.device and not page.warm)
+        if self.archive is not None:
+            self.archive.check_integrity()
         for tier in (self.pool.device, self.pool.host):
             slots = [page.slot for page in holders if page.tier is tier]
             assert len(slots) == len(set(slots)) == tier.used, (len(slots), tier.used)

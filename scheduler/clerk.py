@@ -18,6 +18,7 @@ from scheduler.messages import (
     Inspect,
     Inspected,
     Pin,
+    unpack_ids,
 )
 
 
@@ -83,7 +84,8 @@ class Clerk:
             told(0, 0)
         else:
             owner = Owner(request.tenant, request.session, True)
-            self._store.archive.export(owner, session, Path(request.folder), told)
+            ids = None if request.token_ids is None else unpack_ids(request.token_ids)
+            self._store.archive.export(owner, session, ids, Path(request.folder), told)
 
     def take_in(self, request: Import) -> None:
         """Make the files of a folder the KV of a session."""

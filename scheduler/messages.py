@@ -100,13 +100,15 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 
 class Export(msgspec.Struct, frozen=True, tag=True):
     """Ask for the KV of a session as files ``000000.kv``, ``000001.kv``... in a new ``folder``. Answered by
-    ``Exported``.
+    ``Exported``. ``token_ids`` (int32, see ``pack_ids``) is the session's timeline: the files hold nothing that is not
+    of it, no token that was rewound and none of a session that it shares KV with. None: all that is cached of it.
     """
 
     request: str
     tenant: str
     session: str
     folder: str
+    token_ids: bytes | None = None
 
 
 class Import(msgspec.Struct, frozen=True, tag=True):
@@ -247,6 +249,7 @@ class Stats(msgspec.Struct, frozen=True):
     disk_written: int = 0  # bytes, since the engine started
     disk_read: int = 0
     disk_errors: int = 0  # writes and reads that the file system refused
+    disk_damaged: int = 0  # files that failed their checks, at the start or when they were read
     disk_pending: int = 0  # idle sessions whose newest tokens are not on disk yet
     remote_bytes: int = 0
     remote_bytes_total: int = 0

@@ -176,6 +176,8 @@ class Scheduler:
         if turn.fetch is None or not turn.fetch.begun:
             found = archive.fetch(turn.request.tenant, turn.request.session, turn.ids)
             turn.fetch = Fetch(done=True) if found is None else found
+        if turn.fetch.stuck:
+            turn.fetch = Fetch(done=True, miss=Miss.CHEAPER)
         return turn.fetch.room and not turn.fetch.done
 
     def _admit(self, turn: Turn) -> bool:

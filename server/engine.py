@@ -103,8 +103,9 @@ class Engine(Protocol):
     async def inspect(self, tenant: str, session: str) -> Inspected:
         """Which tier holds what of a session; no tiers at all for one that the engine does not know."""
 
-    async def export(self, tenant: str, session: str, folder: str) -> Exported:
-        """Write the KV of a session as files into ``folder``, an absolute path that does not exist yet."""
+    async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
+        """Write the KV of a session as files into ``folder``, an absolute path that does not exist yet: as far as it
+        is that of the timeline ``token_ids`` (int32), and of nothing else."""
 
     async def import_(self, tenant: str, session: str, folder: str) -> Imported:
         """Take the files of an export in ``folder`` (an absolute path) as the KV of a session. The engine reads them

@@ -138,9 +138,9 @@ class EngineProcess:
         """See ``Engine``."""
         return await self._ask(Inspect(uuid.uuid4().hex, tenant, session), Inspected)
 
-    async def export(self, tenant: str, session: str, folder: str) -> Exported:
+    async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
         """See ``Engine``."""
-        return await self._ask(Export(uuid.uuid4().hex, tenant, session, folder), Exported)
+        return await self._ask(Export(uuid.uuid4().hex, tenant, session, folder, token_ids), Exported)
 
     async def import_(self, tenant: str, session: str, folder: str) -> Imported:
         """See ``Engine``."""

@@ -184,7 +184,8 @@ def invalid(error: RequestValidationError) -> ApiError:
     elif path and path[0] in SHAPES and kind not in ("missing", "value_error"):
         path = path[:1]
     param = dotted(path)
-    subject = param or ("A field of the body" if path else "The body")  # a name that is not ours is not repeated
+    where = "parameter of the URL" if finding["loc"][0] == "query" else "field of the body"
+    subject = param or (f"A {where}" if path else "The body")  # a name that is not ours is not repeated
     return bad_request(f"{subject} {sentence(finding, path)}.", param, CODES.get(kind, "invalid_value"))
 
 

@@ -11,7 +11,7 @@ from server.errors import bad_request
 
 HEADER = "x-session-id"
 SESSION_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}\Z")
-RESERVED = frozenset({"import"})  # /v1/sessions/import
+RESERVED = frozenset({"import", ".", ".."})  # /v1/sessions/import; clients take the dots out of a path
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ COUNTERS = {
     "disk_written": ("disk_written_bytes", "KV written to disk"),
     "disk_read": ("disk_read_bytes", "KV read from disk"),
     "disk_errors": ("disk_errors", "Reads and writes of KV that the file system refused"),
+    "disk_damaged": ("disk_damaged_files", "Files of KV that failed their checks, and were removed"),
 }
 
 

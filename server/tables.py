@@ -100,11 +100,16 @@ ballast = sql.Table("ballast", metadata, Column("data", sql.LargeBinary, nullabl
 
 def prepare(connection: sql.Connection) -> None:
     """Make the tables of a new log, or bring those of an older one to this format; in the caller's transaction.
-    Raises LogUnavailable for a log of a later version."""
+    Raises LogUnavailable for a log of a later version, and where the names are taken by what is no log."""
     if connection.dialect.name == "postgresql":
         connection.execute(sql.select(sql.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
     version = FORMAT
     if is_new := not sql.inspect(connection).has_table(log_format.name):
+        if taken := metadata.tables.keys() & {*sql.inspect(connection).get_table_names()}:
+            raise LogUnavailable(
+                f"the session log cannot be opened: the database has a table {min(taken)} of another program: "
+                "give the log a database of its own"
+            )
         metadata.create_all(connection)
         connection.execute(sql.insert(log_format).values(version=FORMAT))
     else:

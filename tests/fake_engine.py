@@ -77,6 +77,7 @@ class FakeEngine:
         self.kv: dict[tuple[str, str], list[bytes]] = {}
         self.import_reason: str | None = None
         self.call_failure: Exception | None = None  # of inspect, export and import_
+        self.exported: list[bytes] = []  # the timelines that were asked for
         self.receipts: list[Receipt] = []  # of the next turns; later ones are made of what was seen before
         self.running: set[str] = set()
         self._tokens = tokens
@@ -129,8 +130,9 @@ class FakeEngine:
         running = any((request.tenant, request.session) == (tenant, session) for request in turns)
         return Inspected("", {"device": Holding(tokens, 64 * tokens)} if tokens else {}, running)
 
-    async def export(self, tenant: str, session: str, folder: str) -> Exported:
+    async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
         """Write the files of ``kv``; the folder is made by it, as by the engine."""
+        self.exported.append(token_ids)
         files = self._held(tenant, session)
         Path(folder).mkdir()
         for number, data in enumerate(files):

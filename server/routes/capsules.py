@@ -45,15 +45,16 @@ async def export_session(session_id: str, query: Annotated[ExportSession, Query(
 async def packed(face: Face, session: Session, folder: Path, with_kv: bool) -> Capsule:
     """Log and cache of a session, the cache's files in a new folder below ``folder``. Raises UnknownSession, and
     EngineUnavailable or EngineDied when the cache is wanted and no engine is there to give it."""
-    files, kv_tokens = None, 0
-    if with_kv:
-        exported = await face.engine.export(session.tenant, session.name, str(folder / "kv"))
-        if exported.files:
-            files, kv_tokens = folder / "kv", exported.tokens
     summary = await face.log.summary(session.tenant, session.name)
     log = await face.log.rows(session.tenant, session.name)
     if summary is None:
         raise UnknownSession
+    files, kv_tokens = None, 0
+    if with_kv:
+        timeline = log.tokens.tobytes()
+        exported = await face.engine.export(session.tenant, session.name, str(folder / "kv"), timeline)
+        if exported.files:
+            files, kv_tokens = folder / "kv", exported.tokens
     facts = SessionFacts(session.name, summary.metadata, summary.ttl)
     return await run_in_threadpool(
         pack, model=face.served_name, version=__version__, session=facts, log=log, kv=files, kv_tokens=kv_tokens

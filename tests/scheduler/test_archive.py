@@ -16,6 +16,7 @@ from cache import saver as saver_module
 from cache import transfer
 from cache.chain import Owner
 from cache.codec import Codec
+from cache.segment import read_header
 from scheduler.clerk import Clerk
 from scheduler.messages import (
     Export,
@@ -28,6 +29,8 @@ from scheduler.messages import (
     Inspect,
     Inspected,
     Miss,
+    pack_ids,
+    unpack_ids,
 )
 
 TALK = list(range(20, 60))
@@ -449,7 +452,7 @@ def test_files_that_are_swapped_while_the_engine_runs_are_noticed(tmp_path: Path
     (tmp_path / "aside").rename(other)
     for session, talk in talks.items():
         check(fresh, [*talk, 1, 2], session=session)
-    assert fresh.archive.disk.damaged == 2
+    assert fresh.engine.stats().disk_damaged == 2
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
@@ -507,6 +510,46 @@ def test_a_session_moves_to_another_server(name: str, tmp_path: Path) -> None:
     assert cost(check(again, [*longest, 1], tenant="b", session="moved"))[0] >= length
     assert again.archive.disk.heads[Owner("b", "moved", True)].tip.private
     assert cost(again.ask([*longest, 1], 1, tenant="b", session="third"))[0] == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "rwkv", "qwen3_next"])
+def test_a_capsule_holds_the_timeline_of_its_session_and_nothing_else(name: str, tmp_path: Path) -> None:
+    kit = Kit(name, folder=tmp_path / "here")
+    kit.ask(TALK, 6, session="s")
+    kit.settle()
+    branch = [*TALK[:-1], 7, 8, 9]  # goes on from within the file of "s"
+    second = kit.ask(branch, 6, session="branch")
+    kit.settle()
+    check(kit, [*branch, *second.tokens, 96, 95], 6, session="branch")  # rewound below
+    timeline = [*branch, *second.tokens]
+    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk.export(Export("r", "a", "branch", str(tmp_path / "capsule"), pack_ids(timeline)))
+    kit.settle()
+    (told,) = clerk.take()
+    assert isinstance(told, Exported)
+    files = files_of(tmp_path / "capsule")
+    headers = [read_header(file.parent, file.name) for file in files]
+    assert [(header.tenant, header.session) for header in headers] == [("a", "branch")] * told.files
+    held = [list(unpack_ids(header.tokens)) for header in headers]
+    assert [token for ids in held for token in ids] == timeline[: told.tokens]
+    assert told.tokens >= len(branch) - 1
+
+    other = Kit(name, folder=tmp_path / "there")
+    clerk = Clerk(other.store, other.fingerprint)
+    clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
+    other.settle()
+    assert clerk.take() == [Imported("q", told.tokens)]
+    assert cost(check(other, [*timeline, 5], tenant="b", session="moved"))[0] == told.tokens
+
+
+def test_a_capsule_of_a_session_that_begins_otherwise_now_holds_no_cache(tmp_path: Path) -> None:
+    kit = Kit(folder=tmp_path)
+    kit.ask(TALK, 6, session="s")
+    clerk = Clerk(kit.store, kit.fingerprint)
+    for timeline in ([], [1, *TALK]):
+        clerk.export(Export("r", "a", "s", str(tmp_path / "capsule"), pack_ids(timeline)))
+        kit.settle()
+        assert clerk.take() == [Exported("r", 0, 0)]
 
 
 def test_a_capsule_of_another_model_or_with_damage_is_refused(tmp_path: Path) -> None:

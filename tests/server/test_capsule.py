@@ -129,6 +129,7 @@ async def test_what_was_exported_comes_back_whole(site: Site) -> None:
     ours, theirs = await site.log.get("ann", "s"), await site.log.get("bob", "s")
     assert ours is not None
     assert theirs is not None
+    assert [unpack_ids(ids).tolist() for ids in site.engine.exported] == [ours.tokens]
     assert (ours.tokens, ours.messages, ours.turns) == (theirs.tokens, theirs.messages, theirs.turns)
     await site.chat(session_id="s", messages=MORE, headers=BOB)
     assert list(unpack_ids(site.engine.submitted[-1].prompt))[: len(ours.tokens)] == ours.tokens

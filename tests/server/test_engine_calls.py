@@ -50,7 +50,7 @@ def test_inspect_pin_export_and_import(tmp_path: Path) -> None:
             assert (inspected.tiers, inspected.running) == ({"disk": Holding(16, 128)}, False)
             process.pin("a", "s", 5e9)
             assert (await process.inspect("a", "s")).running  # the script's word for pinned
-            exported = await process.export("a", "s", folder)
+            exported = await process.export("a", "s", folder, b"")
             assert (exported.files, exported.tokens) == (2, 16)
             imported = await process.import_("a", "s", folder)
             assert (imported.tokens, imported.reason) == (16, None)
@@ -74,7 +74,7 @@ async def test_calls_need_a_ready_engine() -> None:
         assert (await process.inspect("a", "s")).tiers  # while turns are over one by one
         await process.stop(grace=2.0)
         with pytest.raises(EngineUnavailable, match="shutting down"):
-            await process.export("a", "s", "/nowhere")
+            await process.export("a", "s", "/nowhere", b"")
 
 
 @scenario

@@ -168,6 +168,9 @@ async def test_a_field_whose_name_is_not_repeated_is_still_called_a_field(site: 
     error = (await site.http.post("/v1/chat/completions", json={"messages": HELLO, "<b>": 1})).json()["error"]
     assert (error["param"], error["code"]) == (None, "unknown_parameter")
     assert error["message"] == "A field of the body is not a parameter of this endpoint."
+    error = (await site.http.get("/v1/sessions", params={"metadata[a": "1"})).json()["error"]
+    assert (error["param"], error["code"]) == (None, "unknown_parameter")
+    assert error["message"] == "A parameter of the URL is not a parameter of this endpoint."
 
 
 @served()

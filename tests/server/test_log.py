@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,17 @@ def test_a_log_of_another_format_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(LogUnavailable, match="format 99"):
         SessionLog(path)
+
+
+def test_another_programs_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table sessions (data text)")
+    with pytest.raises(LogUnavailable, match="a table sessions of another program"):
+        SessionLog(path)
+    with closing(sqlite3.connect(path)) as connection:
+        tables = connection.execute("select name from sqlite_master where type = 'table'").fetchall()
+    assert tables == [("sessions",)]
 
 
 def test_the_log_is_readable_by_its_owner_only(tmp_path: Path) -> None:

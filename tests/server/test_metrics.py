@@ -54,7 +54,8 @@ def test_nothing_is_taken_back() -> None:
 
 def test_tiers_are_told_by_bytes_and_what_was_loaded_by_tier() -> None:
     metrics = Metrics()
-    stats = Stats(disk_bytes=7, disk_bytes_total=9, disk_sessions=2, disk_pending=1, disk_errors=3, remote_bytes=5)
+    stats = Stats(disk_bytes=7, disk_bytes_total=9, disk_sessions=2, disk_pending=1, remote_bytes=5)
+    stats = msgspec.structs.replace(stats, disk_errors=3, disk_damaged=4)
     metrics.engine(stats, ready=True)
     metrics.admitted(Receipt(100, 90, restored=10, loaded=20))
     metrics.admitted(Receipt(100, 90, loaded=5, fetched=6))
@@ -65,6 +66,7 @@ def test_tiers_are_told_by_bytes_and_what_was_loaded_by_tier() -> None:
         ("disk_sessions", 2),
         ("disk_pending_sessions", 1),
         ("disk_errors_total", 3),
+        ("disk_damaged_files_total", 4),
         ("remote_bytes", 5),
         ("remote_bytes_capacity", 0),
         ('loaded_tokens_total{tier="host"}', 10),

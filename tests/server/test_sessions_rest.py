@@ -114,6 +114,8 @@ async def test_a_seeded_session_goes_on_from_its_messages(site: Site) -> None:
     [
         ({"id": "a b"}, "id"),
         ({"id": "import"}, "id"),
+        ({"id": "."}, "id"),
+        ({"id": ".."}, "id"),
         ({"id": 5}, "id"),
         ({"messages": [{"role": "x", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),

@@ -1,0 +1,93 @@
+"""C++ of ours made into a shared object, once per user: kept in a folder that is this user's alone.
+
+An object is made for an instruction set, not for a processor, and named after all that it is made of; it may therefore
+be made elsewhere (when a container is built) and serve where no compiler is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from cache.files import Doubt, make_folder, open_file, write_file
+
+# Infinities and NaN stay what they are: nothing here may assume that they do not occur.
+_FLAGS = "-std=c++17 -O3 -fPIC -shared -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti"
+_INSTRUCTIONS = {  # by what torch has found the processor to have
+    "AVX512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma",
+    "AVX2": "-mavx2 -mfma",
+}
+_PATIENCE = 300  # seconds that a compiler may take
+
+
+class NotBuilt(Exception):
+    """There is no object; the message says why in a few words."""
+
+
+def built(source: Path) -> Path:
+    """The shared object of ``source`` and the headers beside it, compiled now if it is not there.
+
+    Raises ``NotBuilt``.
+    """
+    try:
+        text = b"".join(path.read_bytes() for path in [source, *sorted(source.parent.glob("*.h"))])
+        flags = [*_FLAGS.split(), *_INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), "").split()]
+        made_of = hashlib.blake2b(text + repr((flags, platform.machine())).encode(), digest_size=8).hexdigest()
+        stem = f"{source.stem}-{made_of}"
+        folder = _folder()
+        compiler = _compiler()
+        if compiler is None:
+            name = next((path.name for path in sorted(folder.glob(f"{stem}-*.so"))), "")
+        else:
+            name = f"{stem}-{_version(compiler)}.so"
+            if not (folder / name).exists():
+                write_file(folder, name, [_compiled(compiler, flags, source)])
+        if not name:
+            raise NotBuilt("there is no C++ compiler")
+        os.close(open_file(folder, name))
+        return folder / name
+    except Doubt as error:
+        raise NotBuilt(f"the compiled file is {error.reason}") from None
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        raise NotBuilt(f"{type(error).__name__} while compiling") from error
+
+
+def _folder() -> Path:
+    """Where objects are kept: nobody else may have put anything there."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn"
+    make_folder(folder)
+    facts = folder.lstat()
+    if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        raise NotBuilt("the folder for compiled files is open to other users")
+    return folder
+
+
+def _compiler() -> list[str] | None:
+    """The command of the C++ compiler: what ``CXX`` says, else the first of the usual names."""
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    names = wanted[:1] or ["c++", "g++", "clang++"]
+    found = next((path for path in map(shutil.which, names) if path), None)
+    return [found, *wanted[1:]] if found else None
+
+
+def _version(compiler: list[str]) -> str:
+    told = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=_PATIENCE).stdout
+    return hashlib.blake2b(told, digest_size=8).hexdigest()
+
+
+def _compiled(compiler: list[str], flags: list[str], source: Path) -> bytes:
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "object.so"
+        command = [*compiler, *flags, str(source), "-o", str(target)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_PATIENCE)
+        return target.read_bytes()

@@ -1,0 +1,144 @@
+// Vectors of the widest registers that the compiler may use, and the element types of pages as vectors of float32.
+// Plain C++17 with the vector extension of GCC and Clang: no instruction is named.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, WIDE = 2;
+#elif defined(__AVX__)
+constexpr int LANES = 8, WIDE = 1;  // half as many registers
+#else
+constexpr int LANES = 4, WIDE = 2;
+#endif
+constexpr int CHUNK = 2 * LANES;  // elements of a row that are taken at a time
+
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
+typedef float vf_in_memory __attribute__((vector_size(LANES * 4), aligned(1), may_alias));
+typedef uint32_t vu_in_memory __attribute__((vector_size(LANES * 4), aligned(1), may_alias));
+
+struct bf16 { uint16_t bits; };
+struct f16 { uint16_t bits; };
+
+inline vf load(const float* p) { return *(const vf_in_memory*)p; }
+inline void store(float* p, vf v) { *(vf_in_memory*)p = v; }
+inline vf splat(float x) { return x - vf{}; }  // + would change the sign of a zero, and so cost an addition
+inline vf larger(vf a, vf b) { return a > b ? a : b; }
+template <int BY, std::size_t... I>
+inline vf rotate(vf v, std::index_sequence<I...>) { return __builtin_shufflevector(v, v, int((I + BY) % LANES)...); }
+template <int BY = LANES / 2, class F>
+inline float fold(vf v, F two) {  // all lanes into one
+    v = two(v, rotate<BY>(v, std::make_index_sequence<LANES>()));
+    if constexpr (BY > 1) return fold<BY / 2>(v, two);
+    else return v[0];
+}
+
+// CHUNK elements as two vectors. 16-bit types give the even elements and the odd ones: what lies in one 32-bit word
+// needs no shuffle. Values and their sums are kept in this order, and only the output undoes it.
+inline void load(const float* p, vf& a, vf& b) {
+    a = load(p);
+    b = load(p + LANES);
+}
+inline void load(const bf16* p, vf& a, vf& b) {
+    vu words = *(const vu_in_memory*)p;
+    a = (vf)(words << 16);
+    b = (vf)(words & 0xffff0000u);
+}
+inline vf halves(vu bits) {  // of float16, in the low 16 bits
+    vf value = (vf)((bits & 0x7fffu) << 13) * 0x1p112f;  // rebias the exponent; right for subnormals too
+    vu special = (vu)((bits & 0x7c00u) == 0x7c00u) & 0x7f800000u;
+    return (vf)((vu)value | special | (bits & 0x8000u) << 16);
+}
+inline void load(const f16* p, vf& a, vf& b) {
+    vu words = *(const vu_in_memory*)p;
+    a = halves(words & 0xffffu);
+    b = halves(words >> 16);
+}
+
+inline float get(float x) { return x; }
+inline float get(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+inline float get(f16 x) { return halves(vu{} + x.bits)[0]; }
+
+inline void put(float* p, float x) { *p = x; }
+inline void put(bf16* p, float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    p->bits = nan ? 0x7fc0 : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+}
+inline void put(f16* p, float x) {
+    uint32_t bits, sign;
+    std::memcpy(&bits, &x, 4);
+    sign = bits >> 16 & 0x8000u;
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u) {
+        p->bits = 0x7e00;
+    } else if (bits >= 0x477ff000u) {  // rounds to more than there is
+        p->bits = sign | 0x7c00;
+    } else if (bits < 0x38800000u) {  // subnormal: an addition aligns and rounds
+        float aligned = std::fabs(x) + 0.5f;
+        std::memcpy(&bits, &aligned, 4);
+        p->bits = sign | (bits - 0x3f000000u);
+    } else {
+        p->bits = sign | (bits - 0x38000000u + 0xfffu + (bits >> 13 & 1)) >> 13;
+    }
+}
+
+inline vf exponential(vf x) {  // of x <= 0, to 2 ulp; NaN stays NaN
+    vf y = x < splat(-87.0f) ? splat(-87.0f) : x;
+    vf shifted = y * 1.44269504f + 12582912.0f;  // the integer nearest to y / ln 2, in the low bits
+    vf n = shifted - 12582912.0f;
+    vf r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    vf result = (vf)((vu)p + ((vu)shifted << 23));
+    return x < splat(-87.0f) ? splat(0.0f) : result;
+}
+
+inline vf tangent(vf x) {  // tanh
+    vf size = (vf)((vu)x & 0x7fffffffu), square = x * x;
+    vf e = exponential(size * -2.0f);
+    vf far = (1.0f - e) / (1.0f + e);
+    far = (vf)((vu)far | ((vu)x & 0x80000000u));
+    vf p = splat(-1382.0f / 155925) * square + 62.0f / 2835;  // where the difference above loses digits
+    p = p * square - 17.0f / 315;
+    p = p * square + 2.0f / 15;
+    p = p * square - 1.0f / 3;
+    return size < splat(0.3f) ? x + x * square * p : far;
+}
+
+template <bool HIGH, std::size_t... I>
+inline vf zip(vf a, vf b, std::index_sequence<I...>) {  // a0 b0 a1 b1 ..., the low or the high half
+    return __builtin_shufflevector(a, b, int(I / 2 + (HIGH ? LANES / 2 : 0) + I % 2 * LANES)...);
+}
+
+inline void transpose(vf* rows) {  // LANES * LANES words in place: each turn moves one bit of a word's place
+    auto lanes = std::make_index_sequence<LANES>();
+    for (int turn = 1; turn < LANES; turn *= 2) {
+        vf before[LANES];
+        for (int i = 0; i < LANES; i++) before[i] = rows[i];
+        for (int i = 0; i < LANES / 2; i++) {
+            rows[2 * i] = zip<false>(before[i], before[i + LANES / 2], lanes);
+            rows[2 * i + 1] = zip<true>(before[i], before[i + LANES / 2], lanes);
+        }
+    }
+}
+
+}  // namespace

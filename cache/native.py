@@ -1,0 +1,226 @@
+"""The compiled attention of short segments: one call a layer for all sessions that feed few tokens.
+
+``kernels/attention.cpp`` computes it. It is used where it could be built and where, for the shapes at hand, it has
+shown to be right; everything else goes torch's way. ``python -m cache.native`` builds it beforehand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from array import array
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from cache.compiler import NotBuilt, built
+from cache.layers import Layer, Reach
+from cache.packed import PackedStep
+from cache.pages import Page
+from cache.session import SessionCache
+from cache.tier import MemoryTier, PageShape
+
+log = logging.getLogger("warmturn.engine")
+
+SHORT = 32  # tokens of a segment up to which the kernel is the faster way
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest output
+
+
+class _Call(ctypes.Structure):
+    """``Call`` of attention.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
+        *((name, ctypes.c_int64) for name in ("query_row", "query_head", "key_slot", "key_token", "key_head")),
+        *((name, ctypes.c_int64) for name in ("value_slot", "value_token", "value_head")),
+        *((name, ctypes.c_void_p) for name in ("out", "sinks", "first", "segments", "parallel")),
+        *((name, ctypes.c_int64) for name in ("count", "page", "heads", "key_heads", "key_dim", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("threads", "type")),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    )
+
+
+class Plan:
+    """Which segments of a step the kernel takes in layers of one kind, and what it must know of them.
+
+    ``numbers`` are those segments. Valid as long as the step.
+    """
+
+    def __init__(self, step: PackedStep, layer: Layer) -> None:
+        self.tier = step.tier
+        self.numbers = frozenset(n for n, segment in enumerate(step.segments) if segment.size <= SHORT)
+        self._alive: list[Any] = []  # what the addresses point to
+        first = np.zeros(step.tokens, np.int64)
+        for segment in (step.segments[number] for number in self.numbers):
+            for i in range(segment.size):
+                first[segment.row + i] = layer.first_key(segment.start + i)
+        rows = np.array([self._row(step, number) for number in sorted(self.numbers)], np.int64)
+        self._alive += [first, rows]
+        self.call = _Call(first=first.ctypes.data, segments=rows.ctypes.data, count=len(rows), page=step.tier.page_size)
+        self.call.threads = torch.get_num_threads()
+        self.shape: PageShape | None = None  # that ``call`` is set to
+
+    def _row(self, step: PackedStep, number: int) -> tuple[int, ...]:
+        """``Segment`` of attention.cpp."""
+        segment = step.segments[number]
+        table, hidden = segment.session.table(step.tier.device), segment.session.hidden
+        flags = np.frombuffer(bytes(segment.session.mask), np.uint8) if hidden else None
+        self._alive += [table, flags]
+        where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))
+        return table.data_ptr(), where, flagged, segment.row, segment.size, segment.start
+
+    def read(self, source: int, heads: int) -> None:
+        """Point ``call`` to the pages of layer ``source``."""
+        call, shape = self.call, self.tier.shapes[source]
+        call.key, call.value = self.tier.keys[source].data_ptr(), self.tier.values[source].data_ptr()
+        call.heads = heads
+        if shape == self.shape:
+            return
+        self.shape = shape
+        call.key_heads, call.key_dim, call.value_dim = shape.key_heads, shape.key_dim, shape.value_dim
+        call.key_slot, call.key_token, call.key_head = self.tier.keys[source].stride()[:3]
+        call.value_slot, call.value_token, call.value_head = self.tier.values[source].stride()[:3]
+        call.type = _TYPES[shape.dtype]
+
+
+class Scores(NamedTuple):
+    """How scores are made of products, see ``attention.attend``."""
+
+    scale: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+class Kernel:
+    """The compiled function. Shapes that it has not computed before are compared with torch first."""
+
+    def __init__(self, path: Path) -> None:
+        self._function = ctypes.CDLL(str(path)).warmturn_attend
+        self._function.argtypes = [ctypes.POINTER(_Call)]
+        self._parallel = _parallel()
+        self._right: dict[tuple[Any, ...], bool] = {}
+
+    def fits(self, shape: PageShape, query: torch.Tensor, scores: Scores) -> bool:
+        """Whether the kernel can compute, and computes right, ``query [H, T, D]`` over pages of ``shape``."""
+        capped, sinks = scores.softcap is not None, scores.sinks is not None
+        if query.dtype is not shape.dtype or shape.dtype not in _TYPES or shape.key_heads != shape.value_heads:
+            return False
+        if query.shape[0] % shape.key_heads or query.shape[2] != shape.key_dim:
+            return False
+        kind = (shape, query.shape[0], capped, sinks)
+        if kind not in self._right:
+            self._right[kind] = _compare(self, shape, query.shape[0], capped, sinks)
+            if not self._right[kind]:
+                log.info("the compiled attention is not right for %s: torch's is used", shape)
+        return self._right[kind]
+
+    def attend(self, plan: Plan, source: int, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+        """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's segments,
+        into the same rows of ``out [T, H, Dv]`` (contiguous). The caller has asked ``fits``.
+        """
+        if not plan.numbers:
+            return
+        query = query if query.stride(2) == 1 else query.contiguous()
+        sinks = scores.sinks.detach().float().contiguous() if scores.sinks is not None else None
+        plan.read(source, query.shape[0])
+        call = plan.call
+        call.query, call.out = query.data_ptr(), out.data_ptr()
+        call.query_head, call.query_row, _ = query.stride()
+        call.scale, call.softcap = scores.scale, scores.softcap or 0.0
+        call.sinks = sinks.data_ptr() if sinks is not None else None
+        call.parallel = self._parallel
+        if self._function(ctypes.byref(call)):
+            raise MemoryError("no memory for attention")
+
+
+@cache
+def kernel() -> Kernel | None:
+    """The kernel of this process, built if need be; None, said once in the log, where it cannot be had."""
+    try:
+        return Kernel(built(Path(__file__).with_name("kernels") / "attention.cpp"))
+    except (NotBuilt, OSError, AttributeError) as error:
+        reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
+        log.info("attention is torch's alone, slower over long histories: %s", reason)
+        return None
+
+
+def _parallel() -> int | None:
+    """The address of the function by which torch's own OpenMP runtime runs a team of threads; None where it is not
+    plain which runtime that is. A second runtime would bring threads that fight with torch's.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    mapped = {Path(line.split(maxsplit=5)[5]) for line in lines if "omp" in line.rpartition("/")[2]}
+    runtimes = [path for path in mapped if path.name.startswith(("libgomp", "libiomp5", "libomp"))]
+    ours = [path for path in runtimes if path.parent.parent == Path(torch.__file__).parent] or runtimes
+    if len(ours) != 1:
+        return None
+    try:
+        return ctypes.cast(ctypes.CDLL(str(ours[0])).GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def _compare(kernel: Kernel, shape: PageShape, heads: int, capped: bool, sinks: bool) -> bool:
+    """The kernel against a plain softmax in float32, on random pages: a decode over two ranges, a short turn over
+    hidden tokens, and all of it through a window.
+    """
+    random = torch.Generator().manual_seed(0)
+    tier = MemoryTier(32, 16, torch.device("cpu"), {0: shape})
+    for pool in (tier.keys[0], tier.values[0]):
+        pool.copy_(torch.randn(pool.shape, generator=random))
+    slots = torch.randperm(tier.slots, generator=random).tolist()
+    work = []
+    for cached, new in ((300, 1), (20, 3), (0, 2)):
+        session = SessionCache("", None)
+        session.token_ids = array("i", bytes(4 * (cached + new)))
+        session.fed(cached)
+        if cached:
+            session.hide(2, 9)
+        session.pages = [Page(tier, slots.pop()) for _ in range(-(-(cached + new) // 16))]
+        work.append((session, new))
+    step = PackedStep(work, tier)
+    query = torch.randn(heads, step.tokens, shape.key_dim, generator=random).to(shape.dtype)
+    aux = torch.randn(heads, generator=random) if sinks else None
+    scores = Scores(shape.key_dim**-0.5, 3.0 if capped else None, aux)
+    for layer in (Layer(Reach.FULL, None, True), Layer(Reach.SLIDING, 18, True)):
+        out = query.new_empty(step.tokens, heads, shape.value_dim)
+        kernel.attend(Plan(step, layer), 0, query, scores, out)
+        want = _plain(step, layer, query.float(), scores)
+        if not (out.float() - want).abs().max() <= _BOUNDS[shape.dtype] * want.abs().max():
+            return False
+    return True
+
+
+def _plain(step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores) -> torch.Tensor:
+    """The definition, segment by segment: ``query [H, T, D]`` over layer 0, ``[T, H, Dv]`` float32."""
+    out = []
+    for number, segment in enumerate(step.segments):
+        keys, values = (part.float() for part in step.tier.read(0, segment.session.table(step.tier.device)))
+        keys, values = keys[: segment.stop], values[: segment.stop]
+        groups = query.shape[0] // keys.shape[1]
+        rows = query[:, segment.row : segment.row + segment.size]
+        logits = rows @ keys.repeat_interleave(groups, 1).permute(1, 2, 0) * scores.scale
+        if scores.softcap is not None:
+            logits = scores.softcap * torch.tanh(logits / scores.softcap)
+        seen = step.mask(number, layer, 0)
+        if seen is not None:
+            logits = logits.masked_fill(~seen, float("-inf"))
+        if scores.sinks is not None:
+            logits = torch.cat([logits, scores.sinks.reshape(-1, 1, 1).expand(-1, segment.size, 1)], -1)
+        weights = torch.softmax(logits, -1)[..., : segment.stop]
+        out.append((weights @ values.repeat_interleave(groups, 1).transpose(0, 1)).transpose(0, 1))
+    return torch.cat(out)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    sys.exit(0 if kernel() is not None else 1)
