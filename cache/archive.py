@@ -18,7 +18,7 @@ from cache.chain import Head, Owner, Segment
 from cache.codec import Codec
 from cache.courier import Courier
 from cache.disk import DiskTier, folder_of
-from cache.excerpt import excerpt
+from cache.excerpt import cut, excerpt
 from cache.files import Doubt
 from cache.loader import Load, Loader, Piece
 from cache.pace import Pace
@@ -94,6 +94,7 @@ class Archive:
         self._fetches: dict[Owner, Fetch] = {}
         self._arriving: dict[Load, Owner] = {}  # whose session each load will be
         self._forgetting: dict[Owner, list[Callable[[], None]]] = {}  # while their files are in use
+        self._cutting: set[Owner] = set()  # forgotten, and their files being cut to what others share with them
         self._left: dict[Path, int] = {}  # could not be unlinked
         self._resting_until = 0.0
         disk.scan()
@@ -160,6 +161,8 @@ class Archive:
         length = head.tip.reach(min(shared, len(prompt) - 1), self._store.stateful)
         if length <= have:
             return None
+        if any(segment.owner in self._cutting or segment.owner in self._forgetting for segment in head.tip.chain()):
+            return Fetch(begun=False)
         if (under_way := self._fetches.get(head.owner)) is not None:
             return under_way if under_way.length >= length or under_way.stuck else Fetch(begun=False)
         if len(self._fetches) >= _LOADS:
@@ -283,7 +286,30 @@ class Archive:
             else:
                 self.courier.forget(owner, lambda: self._unlink(owner, gone))  # with what had just come from there
 
-        self._unlink(owner, unlinked)
+        shared = self.disk.orphans(owner)
+        if not shared:
+            self._unlink(owner, unlinked)
+            return
+        self._cutting.add(owner)
+        timelines = [segment.timeline() for segment in shared]
+
+        def finish(outcome: list[int | None] | Exception) -> None:
+            self._cutting.discard(owner)
+            sizes = [None] * len(shared) if isinstance(outcome, Exception) else outcome
+            for segment, size in zip(shared, sizes, strict=True):
+                self.disk.recut(segment, size)
+            self._unlink(owner, unlinked)
+
+        work = list(zip(shared, timelines, strict=True))
+        self._writer.submit(lambda: [self._cut(segment, *timeline) for segment, timeline in work], finish)
+
+    def _cut(self, segment: Segment, ids: array[int], mask: bytearray) -> int | None:
+        """On the writer's thread: what others need of a file takes its place; its bytes, None where that failed."""
+        folder, name = self.disk.folder / segment.folder, segment.name
+        try:
+            return cut(folder, name, segment.owner, ids, mask, folder, name, orphan=True)
+        except (Doubt, OSError):
+            return None
 
     def pin(self, owner: Owner, until: float) -> None:
         """Evict a session's files last until then (Unix seconds)."""

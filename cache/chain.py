@@ -46,6 +46,7 @@ class Segment:
     states: tuple[int, ...] = ()
     long: bool = False
     private: bool = False
+    orphan: bool = False  # its session was deleted: nobody's newest, kept for those who go on from it
     nbytes: int = 0
     refs: int = 0
     dead: bool = False
@@ -91,6 +92,13 @@ class Segment:
             return min(length, self.stop)
         kept = (at for segment, _, stop in self.extents(length) for at in segment.states if at <= min(stop, length))
         return max(kept, default=0)
+
+    def cut(self, stop: int) -> None:
+        """Forget the tokens from ``stop`` on; the file is to be cut alike."""
+        ids, mask = self.timeline(stop)
+        self.tokens, self.mask = self.tokens[: stop - self.first], self.mask[: stop - self.first]
+        self.after = timeline_hash(ids.tobytes(), bytes(mask))
+        self.states = tuple(length for length in self.states if length <= stop)
 
     @property
     def lost(self) -> bool:
@@ -175,6 +183,7 @@ def found(header: Header, place: Place) -> Found:
         states=lengths_of((*(entry.name for entry in header.tensors), *header.facts)),
         long=header.long,
         private=header.private,
+        orphan=header.orphan,
         nbytes=header.size,
         local=True,
     )

@@ -134,6 +134,32 @@ class DiskTier:
         if head is not None:
             self._drop(head)
 
+    def orphans(self, owner: Owner) -> list[Segment]:
+        """The segments of a forgotten session that others go on from, each cut to what these share with it and held;
+        the files are to be cut alike, and then ``recut`` is told.
+        """
+        needed: dict[Segment, int] = {}
+        for segment in (*self._known.values(), *self._planned):
+            if segment.parent is not None and segment.parent.owner == owner and segment.parent.local:
+                needed[segment.parent] = max(needed.get(segment.parent, 0), segment.first)
+        found = [segment for segment, stop in needed.items() if not segment.orphan or stop < segment.stop]
+        for segment in found:
+            segment.cut(needed[segment])
+            segment.orphan = True
+            self.hold(segment)
+        for head in [head for head in self.heads.values() if head.tip in needed]:
+            self._index[owner.tenant, head.tip.long].put(head)
+        return found
+
+    def recut(self, segment: Segment, nbytes: int | None) -> None:
+        """An orphan's file has been cut; None: it could not be, and goes."""
+        if nbytes is None:
+            self.condemn(segment)
+        elif not segment.dead:
+            self._count(segment, nbytes - segment.nbytes)
+            segment.nbytes = nbytes
+        self.let_go(segment)
+
     def condemn(self, segment: Segment) -> None:
         """A file failed its checks: every session that builds on it is cut back to what comes before it."""
         if segment.dead:
@@ -217,6 +243,8 @@ class DiskTier:
         grown = [segment for place in fresh for segment in self._grow(place, fresh)]
         for segment in sorted(grown, key=lambda segment: segment.sequence):
             head = self.heads.get(segment.owner)
+            if segment.orphan:
+                continue
             if head is None or head.tip.sequence < segment.sequence:
                 created = fresh[segment.folder, segment.name].created
                 self._lead(segment.owner, segment, created if used is None else used)

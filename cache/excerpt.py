@@ -45,9 +45,19 @@ def link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target, follow_symlinks=False)
 
 
-def cut(source: Path, name: str, owner: Owner, ids: array[int], mask: bytearray, folder: Path, target: str) -> None:
-    """Write what a file holds of the timeline ``ids``, ``mask``, which ends in it, as ``owner``'s. Raises Doubt or
-    OSError."""
+def cut(
+    source: Path,
+    name: str,
+    owner: Owner,
+    ids: array[int],
+    mask: bytearray,
+    folder: Path,
+    target: str,
+    orphan: bool = False,
+) -> int:
+    """Write what a file holds of the timeline ``ids``, ``mask``, which ends in it, as ``owner``'s; may take its own
+    place. The new file's bytes. Raises Doubt or OSError.
+    """
     with Reader(source, name) as reader:
         header, stop = reader.header, len(ids)
         size = stop - header.first
@@ -66,6 +76,7 @@ def cut(source: Path, name: str, owner: Owner, ids: array[int], mask: bytearray,
             tokens=header.tokens[: 4 * size],
             mask=header.mask[:size],
             after=timeline_hash(ids.tobytes(), bytes(mask)),
+            orphan=orphan,
             facts={path: fact for path, fact in header.facts.items() if reached.issuperset(lengths_of((path,)))},
         )
-        write(folder, target, header, tensors)
+        return write(folder, target, header, tensors).size

@@ -94,6 +94,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     after: Hash
     long: bool
     private: bool
+    orphan: bool = False  # its session was deleted: only what others go on from is left
     created: float
     codec: Codec = Codec.EXACT
     facts: dict[Annotated[str, Meta(pattern=f"^{_STATE}")], bool | int | float | str | None] = {}

@@ -140,7 +140,7 @@ class SessionCache:
         while self.saved is not None and (self.saved.first >= self.length or self.saved.lost):
             self.saved_length = min(self.saved_length, self.saved.first)
             self.saved = self.saved.parent
-        self.saved_length = min(self.saved_length, self.length) if self.saved is not None else 0
+        self.saved_length = min(self.saved_length, self.length, self.saved.stop) if self.saved is not None else 0
 
     def table(self, device: torch.device) -> torch.Tensor:
         """The page table: device slots of the pages in order, ``[pages]`` int64."""

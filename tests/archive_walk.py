@@ -23,7 +23,7 @@ from cache import files, transfer
 from cache import saver as saver_module
 from cache.chain import Owner
 from cache.disk import folder_of
-from cache.segment import Reader
+from cache.segment import Reader, timeline_hash
 from scheduler.clerk import Clerk
 from scheduler.messages import Cancel, Export, Forget, Forgotten, Import, Imported, Inspect, Pin
 
@@ -36,6 +36,7 @@ DEEDS = {  # and how likely they are
     "finish": 8,
     "look": 3,
     "forget": 3,
+    "lose": 4,
     "pin": 2,
     "move": 3,
     "cancel": 2,
@@ -71,7 +72,8 @@ class Walk:
         self.remote = f"file://{folder / 'remote'}" if remote else None
         self.away = 0.0  # how often the remote tier fails
         self.failing: dict[str, float] = {}  # how often writes, reads and unlinks fail
-        self.slow = 0.0
+        self.slow = 0.0  # seconds that a read or a write may wait for
+        self.lazy = 0.0  # and the writer before it looks at pages
         self.talks: dict[
             tuple[str, str], list[int]
         ] = {}  # what was said last under each name; "" and a number: anonymous
@@ -239,14 +241,17 @@ class Walk:
             self.failing[what] = self.random.choice([0.0, 0.0, 0.0, 0.1, 0.5] if what != "bug" else [0.0, 0.0, 0.05])
         self.away = self.random.choice([0.0, 0.0, 0.3, 1.0])
         self.slow = self.random.choice([0.0, 0.0, 0.003])
+        self.lazy = self.random.choice([0.0, 0.0, 0.03])
 
     def _damage(self) -> None:
         """Tamper with a file under the running engine."""
         found = self._files()
         if not found:
             return
-        path, other = self.random.choice(found), self.random.choice(found)
+        path = other = self.random.choice(found)
         try:
+            size = path.stat().st_size
+            other = self.random.choice([file for file in found if file.stat().st_size == size])
             data = bytearray(path.read_bytes())
             match self.random.randrange(7):
                 case 0:
@@ -277,6 +282,12 @@ class Walk:
         beside = path.with_name("beside")
         beside.write_bytes(data)
         beside.rename(path)
+
+    def _lose(self) -> None:
+        """Memory forgets what is idle."""
+        for session in [*self.kit.store._warm, *self.kit.store._hosted]:
+            self.kit.store.discard(session)
+        self._advance()
 
     def _vanish(self) -> None:
         """Somebody removes the whole folder."""
@@ -330,8 +341,8 @@ class Walk:
             real: Callable[..., Any] = getattr(owner, name)
 
             def hurting(*args: Any, **options: Any) -> Any:
-                if self.slow:
-                    time.sleep(dice.random() * self.slow)
+                if self.slow or self.lazy:
+                    time.sleep(dice.random() * (self.lazy if what == "gather" else self.slow))
                 if dice.random() < self.failing.get(what, 0.0):
                     raise OSError(28, "No space left on device")
                 if dice.random() < self.failing.get("bug", 0.0) and what in ("write", "read"):
@@ -386,6 +397,9 @@ class Walk:
         assert known - there <= self.touched
         assert there - known <= self.touched
         assert self.disk.leaving == 0
+        for segment in self.disk._known.values():
+            ids, mask = segment.timeline()
+            assert segment.after == timeline_hash(ids.tobytes(), bytes(mask))
         for head in self.disk.heads.values():
             if head.shareable:
                 _, shared = self.disk.match(head.tenant, head.shareable, head.tip.long)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import random
@@ -9,12 +10,13 @@ import stat
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from cache import compiler, native
-from cache.attention import PackedAttention
+from cache.attention import PackedAttention, attend
 from cache.compiler import NotBuilt, built
 from cache.layers import Layer, Reach
 from cache.native import Kernel, Plan, Scores
@@ -197,6 +199,20 @@ def test_every_number_of_16_bits_survives(kernel: Kernel, dtype: torch.dtype) ->
     torch.testing.assert_close(out, numbers, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounding_is_torchs(kernel: Kernel, dtype: torch.dtype) -> None:
+    """Equal weights on two neighbouring numbers: what they give lies just between them."""
+    scene = Scene(PageShape(1, 64, 1, 64, dtype), 1, [(1, 1)] * 1024, page=2)
+    numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).view(1024, 64)
+    above = torch.arange(1, 65537, dtype=torch.int32).to(torch.int16).view(dtype).view(1024, 64)
+    nothing = torch.zeros(1, 1, 1024, 64, dtype=dtype)
+    scene.tier.write(0, scene.step.write_index, nothing, numbers[None, None])
+    scene.tier.write(0, scene.step.write_index - 1, nothing, above[None, None])
+    out = scene.run(kernel, FULL, Scores(1.0, None, None))[:, 0]
+    want = ((numbers.float() + above.float()) / 2).to(dtype)
+    torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_no_number_stays_none_and_stays_where_it_is(kernel: Kernel, bad: float) -> None:
     scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 4, [(40, 1), (300, 2)])
@@ -258,8 +274,16 @@ class Layered:
 
 def test_short_segments_are_the_kernels_and_long_ones_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     layered = Layered()
+    torchs: list[int] = []
+
+    def watched(query: torch.Tensor, *args: Any) -> torch.Tensor:
+        torchs.append(query.shape[1])
+        return attend(query, *args)
+
+    monkeypatch.setattr("cache.attention.attend", watched)
     got = layered.run(monkeypatch)
     assert layered.rows[-1] == (0, 2)
+    assert torchs == [40]
     assert error(got, layered.scene.wanted(FULL, Scores(0.5, None, None))) < 1e-5
 
 
@@ -284,6 +308,29 @@ def test_torchs_own_threads_are_used(kernel: Kernel) -> None:
     if "OpenMP" not in torch.__config__.parallel_info() or not os.path.exists("/proc/self/maps"):
         pytest.skip("torch runs its threads in another way here")
     assert native._parallel() is not None
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_team_is_as_large_as_torchs_and_called_only_for_more_than_one_task(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teams: list[int] = []
+
+    def parallel(member: Any, data: int, threads: int, flags: int) -> None:
+        teams.append(threads)
+        member(data)  # one of them may well do it all
+
+    member = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    team = ctypes.CFUNCTYPE(None, member, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(parallel)
+    monkeypatch.setattr(kernel, "_parallel", ctypes.cast(team, ctypes.c_void_p).value)
+    scores = Scores(0.5, None, None)
+    for work in ([(200, 1)], [(300, 1)], [(5, 1), (6, 2)]):
+        scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, work)
+        assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-5
+    assert teams == [2, 2]
+    torch.set_num_threads(1)
+    scene.run(kernel, FULL, scores)
+    assert teams == [2, 2]
 
 
 # -- building -------------------------------------------------------------------------------------------------------

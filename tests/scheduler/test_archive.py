@@ -395,6 +395,41 @@ def test_a_forgotten_session_never_comes_back(tmp_path: Path, monkeypatch: pytes
     assert cost(fresh.ask([*TALK, 1], session="s")) == (0, 0)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_what_others_share_with_a_forgotten_session_is_all_that_stays(name: str, tmp_path: Path) -> None:
+    kit = Kit(name, folder=tmp_path)
+    shared, secret = list(range(20, 40)), list(range(150, 180))
+    kit.ask(shared, 1, session="root")  # states can be gone back to where a turn begins
+    kit.ask([*shared, 1, *secret], 4, session="alice")
+    kit.settle()
+    bob = [*shared, 1, 2, 3]
+    kit.ask(bob, 4, session="bob")
+    kit.settle()
+    for session in ("alice", "root"):
+        clerk = Clerk(kit.store, kit.fingerprint)
+        clerk.forget(Forget("a", session))
+        kit.settle()
+        kit.step()
+        assert clerk.take() == [Forgotten("a", session)]
+    for path in files_of(tmp_path):
+        header = read_header(path.parent, path.name)
+        assert pack_ids(secret[:2]) not in header.tokens
+        assert not any(tensor.paged and tensor.shape[0] > len(bob) + 4 for tensor in header.tensors)
+    check(kit, [*bob, 5], session="bob")
+    kit.leave()
+    fresh = Kit(name, folder=tmp_path)
+    assert {owner.session for owner in fresh.archive.disk.heads} == {"bob"}
+    assert fresh.archive.disk.damaged == 0
+    outcome = check(fresh, [*bob, 5, 6], session="bob")
+    assert cost(outcome)[0] >= len(shared)
+    assert cost(fresh.ask([*shared, 1, *secret, 7], 1, session="alice"))[0] <= len(shared) + 1
+    clerk = Clerk(fresh.store, fresh.fingerprint)
+    for session in ("bob", "alice"):
+        clerk.forget(Forget("a", session))
+    fresh.settle()
+    assert files_of(tmp_path) == []
+
+
 def test_a_session_that_is_forgotten_while_it_is_read_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6, session="s")

@@ -59,6 +59,8 @@ def _conversation(kit: Kit, seed: int, clients: int, turns: int, name: bool) -> 
 @pytest.mark.parametrize("name", ARCHITECTURES + RECURRENT + OTHERS + ("longrope",))
 def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) -> None:
     options = PRESSURE[pressure]
+    if "disk_space" in options and name not in ("llama", "gemma3", "qwen3_next", "bloom", "longrope"):
+        pytest.skip("one of each kind of storage is enough here")
     kit = Kit(name, **options | ({"folder": tmp_path} if "folder" in options else {}))
     _conversation(kit, seed=1, clients=5, turns=4, name=True)
     stats = kit.engine.stats()
