@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from server import errors
 from server.access import Access
 from server.auth import Guard, Keyring
+from server.body import only_known_parameters
 from server.engine import Engine
 from server.face import Face
 from server.log import SessionLog
@@ -38,10 +39,12 @@ def create_app(
         responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
     )
     face = Face(engine, log, tokens, served_name, template)
+    face.metrics.log_opened(log.salvage, log.older)
     app.state.face = face
     app.state.transfers = transfers
-    for module in (capsules, sessions, chat, completions, models, health, later):
-        app.include_router(module.router)
+    for module in (capsules, sessions, chat, completions, models, health):
+        app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
+    app.include_router(later.router)  # whatever was asked, the answer is the same
     errors.install(app)
     app.add_middleware(Guard, keyring=Keyring(api_keys))
     app.add_middleware(Access, metrics=face.metrics)  # added last: outermost

@@ -1,4 +1,4 @@
-"""Reading a request's body: everything that can be wrong with bytes before they are a request."""
+"""Reading a request's body: everything that can be wrong with bytes before they are a request; and its URL."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -50,6 +51,15 @@ class JsonRoute(APIRoute):
             return await handler(ParsedRequest(request, data, value))
 
         return checked
+
+
+async def only_known_parameters(request: Request) -> None:
+    """A dependency of every route that serves: what is in the URL behind the question mark is known, or refused
+    by its name. Routes that have such parameters declare them as one strict model."""
+    route = request.scope["route"]
+    if isinstance(route, APIRoute) and not route.dependant.query_params and request.query_params:
+        name = next(iter(request.query_params))
+        raise RequestValidationError([{"type": "unknown", "loc": ("query",), "msg": "", "ctx": {"field": name}}])
 
 
 def check_headers(request: Request) -> None:
@@ -97,6 +107,10 @@ def parse(data: bytes) -> object:
     except msgspec.ValidationError:
         raise bad_request("The body holds a number that is out of range.", code="invalid_json") from None
     except msgspec.DecodeError:
+        if not data:
+            raise bad_request(
+                "The body is empty: it must be a JSON object, at least {}.", code="invalid_json"
+            ) from None
         raise bad_request("The body is not valid JSON.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise bad_request("The body must be a JSON object.", code="invalid_json")

@@ -65,7 +65,7 @@ class SessionFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CapsuleFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """capsule.json. ``fingerprint`` is of the model that token ids and cache belong to; of the session's ``tokens``
+    """capsule.json. ``fingerprint`` is of what gives its token ids their meaning; of the session's ``tokens``
     ``kv_tokens`` are in the cache's files."""
 
     format: int

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from scheduler.messages import Delta, FinishReason, Receipt, Submit
 from server.engine import Engine, TurnStream
-from server.errors import ApiError, unavailable
+from server.errors import ApiError
 from server.metrics import Metrics
 
 
@@ -74,10 +74,12 @@ class Choices:
         watch = self._metrics.stopwatch(self._started)
         try:
             receipt = self.receipts[index] = await stream.admitted()
-            self._metrics.admitted(receipt)
-            # A turn that one step has admitted and prefilled tells both at once: only the engine knows when that began.
-            admitted = time.monotonic() if receipt.admitted is None else receipt.admitted
-            self._open.set()
+            admitted = time.monotonic()
+            if receipt is not None:
+                self._metrics.admitted(receipt)
+                # A turn that a step has admitted and prefilled tells both at once: only the engine knows when it began.
+                admitted = admitted if receipt.admitted is None else receipt.admitted
+                self._open.set()
             async for delta in stream:
                 watch.saw(delta)
                 if delta.tokens and self.prefills[index] is None:
@@ -91,8 +93,9 @@ class Choices:
 
 
 def check_end(delta: Delta) -> None:
-    """A turn that was cancelled by others or failed has no finish reason that OpenAI knows."""
+    """A turn that failed or was ended by others has no finish reason that OpenAI knows. Only a deletion ends turns that
+    somebody reads: an engine that stops has failed them before."""
     if delta.finish_reason == FinishReason.ERROR:
         raise ApiError(500, "The engine failed on this request.", code="engine_error")
     if delta.finish_reason == FinishReason.CANCELLED:
-        raise unavailable("The server ended this turn before it was complete.", 1, "cancelled")
+        raise ApiError(404, "This turn was ended, as its session was deleted.", code="session_deleted")

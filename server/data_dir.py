@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +14,10 @@ from pathlib import Path
 
 from server.config import UsageError
 
-FILES = ("lock", "log.sqlite", "log.sqlite-wal", "log.sqlite-shm")
+FILES = ("lock", "server", "log.sqlite", "log.sqlite-wal", "log.sqlite-shm", "log.sqlite-starts")
 FOLDERS = ("kv", "transfer", "verdicts")
+
+IDENTITY = re.compile(r"[0-9a-f]{32}\Z")
 
 
 @contextmanager
@@ -36,6 +41,34 @@ def locked(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         os.close(lock)
+
+
+def identity(folder: Path) -> str:
+    """The name of the server whose cache this folder holds; made up at its first start. Raises UsageError."""
+    path = folder / "server"
+    try:
+        name = path.read_text("ascii", "replace") if path.exists() else ""
+        if not IDENTITY.match(name):
+            name = secrets.token_hex(16)
+            part = folder / f"server-{name}"
+            with part.open("x") as file:
+                file.write(name)
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(path)
+    except OSError as error:
+        raise UsageError(f"--data-dir: {folder} cannot be used: {error.strerror}") from None
+    return name
+
+
+def empty_cache(folder: Path) -> None:
+    """Remove all KV. Raises UsageError."""
+    try:
+        shutil.rmtree(folder / "kv")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"--data-dir: {folder / 'kv'} cannot be removed: {error.strerror}") from None
 
 
 def _check(folder: Path) -> None:

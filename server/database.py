@@ -3,6 +3,7 @@
 LogUnavailable
 +-- LogFull         it cannot be written for want of storage
 +-- LogDamaged      what is stored is not what was written
+    +-- SessionDamaged  so it is with one session
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ class LogFull(LogUnavailable):
 
 
 class LogDamaged(LogUnavailable):
-    """What is stored is not what was written: of one session, or of the whole file."""
+    """What is stored is not what was written."""
+
+
+class SessionDamaged(LogDamaged):
+    """Rows of one session are damaged or lost. It can be listed and deleted, and nothing else. HTTP 410."""
 
 
 class Database:
@@ -71,6 +76,9 @@ class Database:
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
             self.close()
             raise self._trouble(error, "cannot be opened") from error
+        except UnicodeDecodeError as error:  # SQLite complains of a schema in the schema's own words
+            self.close()
+            raise LogDamaged(f"the session log cannot be opened: it is damaged: {REMEDY}") from error
         except LogUnavailable:
             self.close()
             raise
@@ -205,6 +213,7 @@ def file_engine(url: sql.URL, durability: Durability) -> sql.Engine:
 
     def set_pragmas(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver begins no transactions of its own
+        connection.text_factory = lambda data: data.decode(errors="replace")  # damaged text is for checksums to find
         cursor = connection.cursor()
         for pragma in pragmas:
             cursor.execute(f"PRAGMA {pragma}")

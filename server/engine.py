@@ -58,8 +58,9 @@ class EngineFailed(Exception):
 class TurnStream(Protocol):
     """One submitted turn. Read by one task; iterating without ``admitted()`` before is allowed."""
 
-    async def admitted(self) -> Receipt:
-        """Wait until the turn is admitted: what its prompt cost. Raises TurnRefused or EngineDied."""
+    async def admitted(self) -> Receipt | None:
+        """Wait until the turn is admitted: what its prompt cost; None when it ended before that, and its last delta
+        says how. Raises TurnRefused or EngineDied."""
 
     def __aiter__(self) -> TurnStream: ...
 
@@ -75,8 +76,9 @@ class TurnStream(Protocol):
 class Engine(Protocol):
     """What answers turns. ``facts`` is None until ready, also while a fresh engine loads after a crash.
 
-    ``inspect``, ``export`` and ``import_`` raise EngineUnavailable when no engine is ready or none answers within a
-    minute, and EngineDied when it goes away meanwhile. While the server drains they are answered still.
+    ``inspect``, ``export`` and ``import_`` raise EngineUnavailable when no engine is ready or it neither answers nor
+    gets on with its work for minutes, and EngineDied when it goes away meanwhile. While the server drains they are
+    answered still.
     """
 
     facts: ModelFacts | None

@@ -13,26 +13,31 @@ A = TypeVar("A", Inspected, Exported, Imported)
 
 Question = Inspect | Export | Import
 
-PATIENCE = 60.0  # seconds until a question without an answer is given up
+PATIENCE = 120.0  # seconds without a sign of progress; a disk that syncs gigabytes gives none for long
 RETRY = 5  # seconds, told to a client whose question was
 
 
 class Calls:
-    """The open questions. Each ends exactly once: with its answer, with the engine, or after ``PATIENCE``."""
+    """The open questions. Each ends exactly once: with its answer, with the engine, or when nothing gets on."""
 
     def __init__(self) -> None:
         self._open: dict[str, asyncio.Future[Answer]] = {}
 
-    async def ask(self, question: Question, kind: type[A], send: Callable[[Question], None]) -> A:
-        """The answer to ``question``, sent with ``send``. Raises EngineDied and EngineUnavailable, and what ``send``
+    async def ask(
+        self, question: Question, kind: type[A], send: Callable[[Question], None], progress: Callable[[], object]
+    ) -> A:
+        """The answer to ``question``, sent with ``send``. It is given up when ``progress`` returns the same (not None)
+        for ``PATIENCE``, at the latest after twice that. Raises EngineDied and EngineUnavailable, and what ``send``
         raises."""
         future = self._open[question.request] = asyncio.get_running_loop().create_future()
         try:
             send(question)
-            async with asyncio.timeout(PATIENCE):
-                answer = await future
-        except TimeoutError:
-            raise EngineUnavailable("The engine did not answer in time.", RETRY) from None
+            seen: object = None
+            while not (await asyncio.wait((future,), timeout=PATIENCE))[0]:
+                before, seen = seen, progress()
+                if seen == before:
+                    raise EngineUnavailable("The engine did not answer in time.", RETRY)
+            answer = future.result()
         finally:
             del self._open[question.request]
         assert isinstance(answer, kind), f"a {type(question).__name__} was answered by a {type(answer).__name__}"

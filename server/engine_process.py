@@ -151,9 +151,18 @@ class EngineProcess:
         if link is None or self.facts is None or not link.alive or self._ending:
             raise EngineUnavailable(_WHY_NOT[self.state()], self._retry_after())
         try:
-            return await self._calls.ask(question, kind, link.send)
+            return await self._calls.ask(question, kind, link.send, self._progress)
         except LinkFull:
             raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
+
+    def _progress(self) -> object:
+        """Another value while the engine reads or writes KV, also in the middle of a large file."""
+        folder = self._config.kv_folder
+        free = None
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                free = shutil.disk_usage(folder).free
+        return self.stats.disk_written, self.stats.disk_read, free
 
     @property
     def running(self) -> int:

@@ -21,7 +21,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.engine import EngineDied, EngineUnavailable, TurnRefused
-from server.log import LogFull, LogUnavailable, SessionBusy, SessionExists, SessionMoved, UnknownSession
+from server.log import (
+    LogFull,
+    LogUnavailable,
+    SessionBusy,
+    SessionDamaged,
+    SessionExists,
+    SessionMoved,
+    UnknownSession,
+)
 from server.tokens import TemplateRefused
 
 INVALID = "invalid_request_error"
@@ -108,6 +116,9 @@ def as_api_error(error: BaseException) -> ApiError:
         case LogFull():
             message = "The server's storage takes nothing more now, so this could not be kept."
             return ApiError(507, message, code="insufficient_storage", headers={"retry-after": str(STORAGE_RETRY)})
+        case SessionDamaged():
+            message = "Parts of this session's log are damaged, so it cannot be read. Delete it to begin it anew."
+            return ApiError(410, message, code="session_damaged")
         case LogUnavailable():
             return unavailable("The session log cannot be read or written now.", 5, "log_unavailable")
         case TemplateRefused():
@@ -200,7 +211,7 @@ def sentence(finding: Mapping[str, Any], path: list[str | int]) -> str:
         return str(finding["msg"]).removeprefix("Value error, ").rstrip(".")
     if path and path[0] in SHAPES:
         return SHAPES[str(path[0])]
-    if kind == "model_type":
+    if kind in ("model_type", "dict_type"):
         return "should be an object"
     if kind in LENGTHS:
         return LENGTHS[kind].format(**finding["ctx"])

@@ -53,8 +53,8 @@ class Exchange:
         self._wish = UsageWish.of(body)
         self._idempotency = None if session is None else idempotency
         self._drafts = [Draft() for _ in submits]
-        self._fingerprint = face.facts.fingerprint
-        self._past = Past.of(session, record, face.facts, submits[0])
+        self._fingerprint = face.fingerprint
+        self._past = Past.of(session, record, face.facts, self._fingerprint, submits[0])
 
     async def respond(self, request: Request, held: ExitStack) -> Response:
         """The response, once its status is certain. ``held`` (the session's claim) is closed when all is over."""

@@ -43,6 +43,11 @@ class Face:
             raise unavailable(f"The engine is {self.engine.state()}: no model is ready yet.", 2)
         return self.engine.facts
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the token ids that the served model reads and the log holds. Raises a 503 while there is no engine."""
+        return self.tokens.fingerprint(self.facts.vocab_size)
+
     def check_model(self, name: str) -> None:
         """Requests name the served model, or none."""
         if name not in ("", self.served_name):

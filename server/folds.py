@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sql
 
-from server.database import LogDamaged
+from server.database import SessionDamaged
 from server.stored import SessionRow, row_of
 from server.tables import turns
 from server.timeline import Row, Timeline
@@ -41,7 +41,7 @@ class Folds:
         self._folds: OrderedDict[Key, Fold] = OrderedDict()
 
     def read(self, connection: sql.Connection, row: SessionRow) -> Fold:
-        """The timeline as the database has it: what is in memory of it, and the rows since. Raises LogDamaged."""
+        """The timeline as the database has it: what is in memory of it, and the rows since. Raises SessionDamaged."""
         key = row.tenant, row.session
         fold = self._folds.pop(key, None)
         # Another id: deleted and begun again. Fewer rows: a database that was set back.
@@ -55,7 +55,7 @@ class Folds:
                 columns = dict(**stored)
                 fold.apply(row_of(*key, columns), columns)
         if fold.timeline.number != row.rows:
-            raise LogDamaged("a row of the session log is missing")
+            raise SessionDamaged("a row of the session log is missing")
         self._folds[key] = fold
         while len(self._folds) > 1 and self._too_much():
             self._folds.popitem(last=False)

@@ -18,7 +18,8 @@ SWEEP_SECONDS = 30.0
 
 class Housekeeper:
     """Keeps engine and log of one mind. A deleted session leaves a tombstone in the log until the engine has said
-    that nothing of it is left anywhere, however often either of them restarts in between.
+    that nothing of it is left anywhere, however often either of them restarts in between. Each server of a database has
+    tombstones of its own.
 
     ``ready`` and ``forgotten`` are the engine's callbacks; they return at once. All is tried again at the next sweep
     or the next start of the engine, so a log that cannot be used now costs time only.
@@ -28,6 +29,7 @@ class Housekeeper:
         self._engine = engine
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
+        self._told: set[tuple[str, str]] = set()  # the tombstones that this engine knows of
 
     async def run(self) -> None:
         """Sweep every 30 seconds until cancelled."""
@@ -36,9 +38,10 @@ class Housekeeper:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def sweep(self) -> None:
-        """Delete the sessions whose time has run out. Raises LogUnavailable."""
-        for tenant, session in await self._log.expire(time.time()):
-            self._engine.forget(tenant, session)
+        """Delete the sessions whose time has run out, and have the engine forget what any server has deleted. Raises
+        LogUnavailable."""
+        await self._log.expire(time.time())
+        await self._bury()
 
     def ready(self) -> None:
         """A fresh engine knows neither what was deleted while there was none, nor what is pinned."""
@@ -46,6 +49,7 @@ class Housekeeper:
 
     def forgotten(self, tenant: str, session: str) -> None:
         """Nothing of a session is left in any tier."""
+        self._told.discard((tenant, session))
         self._start(self._log.swept(tenant, session))
 
     async def close(self) -> None:
@@ -55,10 +59,17 @@ class Housekeeper:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _tell(self) -> None:
-        for tenant, session in await self._log.tombstones():
-            self._engine.forget(tenant, session)
+        self._told.clear()
+        await self._bury()
         for tenant, session, until in await self._log.pinned(time.time()):
             self._engine.pin(tenant, session, until)
+
+    async def _bury(self) -> None:
+        for tenant, session in await self._log.tombstones():
+            # One that was begun anew and has a turn now: forgetting would end it. Later.
+            if (tenant, session) not in self._told and not self._log.is_held(tenant, session):
+                self._told.add((tenant, session))
+                self._engine.forget(tenant, session)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._tolerant(work))

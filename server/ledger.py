@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sql
 from msgspec import UNSET, UnsetType
 from sqlalchemy.exc import IntegrityError
 
-from server.database import Database, LogDamaged, LogUnavailable
+from server import session_rows
+from server.database import Database, LogFull, LogUnavailable
 from server.folds import Fold, Folds, Key
 from server.listing import Filter, Page, page
 from server.portable import PortableLog, portable, rows_of
+from server.retries import Idempotency, Replayed, remember_key, replayed
 from server.session_rows import (
     ADD_ROW,
     UPDATE,
@@ -24,14 +25,13 @@ from server.session_rows import (
     insert,
     is_over,
     known,
-    remember_key,
     set_counts,
     set_metadata,
     summary_now,
     version_of,
 )
-from server.stored import SessionRow, alive, columns_of, facts_of, metadata_of, row_of, summary_of
-from server.tables import retries, sessions, tombstones, turns
+from server.stored import SessionRow, alive, columns_of, facts_of, metadata_of, summary_of
+from server.tables import retries, sessions, tombstones
 from server.timeline import (
     Message,
     Row,
@@ -51,27 +51,7 @@ from server.timeline import (
 T = TypeVar("T")
 
 EXPIRED_AT_ONCE = 50  # sessions deleted in one transaction
-
-
-@dataclass(frozen=True)
-class Idempotency:
-    """A client's key for one request (255 characters at most), and a hash of that request (128)."""
-
-    key: str
-    request_hash: str
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """A committed turn as its answer needs it: ``text`` of the reply, ``created`` in Unix seconds."""
-
-    request_hash: str
-    text: str
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached: int
-    created: int
+SEEN_SECONDS = 86400  # between two signs of life
 
 
 class Ledger:
@@ -80,8 +60,9 @@ class Ledger:
     A timeline in memory is always that of rows which are committed: a write that fails drops it.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, server: str) -> None:
         self._database = database
+        self._server = server
         self._folds = Folds()
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -127,29 +108,7 @@ class Ledger:
 
         def work(connection: sql.Connection) -> Replayed | None:
             row = find(connection, tenant, session, now)
-            if row is None:
-                return None
-            kept = connection.execute(
-                sql.select(retries).where(retries.c.session_id == row.id, retries.c.key == key)
-            ).one_or_none()
-            if kept is None:
-                return None
-            stored = connection.execute(
-                sql.select(turns).where(turns.c.session_id == row.id, turns.c.number == kept.number)
-            ).one_or_none()
-            if stored is None:
-                raise LogDamaged("a row of the session log is missing")
-            turn = row_of(tenant, session, dict(**stored._mapping))
-            begins = turn.prompt_tokens or 0
-            return Replayed(
-                kept.request_hash,
-                turn.messages[-1]["content"],
-                turn.finish_reason,
-                begins,
-                turn.keep_tokens + len(turn.tokens) - begins,
-                turn.cached,
-                turn.created,
-            )
+            return None if row is None else replayed(connection, row, key)
 
         return self._database.read(work)
 
@@ -210,7 +169,7 @@ class Ledger:
                 now=int(now),
             )
             if idempotency is not None:
-                remember_key(connection, row, idempotency.key, idempotency.request_hash, now)
+                remember_key(connection, row, idempotency, now)
             self._append(connection, row, fold, turn, now)
             return fold.timeline.turns[-1]
 
@@ -350,14 +309,32 @@ class Ledger:
         if self._database.read(lambda connection: connection.execute(sql.select(sql.exists().where(old))).scalar_one()):
             self._database.write(lambda connection: connection.execute(sql.delete(retries).where(old)))
 
+    def is_known(self) -> bool:
+        """Whether this server has had a tombstone of everything that was deleted."""
+        return self._database.read(lambda connection: session_rows.is_known(connection, self._server))
+
+    def register(self, now: float) -> None:
+        """Tell that this server is there, which is written once a day at most."""
+        seen = self._database.read(lambda connection: session_rows.seen(connection, self._server))
+        if seen is not None and seen > now - SEEN_SECONDS:
+            return
+        try:
+            self._database.write(lambda connection: session_rows.register(connection, self._server, now))
+        except IntegrityError:  # it has registered itself meanwhile, under the same name
+            return
+        except LogFull:
+            if seen is None:
+                raise
+
     def tombstones(self) -> list[Key]:
-        """Deleted sessions that are not ``swept``."""
-        query = sql.select(tombstones.c.tenant, tombstones.c.session)
+        """Deleted sessions that this server has not ``swept``."""
+        query = sql.select(tombstones.c.tenant, tombstones.c.session).where(tombstones.c.server == self._server)
         return self._database.read(lambda connection: [(row.tenant, row.session) for row in connection.execute(query)])
 
     def swept(self, tenant: str, session: str) -> None:
-        """Take a tombstone away."""
+        """Take this server's tombstone away."""
         query = sql.delete(tombstones).where(tombstones.c.tenant == tenant, tombstones.c.session == session)
+        query = query.where(tombstones.c.server == self._server)
         self._database.write(lambda connection: connection.execute(query))
 
     # --- within -------------------------------------------------------------------------------------------

@@ -20,11 +20,13 @@ from typing import TypeVar
 from msgspec import UNSET, UnsetType
 
 from server.claims import Claims, SessionBusy
-from server.database import Database, Durability, LogDamaged, LogFull, LogUnavailable
-from server.ledger import Idempotency, Ledger, Replayed
+from server.database import Durability, LogDamaged, LogFull, LogUnavailable, SessionDamaged
+from server.ledger import Ledger
 from server.listing import Filter, Page
+from server.mending import opened
 from server.portable import InvalidLog, PortableLog, PortableTurn
-from server.tables import ballast, prepare
+from server.retries import Idempotency, Replayed
+from server.tables import ANYONE, ballast
 from server.timeline import (
     Message,
     NoSuchPlace,
@@ -55,6 +57,7 @@ __all__ = [
     "PortableTurn",
     "Replayed",
     "SessionBusy",
+    "SessionDamaged",
     "SessionExists",
     "SessionLog",
     "SessionMoved",
@@ -77,7 +80,8 @@ class SessionLog:
 
     Every verb is whole or not at all, and durable when it returns: against the death of the process, with
     ``durability="power"`` also against loss of power. Every verb raises LogUnavailable when the database cannot be
-    used, a writing one LogFull when that is for want of storage; nothing of it can be seen then. A tenant's session is
+    used, a writing one LogFull when that is for want of storage; nothing of it can be seen then. What needs the
+    timeline of a session that has lost rows raises SessionDamaged, until the session is deleted. A tenant's session is
     unknown to every other tenant. A session past its TTL is unknown too, also before ``expire`` has removed it.
 
     The verbs that change a session take no claim: the caller holds it. ``expect`` is the ``version`` of the record that
@@ -85,18 +89,31 @@ class SessionLog:
     raised and nothing is written. None: whatever is there is changed.
     """
 
-    def __init__(self, where: Path | str, durability: Durability = "process") -> None:
+    def __init__(
+        self,
+        where: Path | str,
+        durability: Durability = "process",
+        server: str = ANYONE,
+        stranger: Callable[[], object] | None = None,
+    ) -> None:
         """Open or create the log: a file of SQLite, readable by this user only, or a database URL
-        (``postgresql://...``, ``sqlite:///path``). Raises LogUnavailable, whose message is one line and names no
-        password."""
+        (``postgresql://...``, ``sqlite:///path``). ``server`` names this one among those of a database, also after a
+        restart. Raises LogUnavailable, whose message is one line and names no password.
+
+        A file that is damaged is set aside, and the log goes on with what is left of it: see ``salvage``, which is None
+        otherwise. ``older``: this is not the log that was here before. ``stranger`` is called where this server has not
+        used this log before, or so long ago that nobody knows what was deleted since: its cache has to be emptied.
+        """
         self._claims = Claims()
-        self._database = Database(where, durability)
+        self._database, self.salvage, self.older = opened(where, durability)
+        self._ledger = Ledger(self._database, server)
         try:
-            self._database.prepare(prepare)
-        except LogUnavailable:
+            if stranger is not None and not self._ledger.is_known():
+                stranger()
+            self._ledger.register(now())
+        except BaseException:
             self._database.close()
             raise
-        self._ledger = Ledger(self._database)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-log")
 
     async def close(self) -> None:
@@ -119,6 +136,10 @@ class SessionLog:
         longer than ``seconds``."""
         async with self._claims.claim_when_free((tenant, session), seconds):
             yield
+
+    def is_held(self, tenant: str, session: str) -> bool:
+        """Whether anything in this process holds the session."""
+        return (tenant, session) in self._claims.held()
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -290,15 +311,17 @@ class SessionLog:
         deleted: builtins.list[tuple[str, str]] = []
         while some := await self._in_thread(partial(self._ledger.expire, self._claims.held(), moment)):
             deleted += some  # a few at a time: turns are committed in between
+        await self._in_thread(lambda: self._ledger.register(moment))
         await self._in_thread(lambda: self._ledger.forget_keys(moment - KEY_SECONDS))
         return deleted
 
     async def tombstones(self) -> builtins.list[tuple[str, str]]:
-        """The deleted sessions of which an engine may still hold something."""
+        """The deleted sessions of which this server's engine may still hold something, whichever server has deleted
+        them."""
         return await self._in_thread(self._ledger.tombstones)
 
     async def swept(self, tenant: str, session: str) -> None:
-        """The engine holds nothing more of this deleted session."""
+        """This server's engine holds nothing more of this deleted session."""
         await self._in_thread(lambda: self._ledger.swept(tenant, session))
 
     async def writable(self) -> None:

@@ -14,6 +14,7 @@ from prometheus_client import (
 )
 
 from scheduler.messages import Delta, Receipt, Stats
+from server.salvage import Salvage
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the page and nobody plots them
 
@@ -57,6 +58,9 @@ class Metrics:
         self._loaded = self._counter("loaded_tokens", "Prompt tokens reused from KV off the device", "tier")
         self._pages = self._gauge("pages", "KV pages in use", "tier")
         self._pages_capacity = self._gauge("pages_capacity", "KV pages there are", "tier")
+        self._salvages = self._counter("log_salvages", "Starts at which the session log was damaged")
+        self._salvaged = self._counter("log_salvaged_sessions", "Sessions of a damaged log, by outcome", "state")
+        self._older = self._counter("log_rollbacks", "Starts at which the session log was an older one than before")
         self._ready = self._gauge("engine_ready", "1 while the engine takes turns")
         self._requests = self._counter("requests", "Requests answered", "route", "status")
         self._first = self._histogram("time_to_first_token_seconds", "Request to first token", FIRST_TOKEN_BUCKETS)
@@ -70,6 +74,14 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"warmturn_{name}", text, buckets=buckets, registry=self.registry)
+
+    def log_opened(self, salvage: Salvage | None, older: bool) -> None:
+        """Take over what the log found when it was opened."""
+        self._older.inc(older)
+        if salvage is not None:
+            self._salvages.inc()
+            for state in ("whole", "refused", "nameless"):
+                self._salvaged.labels(state).inc(getattr(salvage, state))
 
     def answered(self, route: str, status: int) -> None:
         """Count one answer; status 0 is a client that left before there was one."""

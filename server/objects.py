@@ -31,7 +31,7 @@ class Usage(msgspec.Struct, frozen=True):
 class MissReason(StrEnum):
     """Why not more was reused: what the server sees in the log, then what the engine tells (``Miss``)."""
 
-    FINGERPRINT = "fingerprint"  # the log was written under another model, tokenizer or template
+    FINGERPRINT = "fingerprint"  # the log was written under another tokenizer or template
     EDITED_HISTORY = "edited_history"  # the client's history is not the logged one
     TEMPLATE_DRIFT = "template_drift"  # it is, and yet it has become other tokens
     EVICTED = Miss.EVICTED.value

@@ -40,7 +40,7 @@ class PortableTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A timeline. ``fingerprint`` is that of the model whose tokenizer made its tokens; ``rest`` are the messages
+    """A timeline. ``fingerprint`` is that of what gives its tokens their meaning; ``rest`` are the messages
     behind the last turn. Times are Unix seconds."""
 
     format: int

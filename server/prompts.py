@@ -39,8 +39,8 @@ def chat_prompt(body: ChatRequest, tokens: Tokens, facts: ModelFacts, record: Se
 def continuation(tokens: Tokens, facts: ModelFacts, record: SessionRecord, new: list[Message]) -> Prompt:
     """What follows when ``new`` messages are added to a session; without any, its last message is to be answered."""
     whole = [*record.messages, *new]
-    if record.fingerprint != facts.fingerprint:
-        # Logged under another model: its ids mean nothing here, its words do.
+    if record.fingerprint != tokens.fingerprint(facts.vocab_size):
+        # Logged under another tokenizer: its ids mean nothing here, its words do.
         return Prompt(full_ids(tokens, whole), whole)
     rendered, unrendered = record.messages[: record.rendered], whole[record.rendered :]
     if not unrendered:
@@ -74,7 +74,7 @@ def history(tokens: Tokens, facts: ModelFacts, record: SessionRecord | None) -> 
     """The ids and messages that a raw continuation follows."""
     if record is None:
         return [], []
-    if record.fingerprint == facts.fingerprint:
+    if record.fingerprint == tokens.fingerprint(facts.vocab_size):
         waiting = "".join(m["content"] for m in record.messages[record.rendered :])
         ids = tokens.encode(waiting, special=not record.tokens) if waiting else []
         return [*record.tokens, *ids], record.messages

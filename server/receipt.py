@@ -24,8 +24,8 @@ Decode = Callable[[Sequence[int]], str]
 @dataclass(frozen=True)
 class Past:
     """What the server knows of a prompt's history. ``named``: the client named a session; ``record``: what the log held
-    of it before this turn; ``fingerprint``: of the served model; ``reusable``: whether this request, run by this model,
-    may skip any token at all.
+    of it before this turn; ``fingerprint``: of the served token ids; ``reusable``: whether this request, run by this
+    model, may skip any token at all.
     """
 
     named: bool
@@ -34,11 +34,18 @@ class Past:
     reusable: bool = True
 
     @classmethod
-    def of(cls, session: Session | None, record: SessionRecord | None, facts: ModelFacts, submit: Submit) -> Past:
+    def of(
+        cls,
+        session: Session | None,
+        record: SessionRecord | None,
+        facts: ModelFacts,
+        fingerprint: str,
+        submit: Submit,
+    ) -> Past:
         """The past of a turn that is submitted now."""
         # An encoder reads its prompt anew each time, and logprobs of a prompt come from computing it.
         reusable = not facts.encoder_decoder and facts.mode != UNCACHED and submit.prompt_logprobs is None
-        return cls(session is not None, record, facts.fingerprint, reusable)
+        return cls(session is not None, record, fingerprint, reusable)
 
 
 def receipt_of(prompt: Prompt, engine: Receipt, past: Past, decode: Decode) -> objects.CacheReceipt:

@@ -52,7 +52,9 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
         try:
-            log = SessionLog(config.database or folder / "log.sqlite", durability=config.durability)
+            name = data_dir.identity(folder)
+            where = config.database or folder / "log.sqlite"
+            log = SessionLog(where, config.durability, name, lambda: data_dir.empty_cache(folder))
         except LogUnavailable as error:
             raise UsageError(error.message) from None
         if not config.api_key and not is_loopback(listener):

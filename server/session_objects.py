@@ -128,7 +128,7 @@ def session_object(face: Face, summary: SessionSummary) -> SessionObject:
         pinned_until=summary.pinned_until,
         parent=None if summary.parent is None else Parent(*summary.parent),
         fingerprint=summary.fingerprint,
-        model_matches=facts is not None and summary.fingerprint in ("", facts.fingerprint),
+        model_matches=facts is not None and summary.fingerprint in ("", face.fingerprint),
     )
 
 
@@ -140,7 +140,9 @@ async def seen(face: Face, session: Session, summary: SessionSummary) -> Session
             inspected = await face.engine.inspect(session.tenant, session.name)
     except (EngineUnavailable, EngineDied, TimeoutError):
         return msgspec.structs.replace(made, kv=None, running=False)
-    return msgspec.structs.replace(made, kv=inspected.tiers, running=inspected.running)
+    # A tier may still hold what the log has left: a rewind reaches it with the next turn.
+    held = {tier: Holding(min(held.tokens, summary.tokens), held.bytes) for tier, held in inspected.tiers.items()}
+    return msgspec.structs.replace(made, kv=held, running=inspected.running)
 
 
 def turn_object(turn: TurnRecord) -> TurnObject:

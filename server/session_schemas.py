@@ -123,6 +123,8 @@ class ListSessions(Query):
         for name, value in data.items():
             if name.startswith("metadata[") and name.endswith("]"):
                 metadata[name[len("metadata[") : -1]] = value
+            elif name == "metadata":
+                raise PydanticCustomError("value_error", "is given as metadata[key]=value", {"field": name})
             else:
                 plain[name] = value
         return {**plain, "metadata": metadata} if metadata else plain

@@ -15,9 +15,12 @@ import httpx
 
 from server.config import UsageError
 from server.session_verbs import SessionsCommand
-from server.terminal import TIMEOUT, explain
+from server.terminal import explain
 
 CAPSULE = {"content-type": "application/zip"}
+TIMEOUT = httpx.Timeout(
+    10.0, read=None, write=60.0
+)  # an export begins when it is packed; a disk may take a file slowly
 Answer = dict[str, Any]
 
 
@@ -80,8 +83,11 @@ class Remote:
 
 
 def at(arguments: Answer) -> str:
-    """The path of the session that is meant."""
-    return "/" + quote(arguments["session"], safe=":@")
+    """The path of the session that is meant. Raises UsageError for what would be a path to something else."""
+    name: str = arguments["session"]
+    if "/" in name or name in ("", ".", ".."):
+        raise UsageError("SESSION: no session can have this id")
+    return "/" + quote(name, safe=":@")
 
 
 def pairs(given: Iterable[str], flag: str) -> dict[str, str]:

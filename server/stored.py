@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from scheduler.messages import unpack_ids
-from server.database import LogDamaged
+from server.database import SessionDamaged
 from server.tables import labels, sessions
 from server.timeline import Row, SessionSummary
 
@@ -41,13 +41,13 @@ def columns_of(tenant: str, session: str, session_id: int, number: int, row: Row
 
 
 def row_of(tenant: str, session: str, columns: Mapping[str, Any]) -> Row:
-    """The reverse. Raises LogDamaged for anything but what ``columns_of`` has given for this session."""
+    """The reverse. Raises SessionDamaged for anything but what ``columns_of`` has given for this session."""
     try:
         is_ours = checksum(tenant, session, columns) == columns["checksum"]
     except (TypeError, ValueError):  # SQLite's columns can hold any type
         is_ours = False
     if not is_ours:
-        raise LogDamaged("a row of the session log is damaged")
+        raise SessionDamaged("a row of the session log is damaged")
     return Row(
         columns["kind"],
         columns["created"],

@@ -1,6 +1,7 @@
-"""The tables of the log, and how an older format becomes this one.
+"""The tables of the log.
 
 Format 1 knew turns only. Format 2 has rows of every kind, their checksums, and in ``sessions`` all that a list shows.
+Format 3 has tombstones per server.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from typing import Any
 import sqlalchemy as sql
 from sqlalchemy import Column, Index
 
-from server.database import LogUnavailable
+from server.database import REMEDY, LogDamaged, LogUnavailable
 
-FORMAT = 2
+FORMAT = 3
 MIGRATION_LOCK = 0x7761726D  # of PostgreSQL: one server at a time prepares the tables
+
+ANYONE = ""  # in place of a server: the next one that registers
 
 metadata = sql.MetaData()
 
@@ -88,9 +91,17 @@ retries = sql.Table(
 )
 Index("retries_created", retries.c.created)
 
-tombstones = sql.Table(
-    "tombstones",  # deleted sessions of which an engine may still hold something
+servers = sql.Table(
+    "servers",  # each with a cache of its own, of which it has to forget what is deleted
     metadata,
+    Column("id", sql.String(64), primary_key=True),
+    Column("seen", sql.BigInteger, nullable=False),
+)
+
+tombstones = sql.Table(
+    "tombstones",  # deleted sessions of which the engine of a server may still hold something
+    metadata,
+    Column("server", sql.String(64), primary_key=True),
     Column("tenant", sql.String(128), primary_key=True),
     Column("session", sql.String(128), primary_key=True),
 )
@@ -100,42 +111,52 @@ ballast = sql.Table("ballast", metadata, Column("data", sql.LargeBinary, nullabl
 
 def prepare(connection: sql.Connection) -> None:
     """Make the tables of a new log, or bring those of an older one to this format; in the caller's transaction.
-    Raises LogUnavailable for a log of a later version, and where the names are taken by what is no log."""
+    Raises LogUnavailable for a log of a later version, and where the names are taken by what is no log; LogDamaged."""
     if connection.dialect.name == "postgresql":
         connection.execute(sql.select(sql.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-    version = FORMAT
-    if is_new := not sql.inspect(connection).has_table(log_format.name):
-        if taken := metadata.tables.keys() & {*sql.inspect(connection).get_table_names()}:
+    if not sql.inspect(connection).has_table(log_format.name):
+        taken = metadata.tables.keys() & {*sql.inspect(connection).get_table_names()}
+        if len(taken) > 2:
+            raise damaged()
+        if taken:
             raise LogUnavailable(
                 f"the session log cannot be opened: the database has a table {min(taken)} of another program: "
                 "give the log a database of its own"
             )
         metadata.create_all(connection)
         connection.execute(sql.insert(log_format).values(version=FORMAT))
-    else:
-        version = connection.execute(sql.select(log_format.c.version)).scalar_one()
+    version = connection.execute(sql.select(log_format.c.version)).scalar()
+    if not isinstance(version, int):
+        raise damaged()
     if not 1 <= version <= FORMAT:
         raise LogUnavailable(
             f"the session log has format {version}, and this version of warmturn reads formats 1 to {FORMAT}: "
             "serve it with the version that wrote it"
         )
-    if version == 1 and not is_new:
-        from server.upgrade import fill_in
+    if version != format_of_columns(connection):
+        raise damaged()
+    if version < FORMAT:
+        from server import upgrade
 
-        add_columns(connection)
-        metadata.create_all(connection)
-        for table in (sessions, turns):
-            for index in table.indexes:
-                index.create(connection, checkfirst=True)
-        fill_in(connection)
+        upgrade.from_format(version, connection)
         connection.execute(sql.update(log_format).values(version=FORMAT))
 
 
-def add_columns(connection: sql.Connection) -> None:
-    """Give the tables of format 1 the columns that came later."""
-    for table in (sessions, turns):
-        there = {column["name"] for column in sql.inspect(connection).get_columns(table.name)}
-        for column in table.columns:
-            if column.name not in there:
-                definition = sql.schema.CreateColumn(column).compile(dialect=connection.dialect)
-                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")
+def format_of_columns(connection: sql.Connection) -> int:
+    """The format that the tables are of; 0 where they are of none."""
+
+    def lacks(table: sql.Table) -> set[str]:
+        there = inspector.get_columns(table.name) if inspector.has_table(table.name) else []
+        return {*table.columns.keys()} - {column["name"] for column in there}
+
+    inspector = sql.inspect(connection)
+    if "checksum" in lacks(turns):
+        return 1
+    if "server" in lacks(tombstones):
+        return 2
+    return 0 if any(lacks(table) for table in metadata.tables.values()) else FORMAT
+
+
+def damaged() -> LogDamaged:
+    """The tables are not what they were made as."""
+    return LogDamaged(f"the session log cannot be opened: its tables are damaged: {REMEDY}")

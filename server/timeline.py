@@ -58,8 +58,9 @@ class TurnRecord:
 class SessionSummary:
     """A session without its text. ``turns``, ``tokens`` and ``messages`` are counts; times are Unix seconds.
 
-    ``used`` is the time of the last change of its timeline. ``fingerprint`` is that of the model whose tokenizer made
-    the tokens, "" while no turn was logged. ``parent`` is the session it was forked from and the turn it was forked at.
+    ``used`` is the time of the last change of its timeline. ``fingerprint`` is that of what gives the tokens their
+    meaning (``Tokens.fingerprint``), "" while no turn was logged. ``parent`` is the session it was forked from and the
+    turn it was forked at.
     """
 
     id: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,7 @@ class Tokens:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tokens")
         self._template = template_source(tokenizer)
         self.special_ids = frozenset(int(i) for i in tokenizer.all_special_ids)
+        self._digest = digest(tokenizer, self._backend, self._template)
 
     @classmethod
     def load(cls, model: str) -> Self:
@@ -54,6 +56,11 @@ class Tokens:
     def has_template(self) -> bool:
         """Whether chats can be rendered at all."""
         return self._template is not None
+
+    def fingerprint(self, vocab_size: int) -> str:
+        """What gives token ids their meaning, as 32 hexadecimal digits: tokenizer, chat template, and how many ids the
+        model has. Models that share these go on with each other's sessions; their KV has a fingerprint of its own."""
+        return hashlib.blake2b(f"{self._digest} {vocab_size}".encode(), digest_size=16).hexdigest()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids of ``text``; with ``special`` also those that the tokenizer puts around a text (BOS)."""
@@ -91,6 +98,15 @@ class Tokens:
     def close(self) -> None:
         """Let the pool's threads end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def digest(tokenizer: Any, backend: Any, template: str | None) -> str:
+    """All that a tokenizer and its template are made of."""
+    if backend is not None:
+        made = backend.to_str()
+    else:
+        made = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map))
+    return hashlib.blake2b(repr((made, template)).encode(), digest_size=16).hexdigest()
 
 
 def template_source(tokenizer: Any) -> str | None:

@@ -26,6 +26,7 @@ from server.errors import ApiError, ClientLeft
 from server.sse import while_connected
 
 AT_ONCE = 4  # capsules; each may need twice its size on the disk for a while
+PIECE = 1 << 16  # bytes that must leave within STALL_SECONDS
 STALL_SECONDS = 60.0  # without a byte going through, then the other side is given up
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG})
 
@@ -60,7 +61,7 @@ class Transfers:
             try:
                 yield folder
             finally:
-                await asyncio.shield(run_in_threadpool(shutil.rmtree, folder, ignore_errors=True))
+                await asyncio.shield(run_in_threadpool(discard, folder))
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -94,6 +95,13 @@ class Transfers:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The capsule is larger than {self.max_bytes} bytes.", code="request_too_large")
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder into which an engine that was given up may be writing still: it must not find it any more."""
+    with suppress(OSError):
+        folder = folder.rename(folder.with_name(f"{folder.name}.gone"))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 async def pieces(request: Request) -> AsyncIterator[bytes]:
@@ -141,9 +149,11 @@ class CapsuleResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         chunks = self._capsule.chunks()
         while (data := await run_in_threadpool(next, chunks, None)) is not None:
-            try:
-                async with asyncio.timeout(STALL_SECONDS):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except (TimeoutError, OSError):
-                raise ClientLeft from None
+            for start in range(0, len(data), PIECE):  # a slow reader is none that has stopped
+                try:
+                    async with asyncio.timeout(STALL_SECONDS):
+                        body = data[start : start + PIECE]
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+                except (TimeoutError, OSError):
+                    raise ClientLeft from None
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from scheduler.messages import Delta, Receipt
-from server.engine import EngineDied
 
 
 class Turn:
@@ -51,14 +50,12 @@ class Turn:
 
     # --- the side of the response -------------------------------------------------------------------------
 
-    async def admitted(self) -> Receipt:
+    async def admitted(self) -> Receipt | None:
         """See ``TurnStream``."""
-        while self._receipt is None:
-            if self._failure is not None:
-                raise self._failure
-            if self._closed:  # cancelled, or the server stopped, while the turn was waiting for its admission
-                raise EngineDied("The server ended this turn before it began.")
+        while self._receipt is None and not self._closed:
             await self._wait()
+        if self._receipt is None and self._failure is not None:
+            raise self._failure
         return self._receipt
 
     def __aiter__(self) -> Turn:

@@ -1,4 +1,4 @@
-"""What a log of format 1 does not say, filled in. Its rows are turns, and where their replies begin is not known."""
+"""How the tables of an older format become those of this one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,42 @@ import sqlalchemy as sql
 
 from scheduler.messages import unpack_ids
 from server.stored import columns_of
-from server.tables import sessions, turns
+from server.tables import ANYONE, metadata, servers, sessions, tombstones, turns
 from server.timeline import Row, Timeline, turns_within
 
 
+def from_format(version: int, connection: sql.Connection) -> None:
+    """Bring a log of format 1 or 2 up to date, in the caller's transaction."""
+    old = sql.Table(tombstones.name, sql.MetaData(), sql.Column("tenant"), sql.Column("session"))
+    buried = [] if version == 1 else connection.execute(sql.select(old)).all()
+    old.drop(connection, checkfirst=True)
+    if version == 1:
+        add_columns(connection)
+    metadata.create_all(connection)
+    if version == 1:
+        for table in (sessions, turns):
+            for index in table.indexes:
+                index.create(connection, checkfirst=True)
+        fill_in(connection)
+    connection.execute(sql.insert(servers).values(id=ANYONE, seen=2**31))
+    if buried:
+        stones = [{"server": ANYONE, "tenant": row.tenant, "session": row.session} for row in buried]
+        connection.execute(sql.insert(tombstones), stones)
+
+
+def add_columns(connection: sql.Connection) -> None:
+    """Give the tables of format 1 the columns that came later."""
+    for table in (sessions, turns):
+        there = {column["name"] for column in sql.inspect(connection).get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in there:
+                definition = sql.schema.CreateColumn(column).compile(dialect=connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")
+
+
 def fill_in(connection: sql.Connection) -> None:
-    """Complete the rows of every session, and what ``sessions`` tells of them."""
+    """Complete the rows of every session, and what ``sessions`` tells of them. The rows of format 1 are turns, and
+    where their replies begin is not known."""
     for session in connection.execute(sql.select(sessions)).all():
         timeline, used = Timeline(), session.created
         rows = connection.execute(

@@ -72,7 +72,7 @@ async def import_session(query: Annotated[ImportSession, Query()], request: Requ
     facts = face.facts
     async with transfers.room() as folder:
         await transfers.receive(request, folder / "capsule")
-        told, log = await run_in_threadpool(opened, folder, facts)
+        told, log = await run_in_threadpool(opened, folder, facts, face.fingerprint)
         name = told.session.id if query.id is None else query.id
         session = Session(request.state.tenant, name, stateful=True)
         with face.log.claim(session.tenant, session.name):
@@ -83,7 +83,7 @@ async def import_session(query: Annotated[ImportSession, Query()], request: Requ
     return body_of(msgspec.structs.replace(made, imported=report), 201)
 
 
-def opened(folder: Path, facts: ModelFacts) -> tuple[CapsuleFacts, PortableLog]:
+def opened(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[CapsuleFacts, PortableLog]:
     """What is in the file ``capsule``, which goes away; the cache's files are in the folder ``kv`` then. Blocking.
     Raises a 400 for what this server cannot have written."""
     told, log = unpack(folder / "capsule", folder / "kv")
@@ -96,7 +96,7 @@ def opened(folder: Path, facts: ModelFacts) -> tuple[CapsuleFacts, PortableLog]:
         ids = log.tokens
     except InvalidLog:
         raise doubtful("holds no valid log") from None
-    if log.fingerprint == facts.fingerprint and ids and max(ids) >= facts.vocab_size:
+    if log.fingerprint == fingerprint and ids and max(ids) >= facts.vocab_size:
         raise doubtful("holds a token id that its model does not have")
     return told, log
 
@@ -115,7 +115,7 @@ async def cached(face: Face, session: Session, told: CapsuleFacts, files: Path) 
     the next turn computes them."""
     if len(told.members) == 1:
         return 0, "no_kv" if told.tokens else None
-    if told.fingerprint != face.facts.fingerprint:
+    if told.fingerprint != face.fingerprint:
         return 0, "fingerprint"
     try:
         taken = await face.engine.import_(session.tenant, session.name, str(files))

@@ -1,7 +1,7 @@
 """Sessions: made, listed, looked at, changed, forked, rewound, edited, answered anew, deleted.
 
-Every verb holds the session while it runs, so a running turn and a verb never mix: the later one is a 409. Only looking
-needs no hold, and a deletion ends the turn and waits for it.
+Every verb that needs the timeline to stand still holds the session while it runs, so a running turn and a verb never
+mix: the later one is a 409. Looking and updating need no hold, and a deletion ends the turn and waits for it.
 """
 
 from __future__ import annotations
@@ -153,20 +153,19 @@ async def list_messages(session_id: str, request: Request) -> Response:
 
 @router.post("/v1/sessions/{session_id}")
 async def update_session(session_id: str, body: UpdateSession, request: Request) -> Response:
-    """Other metadata, another end, a pin."""
+    """Other metadata, another end, a pin; a turn may be running."""
     face, session = face_of(request), named(request, session_id)
     until = UNSET if body.pin_seconds is None else pinned_until(body.pin_seconds)
-    with face.log.claim(session.tenant, session.name):
-        summary = await face.log.update(
-            session.tenant,
-            session.name,
-            metadata=UNSET if body.metadata is None else body.metadata,
-            ttl=body.ttl_seconds if "ttl_seconds" in body.model_fields_set else UNSET,
-            pinned_until=until,
-        )
-        if until is not UNSET:
-            face.engine.pin(session.tenant, session.name, until or 0)
-        return body_of(await seen(face, session, summary))
+    summary = await face.log.update(
+        session.tenant,
+        session.name,
+        metadata=UNSET if body.metadata is None else body.metadata,
+        ttl=body.ttl_seconds if body.sets_ttl else UNSET,
+        pinned_until=until,
+    )
+    if until is not UNSET:  # at once: pins reach the engine in the order of the log
+        face.engine.pin(session.tenant, session.name, until or 0)
+    return body_of(await seen(face, session, summary))
 
 
 @router.post("/v1/sessions/{session_id}/fork", status_code=201)

@@ -11,22 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash.damage import KINDS, content_of, damage, files_of
+from crash.damage import KINDS, content_of, damage
 from engine_kit import Kit
 from tiny_models import greedy, model_of
 
 from cache.chain import Owner
-from cache.disk import file_name, folder_of
 from cache.files import Doubt
 from cache.segment import Reader
-from server.log import LogUnavailable, SessionLog
+from cache.shelf import file_name, folder_of
+from server.log import SessionDamaged, SessionLog
+from server.salvage import Salvage
 
 DAMAGES = int(os.environ.get("CRASH_DAMAGES", "1000"))
 SESSIONS = 4
 MODELS = ("llama", "mamba2")  # pages alone; pages and states
 
 Truth = dict[str, tuple[list[int], list[int]]]  # next prompt and the reply to it, by session
-Told = dict[str, dict[str, Any]]  # what a log tells of each session
+Told = dict[str, dict[str, Any] | None]  # what a log tells of each session; None: it is refused
 
 
 def prompts(number: int, turns: int) -> list[int]:
@@ -133,34 +134,37 @@ async def write_log(path: Path, turns: range, copy: Path | None = None) -> list[
     return told
 
 
-async def read_log(path: Path) -> Told | None:
-    """What a log tells that is opened anew; None where it refuses to."""
-    try:
-        log = SessionLog(path)
-    except LogUnavailable:
-        return None
-    try:
-        return await everything(log)
-    except LogUnavailable:
-        return None
-    finally:
-        await log.close()
-
-
 async def everything(log: SessionLog) -> Told:
-    """Every session without its times: what a client could tell to be wrong."""
+    """Every session without its times: what a client could tell to be wrong; None for one that is refused."""
     told: Told = {}
     for number in range(SESSIONS):
-        record = await log.get("ab"[number % 2], f"s{number}")
+        try:
+            record = await log.get("ab"[number % 2], f"s{number}")
+        except SessionDamaged:
+            told[f"s{number}"] = None
+            continue
         if record is not None:
             turns = [(turn.number, turn.prompt_tokens, turn.tokens, turn.messages) for turn in record.turns]
             told[f"s{number}"] = {"tokens": record.tokens, "messages": record.messages, "turns": turns}
     return told
 
 
+async def start(path: Path) -> tuple[Told, SessionLog]:
+    """A server's start: what its log tells. A session that is refused can be deleted, and begins anew."""
+    log = SessionLog(path)
+    told = await everything(log)
+    for number in range(SESSIONS):
+        if told.get(f"s{number}", told) is None:
+            assert await log.delete("ab"[number % 2], f"s{number}")
+            assert await log.get("ab"[number % 2], f"s{number}") is None
+    await log.close()
+    return told, log
+
+
 def damage_log(killed: bool, tmp_path: Path, count: int, seed: int) -> Counter[str]:
     """So many damages to the files of a log, each to a fresh copy; how they ended. ``killed``: as kill -9 leaves them.
-    It tells the truth, all that was true at some time, or refuses; only without a file is it new.
+    Every start succeeds. Each session is what it was at some time, or refused; what it was before only where the log
+    as a whole is an older one, or where the log knows that its end is missing, and says so.
     """
     pristine, older, folder, work = (tmp_path / part for part in ("pristine", "older", "folder", "work"))
     work.mkdir()
@@ -170,27 +174,47 @@ def damage_log(killed: bool, tmp_path: Path, count: int, seed: int) -> Counter[s
     truths += asyncio.run(write_log(work / "log.sqlite", range(3, 5), pristine if killed else None))
     if not killed:
         shutil.copytree(work, pristine)
+    states = {f"s{number}": [truth.get(f"s{number}") for truth in truths] for number in range(SESSIONS)}
     rng, ended = random.Random(seed), Counter[str]()
     for _ in range(count):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(pristine, folder)
         what = damage(rng, folder, older)
-        missing = not any(path.name == "log.sqlite" for path in files_of(folder))
-        told = asyncio.run(read_log(folder / "log.sqlite"))
-        if told is None:
-            ended["refused"] += 1
-        elif told in truths:
-            ended["whole" if told == truths[-1] else "older"] += 1
-        else:
-            assert missing, what
-            assert told == {}
-            ended["new"] += 1
+        before = content_of(folder)
+        told, log = asyncio.run(start(folder / "log.sqlite"))
+        for session, state in told.items():
+            assert state is None or state in states[session], what
+        if log.salvage is not None and (log.salvage.torn or not killed):  # else SQLite has put the two together
+            assert [*before.values()] == [aside(folder, log.salvage, path) for path in before], what
+        ended[outcome(told, truths, log)] += 1
+        assert outcome(told, truths, log) != "older, and nothing tells" or what == "the folder as it was", what
     return ended
 
 
+def aside(folder: Path, salvage: Salvage, path: Path) -> bytes:
+    """What became of a damaged file."""
+    return (folder / path.name.replace("log.sqlite", salvage.aside)).read_bytes()
+
+
+def outcome(told: Told, truths: list[Told], log: SessionLog) -> str:
+    """What a damage led to."""
+    refused = [session for session, state in told.items() if state is None]
+    late = [session for session, state in truths[-1].items() if told.get(session) not in (state, None)]
+    if log.salvage is None:
+        assert refused or told in [{}, *truths]
+        if refused:
+            return "one session refused"
+        return "whole" if not late else "older, and it says so" if log.older else "older, and nothing tells"
+    if late:
+        assert log.salvage.torn or log.salvage.nameless
+        return "salvaged, its end is missing"
+    return "salvaged, some refused" if refused else "salvaged whole"
+
+
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_damaged_log_tells_the_truth_or_refuses(killed: bool, tmp_path: Path) -> None:
-    assert damage_log(killed, tmp_path, 40, 1)["refused"] > 2
+def test_a_damaged_log_is_salvaged(killed: bool, tmp_path: Path) -> None:
+    ended = damage_log(killed, tmp_path, 40, 1)
+    assert ended["salvaged whole"] + ended["salvaged, some refused"] > 5
 
 
 @pytest.mark.slow

@@ -52,6 +52,12 @@ async def test_what_is_not_a_json_object_is_a_400(site: Site, data: bytes) -> No
     assert (await site.chat()).status_code == 200
 
 
+@served()
+async def test_an_empty_body_is_called_empty(site: Site) -> None:
+    response = await site.http.post(CHAT, headers=JSON)
+    assert response.json()["error"]["message"].startswith("The body is empty")
+
+
 def test_depth_is_counted_exactly() -> None:
     parse(nested(MAX_DEPTH))
     with pytest.raises(ApiError):

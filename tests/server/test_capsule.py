@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import random
+import shutil
 import struct
 import zipfile
 import zlib
@@ -20,11 +21,11 @@ import msgspec
 import pytest
 from http_face import HELLO, MAX_CAPSULE, Call, Site, demo_tokens, served
 
-from scheduler.messages import unpack_ids
+from scheduler.messages import Exported, unpack_ids
 from server import capsule
 from server.capsule import Capsule, CapsuleFacts, Member
 from server.config import UsageError
-from server.engine import EngineDied
+from server.engine import EngineDied, EngineUnavailable
 from server.transfers import AT_ONCE, Transfers
 
 URL = "/v1/sessions"
@@ -308,6 +309,55 @@ async def test_a_client_that_reads_no_further_leaves_nothing(
     await site.app({**scope, "http_version": "1.1", "scheme": "http"}, receive, send)
     assert sent[0]["status"] == 200
     assert len(sent) == 3
+    assert left_behind(site) == []
+
+
+@served()
+async def test_a_capsule_leaves_in_small_pieces_so_that_a_slow_reader_gets_on(site: Site) -> None:
+    await make(site)
+    site.engine.kv["default", "s"] = [b"x" * 300_000]
+    whole = (await site.http.get(f"{URL}/s/export")).content
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    scope = {"type": "http", "method": "GET", "path": f"{URL}/s/export", "query_string": b"", "headers": []}
+    await site.app({**scope, "http_version": "1.1", "scheme": "http"}, never, send)
+    assert b"".join(sent) == whole
+    assert max(map(len, sent)) <= 1 << 16
+    assert left_behind(site) == []
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
+
+
+@served()
+async def test_an_engine_that_was_given_up_finds_the_folder_no_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    removed: list[Path] = []
+    rmtree = shutil.rmtree
+
+    async def export(tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
+        asked.append(Path(folder))
+        asked[0].mkdir()
+        raise EngineUnavailable("not in time", 5)
+
+    def late(folder: Path, ignore_errors: bool) -> None:
+        with pytest.raises(FileNotFoundError):
+            (asked[0] / "000000.kv").write_bytes(b"late")
+        removed.append(folder)
+        rmtree(folder, ignore_errors)
+
+    await make(site)
+    monkeypatch.setattr(site.engine, "export", export)
+    with monkeypatch.context() as patch:
+        patch.setattr("server.transfers.shutil.rmtree", late)
+        assert (await site.http.get(f"{URL}/s/export")).status_code == 503
+    assert len(removed) == 1
     assert left_behind(site) == []
 
 

@@ -67,3 +67,21 @@ def test_a_folder_that_is_a_link_to_one_is_taken(tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(tmp_path / "disk")
     with data_dir.locked(tmp_path / "data"):
         assert (tmp_path / "disk" / "lock").is_file()
+
+
+def test_a_folder_keeps_the_name_of_its_server(tmp_path: Path) -> None:
+    name = data_dir.identity(tmp_path)
+    assert len(name) == 32
+    assert data_dir.identity(tmp_path) == name
+    (tmp_path / "server").write_bytes(b"\xff nonsense")
+    assert data_dir.identity(tmp_path) not in (name, "\xff nonsense")
+    assert [one.name for one in tmp_path.iterdir()] == ["server"]
+
+
+def test_a_cache_is_emptied(tmp_path: Path) -> None:
+    data_dir.empty_cache(tmp_path)  # there is none
+    (tmp_path / "kv" / "a").mkdir(parents=True)
+    (tmp_path / "kv" / "a" / "0.kv").write_bytes(b"x")
+    (tmp_path / "log.sqlite").write_bytes(b"x")
+    data_dir.empty_cache(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["log.sqlite"]

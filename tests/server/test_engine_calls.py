@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 import scripted_engine
 from scripted_process import engine, pid_of, run_patiently, scenario, until
 
-from scheduler.messages import EngineConfig, Holding, ModelFacts
+from scheduler.messages import EngineConfig, Holding, Inspect, Inspected, ModelFacts, Stats
 from server import engine_link
 from server.engine import EngineDied, EngineUnavailable
+from server.engine_calls import Calls
 from server.engine_process import EngineProcess
 
 
@@ -107,6 +109,49 @@ def test_a_call_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             assert process._calls._open == {}
 
     run_patiently(run())
+
+
+def test_a_call_waits_as_long_as_something_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.engine_calls.PATIENCE", 0.01)
+    looks = iter([(1, 0), (2, 0), (2, 5), (2, 6), (2, 6), (2, 7)])
+    late = iter(range(20))
+
+    async def run() -> None:
+        calls = Calls()
+        with pytest.raises(EngineUnavailable, match="did not answer"):
+            await calls.ask(Inspect("q", "a", "s"), Inspected, lambda _: None, lambda: next(looks))
+        assert list(looks) == [(2, 7)]
+
+        def progress() -> int:
+            if (number := next(late)) == 9:
+                calls.answered(Inspected("q", {}))
+            return number
+
+        assert await calls.ask(Inspect("q", "a", "s"), Inspected, lambda _: None, progress) == Inspected("q", {})
+        assert next(late) == 10
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("sign", ["disk_written", "disk_read", "free"])
+def test_an_engine_gets_on_while_it_reads_or_writes(sign: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("server.engine_process.shutil.disk_usage", lambda folder: usage)
+    process = EngineProcess(EngineConfig(address="", model="ok", kv_folder=str(tmp_path)))
+    before = process._progress()
+    assert before is not None
+    assert process._progress() == before
+    if sign == "free":
+        usage = usage._replace(free=usage.free - 1)
+    else:
+        process.stats = Stats(**{sign: 1})  # type: ignore[arg-type]
+    assert process._progress() != before
+    monkeypatch.setattr("server.engine_process.shutil.disk_usage", failing)
+    assert process._progress() is not None
+
+
+def failing(folder: str) -> None:
+    raise FileNotFoundError(folder)
 
 
 @scenario

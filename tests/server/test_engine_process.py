@@ -26,6 +26,7 @@ async def test_a_turn_is_admitted_and_streamed_to_its_end() -> None:
         assert process.healthy
         turn = process.submit(submit())
         receipt = await turn.admitted()
+        assert receipt is not None
         assert (receipt.prompt, receipt.cached) == (7, 6)
         deltas = await read(turn)
         assert [token for delta in deltas for token in delta.tokens] == [1, 2, 3, 4, 5]

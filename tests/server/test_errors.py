@@ -234,15 +234,48 @@ async def test_an_engine_that_dies_under_a_turn_is_a_503(site: Site) -> None:
     assert response.json()["error"]["code"] == "engine_died"
 
 
-@pytest.mark.parametrize(("reason", "status"), [(FinishReason.ERROR, 500), (FinishReason.CANCELLED, 503)])
+@pytest.mark.parametrize(
+    ("reason", "status", "kind"),
+    [(FinishReason.ERROR, 500, "server_error"), (FinishReason.CANCELLED, 404, "invalid_request_error")],
+)
 @served()
-async def test_a_turn_that_fails_or_is_ended_tells_no_secrets(site: Site, reason: FinishReason, status: int) -> None:
+async def test_a_turn_that_fails_or_is_ended_tells_no_secrets(
+    site: Site, reason: FinishReason, status: int, kind: str
+) -> None:
     site.engine.ends_badly = reason
     response = await site.chat()
     assert response.status_code == status
-    assert ("retry-after" in response.headers) == (status == 503)
-    assert response.json()["error"]["type"] == "server_error"
+    assert "retry-after" not in response.headers  # the same would happen again, or must not
+    assert response.json()["error"]["type"] == kind
     assert "secret" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [("metadata=x", "metadata is given as metadata[key]=value."), ("limit=x", "limit should be a valid integer")],
+)
+@served()
+async def test_a_wrong_parameter_of_the_url_is_told_in_its_own_words(site: Site, query: str, said: str) -> None:
+    error = (await site.http.get(f"/v1/sessions?{query}")).json()["error"]
+    assert error["message"].startswith(said)
+    body = (await site.http.post("/v1/sessions", json={"metadata": []})).json()
+    assert body["error"]["message"] == "metadata should be an object."
+
+
+@served()
+async def test_every_route_refuses_unknown_parameters_of_the_url_by_their_name(site: Site) -> None:
+    await site.http.post("/v1/sessions", json={"id": "s"})
+    routes = [(method.upper(), path) for path, verbs in site.app.openapi()["paths"].items() for method in verbs]
+    assert len(routes) >= 20
+    for method, path in routes:
+        url = path.format(session_id="s", index=0, model="demo")
+        body: Any = None if method in ("GET", "DELETE") else {}
+        for name, param in (("colour", "colour"), ("a%0Ab", None), ("", None)):
+            response = await site.http.request(method, f"{url}?{name}={SECRET}", json=body)
+            error = response.json()["error"]
+            assert (response.status_code, error["param"], error["code"]) == (400, param, "unknown_parameter"), path
+            assert SECRET not in response.text
+    assert await site.log.get("default", "s") is not None
 
 
 @served()

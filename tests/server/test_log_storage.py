@@ -87,12 +87,31 @@ def test_a_log_of_format_1_is_brought_up_to_date(tmp_path: Path) -> None:
         assert text(await read(log)) == "aXY"
 
     with_log(path, scenario)
-    assert sqlite(path, "SELECT version FROM log_format") == [(2,)]
+    assert sqlite(path, "SELECT version FROM log_format") == [(3,)]
 
     async def again(log: SessionLog) -> None:
         assert text(await read(log)) == "aXY"
 
     with_log(path, again)
+
+
+def test_a_log_of_format_2_gives_its_tombstones_to_the_server_that_opens_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    with_log(path, three_turns)
+    sqlite(
+        path,
+        "DROP TABLE tombstones",
+        "DROP TABLE servers",
+        "CREATE TABLE tombstones (tenant VARCHAR(128), session VARCHAR(128), PRIMARY KEY (tenant, session))",
+        "INSERT INTO tombstones VALUES ('a', 'gone')",
+        "UPDATE log_format SET version = 2",
+    )
+    strangers: list[int] = []
+    for server, there in (("one", [("a", "gone")]), ("two", [])):
+        log = SessionLog(path, server=server, stranger=lambda: strangers.append(1))
+        assert log._ledger.tombstones() == there
+        assert len(strangers) == (server == "two")
+        log._database.close()
 
 
 def test_an_upgraded_log_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
@@ -126,10 +145,10 @@ def test_an_upgrade_that_fails_leaves_the_old_log(tmp_path: Path, monkeypatch: p
 def test_a_log_of_a_later_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     with_log(path, three_turns)
-    sqlite(path, "UPDATE log_format SET version = 3")
-    with pytest.raises(LogUnavailable, match="format 3"):
+    sqlite(path, "UPDATE log_format SET version = 4")
+    with pytest.raises(LogUnavailable, match="format 4"):
         SessionLog(path)
-    sqlite(path, "UPDATE log_format SET version = 2")
+    sqlite(path, "UPDATE log_format SET version = 3")
     with_log(path, lambda log: read(log))
 
 
@@ -177,31 +196,6 @@ def test_a_row_that_is_not_what_was_written_is_noticed(tmp_path: Path, damage: s
     with_log(path, write)
     sqlite(path, damage)
     with_log(path, look)
-
-
-def test_a_file_that_is_damaged_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "log.sqlite"
-    with_log(path, three_turns)
-    whole = path.read_bytes()
-    size = int.from_bytes(whole[16:18], "big")
-    told = set()
-    for page in range(len(whole) // size):
-        path.write_bytes(whole[: page * size] + bytes(size) + whole[(page + 1) * size :])
-        told.add(refusal(path))
-    assert "" not in told  # every page is looked at
-    for message in told:
-        assert "backup" in message
-        assert "\n" not in message
-        assert str(tmp_path) not in message
-
-
-def refusal(path: Path) -> str:
-    """Why this log cannot be opened; "" if it can."""
-    try:
-        SessionLog(path)._database.close()
-    except LogUnavailable as refused:
-        return refused.message
-    return ""
 
 
 @pytest.mark.parametrize(("durability", "level"), [("process", 1), ("power", 2)])

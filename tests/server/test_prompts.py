@@ -13,7 +13,7 @@ from server.prompts import Prompt, chat_prompt, completion_prompts, room
 from server.schemas import ChatRequest, CompletionRequest
 from server.tokens import TemplateRefused, Tokens, template_source
 
-FINGERPRINT = FACTS.fingerprint
+FINGERPRINT = demo_tokens().fingerprint(FACTS.vocab_size)
 
 
 def chat(text: str) -> ChatRequest:

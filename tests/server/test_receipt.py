@@ -169,9 +169,9 @@ def test_what_may_be_skipped_depends_on_model_and_request(
 ) -> None:
     submit = Submit("t", "default", pack_ids([1]), prompt_logprobs=prompt_logprobs)
     served = msgspec.structs.replace(FACTS, **facts)
-    past = Past.of(Session("default", "s", stateful=True), None, served, submit)
+    past = Past.of(Session("default", "s", stateful=True), None, served, "f", submit)
     assert (past.reusable, past.named) == (reusable, True)
-    assert not Past.of(None, None, served, submit).named
+    assert not Past.of(None, None, served, "f", submit).named
 
 
 def test_several_prompts_add_up_and_the_first_miss_counts() -> None:

@@ -1,6 +1,7 @@
 """Sessions over REST: every verb, what it refuses, two tenants, and verbs that race with turns."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,6 +68,12 @@ def refused(response: httpx.Response, status: int, code: str | None, param: str 
 
 
 # --- create, look, list -------------------------------------------------------------------------------------
+
+
+def face_fingerprint(site: Site) -> str:
+    """Of the served token ids."""
+    assert site.engine.facts is not None
+    return demo_tokens().fingerprint(site.engine.facts.vocab_size)
 
 
 @served()
@@ -146,7 +153,7 @@ async def test_a_session_is_shown_with_its_turns_and_messages(site: Site) -> Non
     record = await site.log.get("default", "s")
     assert record is not None
     assert (shown["turns"], shown["tokens"], shown["messages"]) == (2, len(record.tokens), 4)
-    assert shown["fingerprint"] == site.engine.facts.fingerprint if site.engine.facts else None
+    assert shown["fingerprint"] == record.fingerprint == face_fingerprint(site)
     turns = (await site.http.get(f"{URL}/s/turns")).json()
     assert turns["object"] == "list"
     assert [turn["number"] for turn in turns["data"]] == [1, 2]
@@ -325,7 +332,7 @@ async def test_a_rewind_to_a_token_cuts_the_reply_there(site: Site) -> None:
         tokens=ids,
         messages=[*HELLO, {"role": "assistant", "content": text}],  # what stopped it is not in the text
         prompt_tokens=len(prompt),
-        fingerprint=site.engine.facts.fingerprint,
+        fingerprint=face_fingerprint(site),
         finish_reason="stop",
     )
     for cut in range(len(prompt) + 1, len(ids)):
@@ -505,11 +512,26 @@ async def test_a_regenerate_under_a_key_runs_once(site: Site) -> None:
 
 
 @served()
-async def test_a_log_of_another_model_is_rendered_anew(site: Site) -> None:
+async def test_another_model_of_the_same_tokens_goes_on_with_the_log(site: Site) -> None:
+    await make(site)
+    before = await site.log.get("default", "s")
+    assert site.engine.facts is not None
+    assert before is not None
+    site.engine.facts = msgspec.structs.replace(site.engine.facts, fingerprint="e" * 32, dtype="float64")
+    assert (await show(site))["model_matches"] is True
+    await site.chat(session_id="s")
+    after = await site.log.get("default", "s")
+    assert after is not None
+    assert after.turns[:2] == before.turns  # nothing was rendered anew
+    assert last_prompt(site)[: len(before.tokens)] == before.tokens
+
+
+@served()
+async def test_a_log_of_other_tokens_is_rendered_anew(site: Site) -> None:
     spell(site, "Hello there, friend.")
     shown = await make(site)
     assert site.engine.facts is not None
-    site.engine.facts = msgspec.structs.replace(site.engine.facts, fingerprint="e" * 32)
+    site.engine.facts = msgspec.structs.replace(site.engine.facts, vocab_size=site.engine.facts.vocab_size + 1)
     assert (await show(site))["model_matches"] is False
     messages = (await site.log.get("default", "s")).messages[:-1]  # type: ignore[union-attr]
     await post(site, "/s/regenerate")
@@ -537,15 +559,27 @@ async def test_a_deleted_session_is_gone_and_its_id_begins_empty(site: Site) -> 
 
 @pytest.mark.parametrize("turns", [0, 1])
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("waiting", [False, True])
 @served()
-async def test_deleting_ends_a_running_turn_of_which_nothing_comes_back(site: Site, turns: int, stream: bool) -> None:
+async def test_deleting_ends_a_turn_of_which_nothing_comes_back(
+    site: Site, turns: int, stream: bool, waiting: bool
+) -> None:
     if turns:
         await make(site, turns=turns)
+    if waiting:
+        site.engine.admit.clear()
     call = await paused_turn(site, body={"messages": MORE, "session_id": "s", "stream": stream})
+    if not waiting and stream:
+        await call.until(lambda: bool(call.body))
     response = await site.http.delete(f"{URL}/s")
     assert response.json()["deleted"] is True
     await call.finish()
-    assert b'"error"' in call.body
+    begun = stream and not waiting  # then the status has left, and the last event tells
+    assert call.status == (200 if begun else 404)
+    told = events(call.body.decode())[-1] if begun else json.loads(call.body)
+    assert (told["error"]["code"], told["error"]["type"]) == ("session_deleted", "invalid_request_error")
+    assert b"[DONE]" not in call.body
+    site.engine.admit.set()
     refused(await site.http.get(f"{URL}/s"), 404, "session_not_found")
     site.engine.go.set()
     await asyncio.sleep(0)
@@ -573,7 +607,7 @@ async def test_a_turn_that_is_about_to_be_submitted_is_ended_too(site: Site, mon
     held.set()
     assert (await deleting).json()["deleted"] is True
     await call.finish()
-    assert call.status >= 400
+    assert (call.status, json.loads(call.body)["error"]["code"]) == (404, "session_deleted")
 
 
 @served()
@@ -588,12 +622,18 @@ async def test_a_turn_that_cannot_be_ended_is_a_409(site: Site, monkeypatch: pyt
 # --- races and strangers ------------------------------------------------------------------------------------
 
 VERBS: list[tuple[str, str, Any]] = [
-    ("POST", "/s", {"metadata": {}}),
     ("POST", "/s/fork", {"id": "f"}),
     ("POST", "/s/rewind", {"turn": 0}),
     ("POST", "/s/rewind", {"tokens": 0}),
     ("PUT", "/s/messages/0", {"content": "x"}),
     ("POST", "/s/regenerate", {}),
+]
+UPDATES: list[tuple[str, str, Any]] = [
+    ("POST", "/s", {"metadata": {"team": "b"}}),
+    ("POST", "/s", {"ttl_seconds": 60}),
+    ("POST", "/s", {"ttl_seconds": None}),
+    ("POST", "/s", {"pin_seconds": 60}),
+    ("POST", "/s", {"pin_seconds": 0}),
 ]
 LOOKS = [("GET", "/s", None), ("GET", "/s/turns", None), ("GET", "/s/messages", None), ("GET", "/s/export", None)]
 
@@ -624,6 +664,38 @@ async def test_a_verb_on_a_running_session_is_a_409(site: Site, method: str, pat
     assert (await site.http.request(method, f"{URL}{path}", json=body)).status_code in (200, 201)
 
 
+@pytest.mark.parametrize(("method", "path", "body"), UPDATES)
+@served()
+async def test_an_update_during_a_turn_lasts_and_the_turn_too(site: Site, method: str, path: str, body: Any) -> None:
+    await make(site, turns=1)
+    await post(site, "/s", {"metadata": {"team": "a"}, "ttl_seconds": 600, "pin_seconds": 600})
+    call = await paused_turn(site)
+    response = await site.http.request(method, f"{URL}{path}", json=body)
+    assert response.status_code == 200, response.text
+    changed = response.json()
+    assert (changed["running"], changed["turns"]) == (True, 1)
+    site.engine.go.set()
+    await call.finish()
+    assert call.status == 200
+    shown = await show(site)
+    assert shown["turns"] == 2
+    kept = ("metadata", "ttl_seconds", "pinned_until")
+    assert {name: shown[name] for name in kept} == {name: changed[name] for name in kept}
+    assert shown["metadata"] == body.get("metadata", {"team": "a"})
+    assert shown["ttl_seconds"] == body.get("ttl_seconds", None if "ttl_seconds" in body else 600)
+    assert site.engine.pinned["default", "s"] == (shown["pinned_until"] or 0)
+    assert (shown["pinned_until"] is None) == (body.get("pin_seconds") == 0)
+    if shown["ttl_seconds"] is not None:
+        assert shown["expires_at"] == shown["last_used_at"] + shown["ttl_seconds"]
+
+
+@served()
+async def test_updates_at_once_have_one_order_in_log_and_engine(site: Site) -> None:
+    await make(site, turns=1)
+    await asyncio.gather(*(post(site, "/s", {"pin_seconds": seconds}) for seconds in range(100, 120)))
+    assert site.engine.pinned["default", "s"] == (await show(site))["pinned_until"]
+
+
 @pytest.mark.parametrize(("method", "path", "body"), LOOKS)
 @served()
 async def test_looking_at_a_running_session_is_allowed(site: Site, method: str, path: str, body: Any) -> None:
@@ -634,7 +706,7 @@ async def test_looking_at_a_running_session_is_allowed(site: Site, method: str, 
     await call.finish()
 
 
-@pytest.mark.parametrize(("method", "path", "body"), [*VERBS, *LOOKS, ("DELETE", "/s", None)])
+@pytest.mark.parametrize(("method", "path", "body"), [*VERBS, *UPDATES, *LOOKS, ("DELETE", "/s", None)])
 @served(KEYS)
 async def test_a_foreign_id_is_answered_as_an_unknown_one(site: Site, method: str, path: str, body: Any) -> None:
     await make(site, headers=ANN)
@@ -666,7 +738,7 @@ async def test_of_twenty_equal_turns_at_once_one_runs(site: Site) -> None:
     assert (await show(site))["messages"] == 2 + 2 * len(ran)
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: f"{verb[1]} {verb[2]}")
+@pytest.mark.parametrize("verb", [*VERBS, *UPDATES], ids=lambda verb: f"{verb[1]} {verb[2]}")
 @served()
 async def test_a_verb_and_a_turn_at_once_have_an_order(site: Site, verb: tuple[str, str, Any]) -> None:
     method, path, body = verb

@@ -186,13 +186,13 @@ def test_key_and_path_are_sent_as_they_must_be() -> None:
 
     def answer(request: httpx.Request) -> httpx.Response:
         seen.append(request)
-        return httpx.Response(200, json={"object": "session.deleted", "id": "a:b@c/d"})
+        return httpx.Response(200, json={"object": "session.deleted", "id": "a:b@c%d"})
 
-    command = parse(["sessions", "delete", "a:b@c/d", "--url", "http://h/v1", "--api-key", "k"])
+    command = parse(["sessions", "delete", "a:b@c%d", "--url", "http://h/v1", "--api-key", "k"])
     assert isinstance(command, SessionsCommand)
     assert (command.config.url, command.config.api_key) == ("http://h/v1", "k")
     assert sessions(command, answering(answer), io.StringIO()) == 0
-    assert seen[0].url.raw_path == b"/v1/sessions/a:b@c%2Fd"
+    assert seen[0].url.raw_path == b"/v1/sessions/a:b@c%25d"
 
 
 @pytest.mark.parametrize(
@@ -218,6 +218,13 @@ def test_what_cannot_be_meant_is_a_usage_error(
     with pytest.raises(UsageError) as refusal:
         run(*arguments)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "s/turns", "../models"])
+@pytest.mark.parametrize("verb", ["show", "turns", "messages", "fork", "rewind", "regenerate", "delete", "ttl"])
+def test_no_id_is_a_path_to_something_else(run: Callable[..., str], verb: str, name: str) -> None:
+    with pytest.raises(UsageError, match="SESSION"):
+        run(verb, name, *(["5"] if verb == "ttl" else []))
 
 
 def test_every_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,11 +23,15 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("end", "code"),
-    [(died(), "engine_died"), (FinishReason.ERROR, "engine_error"), (FinishReason.CANCELLED, "cancelled")],
+    ("end", "kind", "code"),
+    [
+        (died(), "server_error", "engine_died"),
+        (FinishReason.ERROR, "server_error", "engine_error"),
+        (FinishReason.CANCELLED, "invalid_request_error", "session_deleted"),
+    ],
 )
 @served()
-async def test_a_stream_that_fails_ends_with_one_error_event(site: Site, end: Any, code: str) -> None:
+async def test_a_stream_that_fails_ends_with_one_error_event(site: Site, end: Any, kind: str, code: str) -> None:
     site.engine.ends_badly = end
     response = await site.chat(stream=True)
     assert response.status_code == 200
@@ -35,7 +39,7 @@ async def test_a_stream_that_fails_ends_with_one_error_event(site: Site, end: An
     assert "[DONE]" not in told
     assert [set(event) == {"error"} for event in told] == [False] * (len(told) - 1) + [True]
     error = told[-1]["error"]
-    assert (set(error), error["type"]) == ({"message", "type", "param", "code"}, "server_error")
+    assert (set(error), error["type"]) == ({"message", "type", "param", "code"}, kind)
     assert error["code"] == code
     assert "secret" not in response.text
     assert all(choice["finish_reason"] is None for event in told[:-1] for choice in event["choices"])

@@ -1,0 +1,94 @@
+"""SQLite's write-ahead log, looked at before SQLite does, which takes a damaged frame for the end of it."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+WAL_MAGIC = b"\x37\x7f\x06"
+HEADER, FRAME = 32, 24  # bytes
+PAGE_SIZE = 4096  # of SQLite's own choice, where the log does not tell
+WORD = 2**32 - 1
+INDEX_HEADER = 48  # bytes of one of the two headers of a wal-index
+
+
+class Wal:
+    """What a log holds. ``frames``: of each page the offset of its last whole version, up to the last commit.
+
+    ``sound``: nothing that was committed is missing. What follows the last commit is no damage: a transaction that was
+    not written out, or was rolled back.
+    """
+
+    def __init__(self, path: Path, index: Path) -> None:
+        """Read both; a file that is not there, or cannot be read, is empty."""
+        self.frames: dict[int, int] = {}
+        self.page_size = 0
+        data = content(path)
+        if not data:
+            told = committed(content(index), None)
+            self.sound = told is None or told.copied >= told.frames
+            return
+        whole = len(data) >= HEADER and data[:3] == WAL_MAGIC
+        order = ">" if whole and data[3] & 1 else "<"
+        whole = whole and checksum(order, data[:24]) == struct.unpack_from(">II", data, 24)
+        self.page_size = int.from_bytes(data[8:12], "big") if whole else PAGE_SIZE
+        salts = data[16:24] if whole else data[HEADER + 8 : HEADER + 16]
+        told = committed(content(index), salts)
+        self.sound = self._read(data, order, salts, None if told is None else told.frames) and whole
+
+    def _read(self, data: bytes, order: str, salts: bytes, told: int | None) -> bool:
+        """Check every frame against what the one before says of itself, so that those behind a damaged one count too.
+        ``told``: how many are committed, where the index knows. Whether none of these is missing."""
+        size = self.page_size
+        good: list[tuple[int, int, int]] = []  # number of the frame, its page, its offset
+        whole = commits = 0  # the first so many frames are good; the number of the last good frame that commits
+        for number, at in enumerate(range(HEADER, len(data) - FRAME - size + 1, FRAME + size), 1):
+            page, pages, _, _, *sums = struct.unpack_from(">6I", data, at)
+            before = struct.unpack_from(">II", data, at - size - 8 if number > 1 else 24)
+            said = data[at : at + 8] + data[at + FRAME : at + FRAME + size]
+            if data[at + 8 : at + 16] != salts or not page or checksum(order, said, *before) != (*sums,):
+                continue
+            good.append((number, page, at + FRAME))
+            whole += whole == number - 1
+            if pages and (told is None or whole == number):
+                commits = number
+        commits = max(commits, told or 0)
+        self.frames = {page: offset for number, page, offset in good if number <= commits}
+        return whole >= commits
+
+
+class Committed(NamedTuple):
+    """What the index of a log knows: how many frames are committed, and how many of these are in the database."""
+
+    frames: int
+    copied: int
+
+
+def committed(index: bytes, salts: bytes | None) -> Committed | None:
+    """What an index tells of the log with these salts; None if nothing, or it is damaged itself."""
+    first = index[:INDEX_HEADER]
+    if len(index) < 2 * INDEX_HEADER + 4 or first != index[INDEX_HEADER : 2 * INDEX_HEADER] or not first[12]:
+        return None
+    if checksum("=", first[:40]) != struct.unpack_from("=II", first, 40):
+        return None
+    if salts is not None and first[32:40] != salts:
+        return None
+    return Committed(*struct.unpack_from("=I", first, 16), *struct.unpack_from("=I", index, 2 * INDEX_HEADER))
+
+
+def checksum(order: str, data: bytes, first: int = 0, second: int = 0) -> tuple[int, int]:
+    """SQLite's, over words in an order of bytes."""
+    words = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for one, two in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & WORD
+        second = (second + two + first) & WORD
+    return first, second
+
+
+def content(path: Path) -> bytes:
+    """All of a plain file."""
+    try:
+        return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+    except OSError:
+        return b""
