@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from cache import files, loader
+from cache import loader
 from cache.background import Background
 from cache.chain import Head, Owner, Segment
 from cache.codec import Codec
 from cache.courier import Courier
-from cache.disk import DiskTier, folder_of
+from cache.disk import DiskTier
 from cache.excerpt import cut, excerpt
 from cache.files import Doubt
 from cache.loader import Load, Loader, Piece
 from cache.pace import Pace
 from cache.pages import Page
 from cache.remote import RemoteTier
+from cache.remover import Remover
 from cache.saver import Saver
 from cache.session import SessionCache, common_prefix
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 _LOADS = 4  # at once, each on a thread of its own: each holds pages that nobody computes with yet
 _STUCK = 10.0  # seconds without a byte after which a load is not waited for
-_PAUSE = 5.0  # seconds until what could not be unlinked is tried again
 _PENDING = 2 << 30  # bytes that may be on their way to disk, or a quarter of the device tier if that is less
 
 Told = Callable[[int, int], None]
@@ -95,10 +93,9 @@ class Archive:
         self._arriving: dict[Load, Owner] = {}  # whose session each load will be
         self._forgetting: dict[Owner, list[Callable[[], None]]] = {}  # while their files are in use
         self._cutting: set[Owner] = set()  # forgotten, and their files being cut to what others share with them
-        self._left: dict[Path, int] = {}  # could not be unlinked
-        self._resting_until = 0.0
+        self.remover = Remover(disk, self._writer)
         disk.scan()
-        self._unlink()
+        self.remover.pump()
 
     # -- every step -------------------------------------------------------------------------------------------------
 
@@ -106,10 +103,10 @@ class Archive:
         """Take in what was read and written, and begin what is to be written."""
         self._background.poll()
         self.saver.pump()
+        self._store.trim()
         for owner in [owner for owner in self._forgetting if not self.disk.uses(owner)]:
             self._remove(owner, self._forgetting.pop(owner))
-        if time.monotonic() >= self._resting_until:
-            self._unlink()
+        self.remover.pump()
 
     @property
     def _skeleton(self) -> Any:
@@ -119,6 +116,11 @@ class Archive:
     def busy(self) -> bool:
         """Whether anything is under way or could be begun."""
         return self._background.busy or self.saver.ready or bool(self._forgetting)
+
+    @property
+    def errors(self) -> int:
+        """Writes, reads and removals that failed."""
+        return self.saver.errors + self.loader.errors + self.remover.errors
 
     @property
     def held(self) -> Counter[Page]:
@@ -132,12 +134,12 @@ class Archive:
             self.saver.pump(everything=True)
             time.sleep(0.002)
             self._background.poll()
-            self._unlink()
+            self.remover.pump()
 
     def close(self) -> None:
         """Finish what is being written and let the threads end."""
         self._background.close()
-        self.disk.close()
+        self.disk.shelf.close()
 
     def check_integrity(self) -> None:
         """Assert what the disk tier's tree promises, and that nobody runs on what is being read."""
@@ -151,9 +153,18 @@ class Archive:
         None: there is nothing to bring up.
         """
         owner = Owner(tenant, name, True) if name is not None else None
-        unknown = owner is not None and self._store.find(*owner[:2]) is None
-        if owner is not None and unknown and self.courier is not None and self.courier.recalls(owner):
+        if owner is None or self._store.find(tenant, owner.session) is not None:
+            return self._sought(tenant, name, owner, prompt)
+        if self.courier is not None and self.courier.recalls(owner):
             return Fetch(begun=False)
+        fetch = self._sought(tenant, name, owner, prompt)
+        if (fetch is None or fetch.begun) and self.disk.hurt(owner):
+            fetch = fetch or Fetch(done=True)
+            fetch.miss = fetch.miss or "damaged"
+        return fetch
+
+    def _sought(self, tenant: str, name: str | None, owner: Owner | None, prompt: array[int]) -> Fetch | None:
+        """See ``fetch``."""
         head, shared = self._best(tenant, owner, prompt)
         if head is None:
             return None
@@ -284,11 +295,12 @@ class Archive:
             if self.courier is None:
                 gone()
             else:
-                self.courier.forget(owner, lambda: self._unlink(owner, gone))  # with what had just come from there
+                # with what had just come from there
+                self.courier.forget(owner, lambda: self.remover.remove(owner, gone))
 
         shared = self.disk.orphans(owner)
         if not shared:
-            self._unlink(owner, unlinked)
+            self.remover.remove(owner, unlinked)
             return
         self._cutting.add(owner)
         timelines = [segment.timeline() for segment in shared]
@@ -298,7 +310,7 @@ class Archive:
             sizes = [None] * len(shared) if isinstance(outcome, Exception) else outcome
             for segment, size in zip(shared, sizes, strict=True):
                 self.disk.recut(segment, size)
-            self._unlink(owner, unlinked)
+            self.remover.remove(owner, unlinked)
 
         work = list(zip(shared, timelines, strict=True))
         self._writer.submit(lambda: [self._cut(segment, *timeline) for segment, timeline in work], finish)
@@ -341,29 +353,6 @@ class Archive:
         self._writer.submit(lambda: excerpt(self.disk.folder, extents, owner, folder), copied)
         return None
 
-    def _unlink(self, owner: Owner | None = None, told: Callable[[], None] | None = None) -> None:
-        """Have the writer remove what is doomed; ``told`` is called when no file of ``owner`` is left."""
-        doomed, self.disk.doomed = self._left | self.disk.doomed, {}
-        self._left = {}
-        if not doomed and told is None:
-            return
-
-        def finish(outcome: _Removed | Exception) -> None:
-            if isinstance(outcome, Exception):
-                outcome = _Removed(list(doomed), None)
-            left = {path: doomed[path] for path in outcome.left}
-            self.disk.measured(outcome.free, sum(doomed.values()) - sum(left.values()))
-            if left:
-                self._left |= left
-                self.saver.errors += 1
-                self._resting_until = time.monotonic() + _PAUSE
-            if told is not None and (
-                owner is None or folder_of(owner) not in {path.parent.name for path in self._left}
-            ):
-                told()
-
-        self._writer.submit(lambda: _Removed(remove_all(list(doomed)), self.disk.measure()), finish)
-
     def _saved(self, segment: Segment) -> None:
         """A file is there."""
         owner = segment.owner
@@ -374,29 +363,3 @@ class Archive:
             head.pinned_until = max(head.pinned_until, session.pinned_until)
         if self.courier is not None:
             self.courier.upload(segment)
-
-
-class _Removed(NamedTuple):
-    """Files that could not be unlinked, and the bytes that are free now."""
-
-    left: list[Path]
-    free: int | None
-
-
-def remove_all(doomed: list[Path]) -> list[Path]:
-    """Unlink files, and their folders where these are empty then; remove folders of other models whole. Those left."""
-    left: list[Path] = []
-    for path in doomed:
-        if path.suffix != ".kv":
-            shutil.rmtree(path, ignore_errors=True)
-            continue
-        try:
-            files.remove(path.parent, [path.name])
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            continue  # no file of ours is there
-        except OSError:
-            left.append(path)
-            continue
-        with suppress(OSError):
-            path.parent.rmdir()
-    return left

@@ -126,6 +126,7 @@ class Head:
     tip: Segment
     used: float  # Unix seconds
     pinned_until: float = 0.0
+    partial: bool = False  # maybe its beginning only, kept for others or left by damage: a lower tier may hold more
     recalled: bool = False  # its files have come from the remote tier, and no turn has used them yet
 
     @property

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from cache import files
 from cache.background import Lane
 from cache.chain import Found, Owner, Place, Segment
-from cache.disk import FILE, FOLDER, DiskTier, folder_of
+from cache.disk import DiskTier
 from cache.files import Doubt
 from cache.remote import RemoteTier
+from cache.shelf import FILE, FOLDER, folder_of
 
 log = logging.getLogger("warmturn.engine")
 
@@ -29,13 +31,22 @@ class _Question:
 
     since: float = field(default_factory=time.monotonic)
     answered: bool = False
+    void: bool = False  # the session was forgotten meanwhile
+
+
+class _Recalled(NamedTuple):
+    """What the remote tier has sent: files that were not here, and the names of all that it has of the session."""
+
+    fresh: dict[Place, Found]
+    names: set[str]
 
 
 class Courier:
     """One thread between two tiers. What fails is counted and left: the remote tier is a copy, never the only truth.
 
-    A session is looked for by its name, once, when no other tier knows it; anonymous ones stay on this machine. Files
-    go up one session at a time, with all that it has by then, so that a question waits for one of them at most.
+    A session is looked for by its name, once, when no other tier knows it, or maybe its beginning only; anonymous ones
+    stay on this machine. Files go up one session at a time, with all that it has by then, so that a question waits for
+    one of them at most. Its timeline may begin in other sessions' files: these stay there as long as it does.
     """
 
     def __init__(self, disk: DiskTier, remote: RemoteTier, lane: Lane, budget: int | None = None) -> None:
@@ -56,7 +67,9 @@ class Courier:
 
     def upload(self, segment: Segment) -> None:
         """Copy a named session's file, and those before it that are not there yet."""
-        self._asked.pop(segment.owner, None)
+        question = self._asked.get(segment.owner)
+        if question is not None and question.answered:
+            del self._asked[segment.owner]
         self._waiting[segment.owner] = segment
         self._next()
 
@@ -67,30 +80,50 @@ class Courier:
                 self._copy(segment)
 
     def _copy(self, segment: Segment) -> None:
-        line = [s for s in segment.chain() if not s.remote]
+        chain = segment.chain()
+        line = [s for s in chain if not s.remote]
+        needed = {s.folder for s in chain}  # a fork's files go on from those in other sessions' folders
+        gone: set[str] = set()
         self._disk.hold(segment)
         self._copying = True
+
+        def keep(folder: str) -> bool:
+            if folder not in needed:
+                gone.add(folder)
+            return folder in needed
 
         def put() -> None:
             for s in line:
                 self._remote.put(s.folder, s.name, self._disk.folder / s.folder / s.name)
+            self._remote.touch(needed)
             if self._budget is not None and (not self._counted or self._remote.used > self._budget):
                 self._counted = True
-                self._remote.collect(lambda folder: folder == segment.folder)
+                self._remote.collect(keep)
 
         def finish(outcome: Exception | None) -> None:
             self._copying = False
             self._disk.let_go(segment)
             for s in line:
                 s.remote = outcome is None
+            self._lost(gone)
             self._count(outcome)
             self._next()
 
         self._lane.submit(put, finish)
 
+    def _lost(self, folders: set[str]) -> list[Segment]:
+        """The remote tier has dropped these folders: their files that are here, which are copied again when a session
+        that goes on from them is.
+        """
+        segments = self._disk.segments_in(folders) if folders else []
+        for segment in segments:
+            segment.remote = False
+        return segments
+
     def recalls(self, owner: Owner) -> bool:
         """Whether to wait for what the remote tier knows of a session; asks when it was not asked yet."""
-        if self._disk.head(owner) is not None or (self._remote.away and owner not in self._asked):
+        head = self._disk.head(owner)
+        if (head is not None and not head.partial) or (self._remote.away and owner not in self._asked):
             return False
         question = self._asked.get(owner)
         if question is None:
@@ -103,13 +136,17 @@ class Courier:
     def forget(self, owner: Owner, told: Callable[[], None]) -> None:
         """Remove a session there; ``told`` is called when that is done."""
         self._waiting.pop(owner, None)
+        if owner in self._asked:
+            self._asked[owner].void = True
         mark = self._asked[owner] = _Question(answered=True)
 
         def finish(outcome: Exception | None) -> None:
             self._count(outcome)
-            head = self._disk.head(owner)
-            for segment in head.tip.chain() if head is not None else ():  # a new session of that name
-                segment.remote &= segment.owner != owner
+            lost = set(self._lost({folder_of(owner)}))  # others go on from them, or a new session has that name
+            for head in self._disk.heads.values() if lost else ():
+                if head.owner.named and not lost.isdisjoint(head.tip.chain()):
+                    self._waiting[head.owner] = head.tip
+            self._next()
             if outcome is None:
                 if self._asked.get(owner) is mark:
                     del self._asked[owner]
@@ -117,10 +154,10 @@ class Courier:
 
         self._lane.submit(lambda: self._remote.remove(folder_of(owner), None), finish)
 
-    def _download(self, folder: str) -> dict[Place, Found]:
+    def _download(self, folder: str) -> _Recalled:
         """On the courier's thread: the newest file of a folder and all before it that are not here; all or none."""
-        names = sorted(name for name, _ in self._remote.names(folder))
-        place: Place | None = (folder, names[-1]) if names else None
+        names = {name for name, _ in self._remote.names(folder)}
+        place: Place | None = (folder, max(names)) if names else None
         fresh: dict[Place, Found] = {}
         try:
             while place is not None and place not in fresh and len(fresh) < _MOST:
@@ -129,27 +166,32 @@ class Courier:
                     break
                 files.make_folder(path.parent)
                 self._remote.get(*place, path)
-                fresh[place] = found = self._disk.look(place)
+                fresh[place] = found = self._disk.shelf.look(place)
                 place = None if found.parent is None else _checked(found.parent)
         except BaseException:
             remove(self._disk.folder, [*fresh, *([place] if place is not None else [])])
             raise
-        return fresh
+        return _Recalled(fresh, names)
 
-    def _take(self, owner: Owner, question: _Question, outcome: dict[Place, Found] | Exception) -> None:
+    def _take(self, owner: Owner, question: _Question, outcome: _Recalled | Exception) -> None:
         question.answered = True
         if isinstance(outcome, Exception):
             self._count(outcome)
             return
-        self._disk.adopt(outcome, time.time())
-        if self._asked.get(owner) is not question:  # forgotten, or written anew meanwhile
-            self._disk.forget(owner)
+        if question.void:
+            self._disk.decline([place for place, found in outcome.fresh.items() if found.segment.owner == owner])
+            fresh = {place: found for place, found in outcome.fresh.items() if found.segment.owner != owner}
+            self._disk.adopt(fresh, time.time())
             return
+        self._disk.adopt(outcome.fresh, time.time())
         head = self._disk.head(owner)
-        if head is not None:
-            head.recalled = True
-            for segment in head.tip.chain():
-                segment.remote = True
+        if head is None:
+            return  # it is not asked for again
+        del self._asked[owner]
+        head.partial, head.recalled = False, bool(outcome.fresh)
+        for segment in head.tip.chain():
+            at = (segment.folder, segment.name)
+            segment.remote |= at in outcome.fresh or (segment.owner == owner and segment.name in outcome.names)
 
     def _count(self, outcome: object) -> None:
         if isinstance(outcome, Exception):

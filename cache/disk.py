@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
 import time
 from array import array
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
-from cache import files
-from cache.chain import Found, Head, Owner, Place, Segment, found
-from cache.eviction import victim
-from cache.files import Doubt
+from cache.chain import Found, Head, Owner, Place, Segment
+from cache.eviction import Shares, victim
 from cache.prefix import PrefixIndex
-from cache.segment import check, read_header
-
-FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.kv")
-_LOCK_SECONDS = 10.0  # for a process that is just ending
-FOLDER = re.compile(r"[0-9a-f]{32}")
-
-
-class _Stranger(NamedTuple):
-    """What another model has left here."""
-
-    used: float
-    folder: Path
-    nbytes: int
-
-
-def folder_of(owner: Owner) -> str:
-    """The folder of an owner: a hash, so that no name reaches a path."""
-    kind = "named" if owner.named else "anonymous"
-    return hashlib.blake2b("\0".join((owner.tenant, kind, owner.session)).encode(), digest_size=16).hexdigest()
-
-
-def file_name(sequence: int, id: str) -> str:
-    """Names sort by age within a folder."""
-    return f"{sequence:016x}-{id}.kv"
+from cache.shelf import Shelf, Stranger, folder_of
 
 
 class DiskTier:
-    """The segments of one model (one ``fingerprint``) under ``root / fingerprint / <owner> / <sequence>-<id>.kv``.
+    """The segments of one model (one ``fingerprint``), whose files are on a ``shelf``.
 
     Belongs to one thread and does no I/O but the scan: what nobody needs any more is collected in ``doomed`` (with its
-    bytes) for a thread that unlinks it, and how much is free is told to it by whoever ``measure``d that. Eviction takes
+    bytes) for a thread that unlinks it, and how much is free is told to it by whoever measured that. Eviction takes
     what other models left, then the head that was used longest ago, first one of a tenant that holds more than its
     ``share`` of the budget, pinned ones last; what is being read or goes on being written stays.
 
@@ -55,7 +27,9 @@ class DiskTier:
 
     def __init__(self, root: Path, fingerprint: str, budget: int, floor: int = 0, share: float = 1.0) -> None:
         """``budget``: bytes of all files; ``floor``: bytes of the file system that stay free."""
-        self.folder = root / fingerprint
+        self.shelf = Shelf(root, fingerprint)
+        self.folder = self.shelf.folder
+        self.fingerprint = fingerprint
         self.budget = budget
         self.used = 0
         self.damaged = 0  # files that failed their checks
@@ -63,22 +37,15 @@ class DiskTier:
         self.doomed: dict[Path, int] = {}
         self.free: int | None = None  # bytes of the file system, as of the last measurement
         self.leaving = 0  # bytes of what is doomed or being unlinked
-        self._lock = -1
         self._floor = floor
-        self._share = share
-        self.fingerprint = fingerprint
-        self._strangers: list[_Stranger] = []  # least recently used last
+        self._shares = Shares(share, budget)  # bytes
+        self._strangers: list[Stranger] = []  # least recently used last
+        self._hurt: set[str] = set()  # folders that have lost files to damage, and got none since
         self._planned: dict[Segment, None] = {}  # begun, not complete
         self._holds: Counter[Segment] = Counter()  # the ends of chains that are being read
         self._known: dict[Place, Segment] = {}  # living and local
-        self._held: Counter[str] = Counter()  # bytes by tenant
+        self._folders: defaultdict[str, list[Segment]] = defaultdict(list)  # the same by folder
         self._index: defaultdict[tuple[str, bool], PrefixIndex[Head]] = defaultdict(PrefixIndex)
-
-    def close(self) -> None:
-        """Let another process have the folder."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
     # -- finding ----------------------------------------------------------------------------------------------------
 
@@ -89,6 +56,14 @@ class DiskTier:
     def head(self, owner: Owner) -> Head | None:
         """What is stored of a session."""
         return self.heads.get(owner)
+
+    def hurt(self, owner: Owner) -> bool:
+        """Whether files of a session were damaged, and none was written since."""
+        return bool(self._hurt) and folder_of(owner) in self._hurt
+
+    def segments_in(self, folders: Collection[str]) -> list[Segment]:
+        """The files that lie in these folders."""
+        return [segment for folder in folders for segment in self._folders.get(folder, ())]
 
     def touch(self, head: Head) -> None:
         """A turn uses this session."""
@@ -115,7 +90,8 @@ class DiskTier:
         self._count(segment, nbytes - segment.nbytes)
         segment.nbytes = nbytes
         segment.local = True
-        self._known[segment.folder, segment.name] = segment
+        self._enter(segment)
+        self._hurt.discard(segment.folder)
         if segment.lost:
             self._bury(segment)
         else:
@@ -130,6 +106,7 @@ class DiskTier:
         """Drop what is stored of a session; what others go on from stays theirs."""
         for segment in self._planned:
             segment.dead |= segment.owner == owner
+        self._hurt.discard(folder_of(owner))
         head = self.heads.get(owner)
         if head is not None:
             self._drop(head)
@@ -138,6 +115,8 @@ class DiskTier:
         """The segments of a forgotten session that others go on from, each cut to what these share with it and held;
         the files are to be cut alike, and then ``recut`` is told.
         """
+        if folder_of(owner) not in self._folders:
+            return []
         needed: dict[Segment, int] = {}
         for segment in (*self._known.values(), *self._planned):
             if segment.parent is not None and segment.parent.owner == owner and segment.parent.local:
@@ -166,6 +145,7 @@ class DiskTier:
             return
         self.damaged += 1
         for head in [head for head in self.heads.values() if segment in head.tip.chain()]:
+            self._hurt.add(folder_of(head.owner))
             if segment.parent is not None:
                 self._lead(head.owner, segment.parent, head.used)
             else:
@@ -201,46 +181,18 @@ class DiskTier:
         """Find again what an earlier process has written; temporary, damaged and superseded files are removed. Raises
         OSError, BlockingIOError where another process has the folder.
         """
-        files.make_folder(self.folder)
-        self._lock = files.lock(self.folder.parent, _LOCK_SECONDS)
-        for entry in os.scandir(self.folder.parent):
-            if FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and entry.name != self.fingerprint:
-                size = sum(file.stat(follow_symlinks=False).st_size for file in Path(entry.path).rglob("*.kv"))
-                self._strangers.append(_Stranger(entry.stat(follow_symlinks=False).st_mtime, Path(entry.path), size))
-        self._strangers.sort(reverse=True)
-        entries = [entry for entry in os.scandir(self.folder) if FOLDER.fullmatch(entry.name)]
-        owners = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        fresh: dict[Place, Found] = {}
-        for folder in owners:
-            files.clear_temporaries(self.folder / folder)
-            for file in os.scandir(self.folder / folder):
-                if FILE.fullmatch(file.name):
-                    self._read((folder, file.name), fresh)
-        self.measured(self.measure())
-        self.adopt(fresh)
-
-    def _read(self, place: Place, fresh: dict[Place, Found]) -> None:
-        try:
-            fresh[place] = self.look(place)
-        except Doubt:
+        self._strangers = self.shelf.open()
+        fresh, doubtful, unread = self.shelf.read()
+        for place in doubtful:
             self._reject(place)
-        except OSError:
-            return  # says nothing about the file: it is tried again at the next start
+        self.measured(self.shelf.measure())
+        self.adopt(fresh, unread=unread)
 
-    def look(self, place: Place) -> Found:
-        """A file's header, read. Any thread may call this. Raises Doubt where it cannot be trusted or does not lie
-        where it was written, or OSError.
+    def adopt(self, fresh: dict[Place, Found], used: float | None = None, unread: Collection[Place] = ()) -> None:
+        """Take files into the tree, but for those that go on from ``unread`` ones. Their sessions were used last when
+        they were written, or at ``used``.
         """
-        header = read_header(self.folder / place[0], place[1])
-        check(header, fingerprint=self.fingerprint)
-        owner = Owner(header.tenant, header.session, header.named)
-        if (folder_of(owner), file_name(header.sequence, header.id)) != place:
-            raise Doubt("another place")
-        return found(header, place)
-
-    def adopt(self, fresh: dict[Place, Found], used: float | None = None) -> None:
-        """Take files into the tree. Their sessions were used last when they were written, or at ``used``."""
-        grown = [segment for place in fresh for segment in self._grow(place, fresh)]
+        grown = [segment for place in fresh for segment in self._grow(place, fresh, unread)]
         for segment in sorted(grown, key=lambda segment: segment.sequence):
             head = self.heads.get(segment.owner)
             if segment.orphan:
@@ -250,23 +202,25 @@ class DiskTier:
                 self._lead(segment.owner, segment, created if used is None else used)
         for segment in grown:
             self._collect(segment)
+        for segment in grown:
+            head = self.heads.get(segment.owner)
+            if head is not None and head.tip is segment:
+                head.partial = segment.refs > 1 or segment.folder in self._hurt
         self.heads = OrderedDict(sorted(self.heads.items(), key=lambda item: item[1].used))
         self._make_room(0)
 
-    def measure(self) -> int | None:
-        """How many bytes of the file system are free; takes as long as the disk does. Any thread may call this."""
-        try:
-            system = os.statvfs(self.folder)
-        except OSError:  # whoever writes next will be told
-            return None
-        return system.f_bavail * system.f_frsize
+    def decline(self, places: Iterable[Place]) -> None:
+        """Files that were to be adopted, and that nobody wants any more."""
+        for place in places:
+            if place not in self._known:
+                self._doom(self.folder / place[0] / place[1], 0)
 
     def measured(self, free: int | None, removed: int = 0) -> None:
         """Take in a measurement, made when ``removed`` bytes of what was doomed had been unlinked."""
         self.free = free
         self.leaving -= removed
 
-    def _grow(self, place: Place, fresh: dict[Place, Found]) -> list[Segment]:
+    def _grow(self, place: Place, fresh: dict[Place, Found], unread: Collection[Place]) -> list[Segment]:
         """The segment of a file and those before it that were not known yet; a broken chain ends before the break."""
         line = [place]
         while line[-1] in fresh and line[-1] not in self._known and len(line) <= len(fresh):
@@ -274,6 +228,8 @@ class DiskTier:
             if parent is None:
                 break
             line.append(parent)
+        if line[-1] in unread:
+            return []
         grown = []
         for at in reversed(line):
             if at not in fresh or at in self._known:
@@ -282,7 +238,7 @@ class DiskTier:
             if not fresh[at].joins(self._known.get(parent) if parent is not None else None):
                 self._reject(at)
                 continue
-            self._known[at] = segment
+            self._enter(segment)
             if segment.parent is not None:
                 segment.parent.refs += 1
             self._count(segment, segment.nbytes)
@@ -292,6 +248,7 @@ class DiskTier:
     def _reject(self, place: Place) -> None:
         """A file that cannot be trusted goes; counted once."""
         path = self.folder / place[0] / place[1]
+        self._hurt.add(place[0])
         if path not in self.doomed:
             self.damaged += 1
             self.doomed[path] = 0
@@ -317,14 +274,12 @@ class DiskTier:
             self._doom(stranger.folder, stranger.nbytes)
             lacking -= stranger.nbytes
         aim = self.used - lacking
-        over = {tenant for tenant, held in self._held.items() if held > self._share * self.budget}
-        while self.used > aim and (head := self._victim(kept, over)) is not None:
+        while self.used > aim and (head := self._victim(kept)) is not None:
             self._drop(head)
-            over = {tenant for tenant in over if self._held[tenant] > self._share * self.budget}
         return self.used <= aim
 
-    def _victim(self, kept: set[Segment], over: set[str]) -> Head | None:
-        return victim((head for head in self.heads.values() if head.tip not in kept), over)
+    def _victim(self, kept: set[Segment]) -> Head | None:
+        return victim((head for head in self.heads.values() if head.tip not in kept), self._shares.over)
 
     def _kept(self, parent: Segment | None) -> set[Segment]:
         """What cannot be removed now: chains that are read or goes on being written, and that of ``parent``."""
@@ -350,7 +305,7 @@ class DiskTier:
             head = self.heads[owner] = Head(owner, segment, used)
         else:
             self._index[owner.tenant, head.tip.long].remove(head)
-            old, head.tip, head.used = head.tip, segment, used
+            old, head.tip, head.used, head.partial = head.tip, segment, used, False
             self._unrefer(old)
         self.heads.move_to_end(owner)
         self._index[owner.tenant, segment.long].put(head)
@@ -376,16 +331,26 @@ class DiskTier:
         self._count(segment, -segment.nbytes)
         if segment.local:
             segment.local = False
-            del self._known[segment.folder, segment.name]
+            self._leave(segment)
             self._doom(self.folder / segment.folder / segment.name, segment.nbytes)
         if segment.parent is not None:
             segment.parent.refs -= 1
             if collect:
                 self._collect(segment.parent)
 
+    def _enter(self, segment: Segment) -> None:
+        self._known[segment.folder, segment.name] = segment
+        self._folders[segment.folder].append(segment)
+
+    def _leave(self, segment: Segment) -> None:
+        del self._known[segment.folder, segment.name]
+        self._folders[segment.folder].remove(segment)
+        if not self._folders[segment.folder]:
+            del self._folders[segment.folder]
+
     def _count(self, segment: Segment, nbytes: int) -> None:
         self.used += nbytes
-        self._held[segment.owner.tenant] += nbytes
+        self._shares.add(segment.owner.tenant, nbytes)
 
     # -- checking ---------------------------------------------------------------------------------------------------
 
@@ -409,6 +374,8 @@ class DiskTier:
             assert not segment.dead or segment in self._planned
         for place, segment in self._known.items():
             assert place == (segment.folder, segment.name)
+            assert segment in self._folders[segment.folder]
+        assert sum(map(len, self._folders.values())) == len(self._known)
         for owner, head in self.heads.items():
             assert head.owner == owner
             assert head.tip.local

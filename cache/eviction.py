@@ -1,8 +1,10 @@
-"""Who leaves a full tier."""
+"""Who leaves a full tier: what tenants hold of it, and whose turn it is."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Protocol, TypeVar
 
@@ -20,6 +22,25 @@ class Evictable(Protocol):
 
 
 E = TypeVar("E", bound=Evictable)
+
+
+class Shares:
+    """What tenants hold of a tier, in pages or bytes, and who is ``over`` his share of its ``size``."""
+
+    def __init__(self, share: float, size: int) -> None:
+        self.held: Counter[str] = Counter()
+        self.over: set[str] = set()
+        self._most = share * size if share < 1.0 else math.inf
+
+    def add(self, tenant: str, amount: int) -> None:
+        """A tenant holds so much more, or less."""
+        self.held[tenant] += amount
+        if self.held[tenant] > self._most:
+            self.over.add(tenant)
+        else:
+            self.over.discard(tenant)
+        if not self.held[tenant]:
+            del self.held[tenant]
 
 
 def victim(idle: Iterable[E], over: Collection[str]) -> E | None:

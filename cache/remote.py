@@ -118,6 +118,10 @@ class RemoteTier:
         _sync(path.parent)
         self._touched[folder] = time.time()
 
+    def touch(self, folders: Iterable[str]) -> None:
+        """These folders are in use: files elsewhere go on from theirs."""
+        self._touched.update(dict.fromkeys(folders, time.time()))
+
     def names(self, folder: str) -> list[tuple[str, int]]:
         """Name and size of every file of a folder, by name; empty where there is no such folder."""
         found = self._list(self._at(folder))

@@ -17,10 +17,11 @@ from cache import state as states
 from cache.background import Lane
 from cache.chain import Segment
 from cache.codec import Codec
-from cache.disk import DiskTier, file_name, folder_of
+from cache.disk import DiskTier
 from cache.pages import Page, PagePool
 from cache.segment import Header, timeline_hash, write
 from cache.session import SessionCache
+from cache.shelf import file_name, folder_of
 from cache.tier import MemoryTier
 
 log = logging.getLogger("warmturn.engine")
@@ -143,7 +144,7 @@ class Saver:
         page_size = self._pool.page_size
         segment = self._segment(session, first, stop)
         if not self._disk.begin(segment):  # it does not fit beside what is in use
-            self._lane.submit(self._disk.measure, self._measured)
+            self._lane.submit(self._disk.shelf.measure, self._measured)
             return
         kept = {n: session.checkpoints[n] for n in segment.states}
         before = timeline_hash(session.token_ids[:first].tobytes(), bytes(session.mask[:first]))
@@ -213,7 +214,7 @@ class Saver:
         folder = self._disk.folder / segment.folder
         files.make_folder(folder)
         done = write(folder, segment.name, msgspec.structs.replace(header, facts=facts), tensors | paged)
-        return _Written(done.size, self._disk.measure())
+        return _Written(done.size, self._disk.shelf.measure())
 
     def _finish(self, session: SessionCache, segment: Segment, outcome: _Written | Exception) -> None:
         """Back on the owner's thread."""

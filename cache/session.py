@@ -12,6 +12,7 @@ import torch
 from cache import state as states
 from cache.chain import Owner, Segment
 from cache.pages import Page
+from cache.stream import put
 
 CHECKPOINTS = 8  # per session, the newest: turns that can be edited or regenerated without a full recompute
 
@@ -49,6 +50,7 @@ class SessionCache:
         self.mask = bytearray()
         self.pages: list[Page] = []
         self.running = False
+        self.counted = 0  # pages for which our tenant is accountable
         self.warm = False  # our pages count us as warm: running, or idle on the device
         self.hidden = 0  # zeros in the mask
         self.long = False  # computed on the long side of a RoPE threshold
@@ -62,6 +64,7 @@ class SessionCache:
         self.pinned_until = 0.0  # Unix seconds: idle KV is evicted last until then
         self._anonymous = uuid.uuid4().hex
         self._table: torch.Tensor | None = None
+        self._slots: np.ndarray[Any, Any] | None = None
 
     @property
     def length(self) -> int:
@@ -142,10 +145,17 @@ class SessionCache:
             self.saved = self.saved.parent
         self.saved_length = min(self.saved_length, self.length, self.saved.stop) if self.saved is not None else 0
 
+    @property
+    def slots(self) -> np.ndarray[Any, Any]:
+        """The page table: device slots of the pages in order, ``[pages]`` int64; another array when it is another."""
+        if self._slots is None:
+            self._slots = np.array([page.slot for page in self.pages], np.int64)
+        return self._slots
+
     def table(self, device: torch.device) -> torch.Tensor:
-        """The page table: device slots of the pages in order, ``[pages]`` int64."""
+        """``slots`` on ``device``."""
         if self._table is None:
-            self._table = torch.tensor([page.slot for page in self.pages], dtype=torch.int64, device=device)
+            self._table = put(self.slots, device)
         return self._table
 
     def move(self, device: torch.device) -> None:
@@ -155,4 +165,4 @@ class SessionCache:
 
     def moved(self) -> None:
         """The page list or a page's slot has changed: the table is built anew when it is next read."""
-        self._table = None
+        self._table = self._slots = None

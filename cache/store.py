@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from cache import state as states
 from cache.archive import Archive
 from cache.chain import Owner
-from cache.eviction import victim
+from cache.eviction import Shares, victim
 from cache.pages import Page, PagePool
 from cache.prefix import PrefixIndex
 from cache.session import SessionCache
@@ -51,11 +52,12 @@ class SessionStore:
         """
         self.pool = pool
         self.archive: Archive | None = None
-        self._share = share
+        self._shares = Shares(share, pool.device.slots)  # warm sessions' pages, shared ones counted for each
         self.stateful = state_budget is not None
         self.skeleton: Any = None  # any state of this model, to restore others by
         self._state_budget = state_budget or 0
         self._state_bytes: dict[SessionCache, int] = {}  # of idle sessions
+        self._state_total = 0
         self._threshold = threshold
         self.evictions = 0
         self._warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
@@ -150,6 +152,7 @@ class SessionStore:
             missing -= 1
         session.pages.extend(self.pool.alloc() for _ in range(missing))
         session.moved()
+        self._count(session)
         return True
 
     def spoil(self, session: SessionCache) -> None:
@@ -170,7 +173,7 @@ class SessionStore:
         self._running.discard(session)
         self._warm.pop(session, None)
         self._hosted.pop(session, None)
-        self._state_bytes.pop(session, None)
+        self._state_total -= self._state_bytes.pop(session, 0)
         if self.archive is not None:
             self.archive.saver.unwant(session)
         self._index[session.tenant, session.long].remove(session)
@@ -179,6 +182,7 @@ class SessionStore:
         self.pool.drop(session.pages, warm=session.warm)
         session.pages = []
         session.running = session.warm = False
+        self._count(session)
 
     def name(self, session: SessionCache, name: str) -> None:
         """Give an anonymous session a name, where that is free."""
@@ -200,6 +204,16 @@ class SessionStore:
         if session is not None and not session.running:
             self.discard(session)
 
+    def trim(self) -> None:
+        """Keep idle sessions' states within their budget: the least recently used leave, the newest only if alone."""
+        while self._state_total > self._state_budget:
+            others = len(self._hosted) + len(self._warm) - 1  # a turn may be about to go on from the newest
+            session = self._victim(islice(chain(self._hosted, self._warm), max(1, others)))
+            if session is None:
+                break  # until writes are done
+            self.evictions += 1
+            self.discard(session)
+
     def check_integrity(self) -> None:
         """Assert what must hold between steps (design section 8, invariants 2 and 3)."""
         holders: defaultdict[Page, list[SessionCache]] = defaultdict(list)
@@ -211,6 +225,7 @@ class SessionStore:
             assert len(session.pages) * self.pool.page_size >= session.length
             assert session.running == (session in self._running)
             assert session.warm == (session not in self._hosted)
+            assert session.counted == len(session.pages) * session.warm
             for page in session.pages:
                 holders[page].append(session)
         for page, sessions in holders.items():
@@ -218,6 +233,8 @@ class SessionStore:
             assert page.warm == sum(session.warm for session in sessions) + writing[page]
             assert page.tier is self.pool.device or not page.warm
             assert (page in self.pool.stranded) == (page.tier is self.pool.device and not page.warm)
+        assert self._shares.held.total() == sum(len(session.pages) for session in (*self._warm, *self._running))
+        assert self._state_total == sum(self._state_bytes.values())
         if self.archive is not None:
             self.archive.check_integrity()
         for tier in (self.pool.device, self.pool.host):
@@ -274,13 +291,14 @@ class SessionStore:
         """Idle or new -> running: nothing evicts it from now on."""
         self._warm.pop(session, None)
         self._hosted.pop(session, None)
-        self._state_bytes.pop(session, None)
+        self._state_total -= self._state_bytes.pop(session, 0)
         if self.archive is not None:
             self.archive.saver.unwant(session)
         if not session.warm:
             self.pool.heat(session.pages)
         session.running = session.warm = True
         self._running.add(session)
+        self._count(session)
 
     def _keep(self, session: SessionCache) -> None:
         """Running -> idle. A session that holds nothing is gone; one with pages still on the host goes back there."""
@@ -299,16 +317,9 @@ class SessionStore:
             self._warm[session] = None
         if self.stateful:
             self._state_bytes[session] = session.state_bytes
-            self._trim_states()
-
-    def _trim_states(self) -> None:
-        """Keep idle sessions' states within their budget: the least recently used sessions are dropped."""
-        total = sum(self._state_bytes.values())
-        while total > self._state_budget:
-            oldest = next(iter(self._hosted or self._warm))
-            total -= self._state_bytes[oldest]
-            self.evictions += 1
-            self.discard(oldest)
+            self._state_total += self._state_bytes[session]
+            if self.archive is None:
+                self.trim()
 
     def _cut(self, session: SessionCache, length: int) -> None:
         """Rewind a running session to ``length`` tokens; pages behind it are dropped."""
@@ -318,6 +329,7 @@ class SessionStore:
             self.pool.drop(session.pages[keep:], warm=True)
             del session.pages[keep:]
             session.moved()
+            self._count(session)
 
     def _missing(self, session: SessionCache, length: int) -> int:
         """Device slots that ``session`` lacks to grow to ``length`` tokens."""
@@ -342,7 +354,7 @@ class SessionStore:
             return False
         while device.free < pages:
             if not self.pool.stranded:
-                session = victim(self._clean(), self._greedy())
+                session = self._victim(self._warm)
                 if session is None:
                     return False  # until writes are done
                 del self._warm[session]
@@ -351,22 +363,18 @@ class SessionStore:
             self._shed()
         return True
 
-    def _clean(self) -> Iterable[SessionCache]:
-        """The idle sessions that may leave the device, least recently used first: those that are on disk while others
-        are on their way there.
-        """
-        if self.archive is None or not self.archive.saver.working:
-            return self._warm
-        return (session for session in self._warm if not self.archive.saver.wants(session))
+    def _victim(self, idle: Iterable[SessionCache]) -> SessionCache | None:
+        """Who of ``idle`` leaves first; while writes are getting on, none that waits for its own."""
+        saver = self.archive.saver if self.archive is not None else None
+        if saver is not None and saver.working:
+            idle = (session for session in idle if not saver.wants(session))
+        return victim(idle, self._shares.over)
 
-    def _greedy(self) -> set[str]:
-        """The tenants whose sessions hold more than their share of the device."""
-        if self._share >= 1.0:
-            return set()
-        held: Counter[str] = Counter()
-        for session in (*self._warm, *self._running):
-            held[session.tenant] += len(session.pages)
-        return {tenant for tenant, pages in held.items() if pages > self._share * self.pool.device.slots}
+    def _count(self, session: SessionCache) -> None:
+        """The pages of ``session`` are others now, or it is no longer warm."""
+        pages = len(session.pages) if session.warm else 0
+        self._shares.add(session.tenant, pages - session.counted)
+        session.counted = pages
 
     def _held(self) -> int:
         """Device slots that running sessions hold, shared ones counted once."""
@@ -379,6 +387,7 @@ class SessionStore:
         session.move(self.pool.host.device)
         session.warm = False
         self._hosted[session] = None
+        self._count(session)
 
     def _shed(self) -> None:
         """Take stranded pages off the device: to the host, else by dropping hosted sessions, least recently

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 
 from cache.chain import Owner
+from cache.session import SessionCache, common_prefix
 from cache.store import SessionStore
 from scheduler.messages import (
     Export,
@@ -64,14 +66,21 @@ class Clerk:
                     tokens = session.length - (cold if tier == "device" else pages - cold) * store.pool.page_size
                     states = session.state_bytes if (tier == "device") is session.warm else 0
                     tiers[tier] = Holding(max(tokens, 0), count * store.pool.page_bytes + states)
-        archive = store.archive
-        head = archive.disk.head(owner) if archive is not None else None
-        if archive is not None and head is not None:
-            tiers["disk"] = Holding(head.tip.stop, archive.disk.bytes_of(owner))
-            remote = [segment for segment in head.tip.chain() if segment.remote]
-            if remote:
-                tiers["remote"] = Holding(remote[-1].stop, sum(segment.nbytes for segment in remote))
+        tiers |= self._below(owner, session)
         self._answers.append(Inspected(request.request, tiers, session is not None and session.running))
+
+    def _below(self, owner: Owner, session: SessionCache | None) -> dict[str, Holding]:
+        """What the tiers below memory hold of the timeline that memory has, or of any where it has none."""
+        archive = self._store.archive
+        head = archive.disk.head(owner) if archive is not None else None
+        if archive is None or head is None:
+            return {}
+        present = head.tip.stop if session is None else common_prefix(head.tip.timeline()[0], session.token_ids)
+        copied = list(takewhile(lambda segment: segment.remote, head.tip.chain()))
+        tiers = {"disk": Holding(present, archive.disk.bytes_of(owner))}
+        if copied:
+            tiers["remote"] = Holding(min(present, copied[-1].stop), sum(segment.nbytes for segment in copied))
+        return {tier: held for tier, held in tiers.items() if held.tokens}
 
     def export(self, request: Export) -> None:
         """Put the files of a session into a folder."""

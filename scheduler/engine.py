@@ -175,7 +175,7 @@ class Engine:
             "disk_sessions": len(archive.disk.heads),
             "disk_written": archive.saver.written,
             "disk_read": archive.loader.read,
-            "disk_errors": archive.saver.errors + archive.loader.errors,
+            "disk_errors": archive.errors,
             "disk_damaged": archive.disk.damaged,
             "disk_pending": archive.saver.pending,
             "remote_bytes": remote.used if remote is not None else 0,

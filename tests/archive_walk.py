@@ -20,10 +20,11 @@ from tiny_models import logits, model_of
 
 from cache import archive as archive_module
 from cache import files, transfer
+from cache import remover as remover_module
 from cache import saver as saver_module
 from cache.chain import Owner
-from cache.disk import folder_of
 from cache.segment import Reader, timeline_hash
+from cache.shelf import folder_of
 from scheduler.clerk import Clerk
 from scheduler.messages import Cancel, Export, Forget, Forgotten, Import, Imported, Inspect, Pin
 
@@ -229,8 +230,9 @@ class Walk:
         self._quiet(failing=True)
         (answer,) = self.clerk.take()
         assert isinstance(answer, Imported)
-        if answer.tokens:
-            self.talks["b", name] = list(self.kit.store.find("b", name).cached)  # type: ignore[union-attr]
+        found = self.kit.store.find("b", name)
+        if answer.tokens and found is not None:  # the states of others may leave no room for it
+            self.talks["b", name] = list(found.cached)
         shutil.rmtree(capsule, ignore_errors=True)
 
     # -- trouble ------------------------------------------------------------------------------------------------------
@@ -322,6 +324,7 @@ class Walk:
             folder=self.folder,
             disk_space=self.random.choice([120_000, 400_000, 1 << 30]),
             remote=self.remote,
+            remote_space=self.random.choice([None, 60_000]),
             share=self.random.choice([1.0, 0.5]),
         )
         self.disk = kit.archive.disk
@@ -332,7 +335,7 @@ class Walk:
 
     def _break_things(self, patch: pytest.MonkeyPatch) -> None:
         """Make what touches files slow and unreliable, as the weather says."""
-        patch.setattr(archive_module, "_PAUSE", 0.002)
+        patch.setattr(remover_module, "_PAUSE", 0.002)
         patch.setattr(archive_module, "_STUCK", 0.02)
         patch.setattr(saver_module, "_PAUSE", 0.002)
         dice = random.Random(self.random.random())
@@ -358,7 +361,7 @@ class Walk:
         hurt(files, "remove", "remove")
 
     def _hurt_remote(self, remote: Any) -> None:
-        for name in ("put", "get", "names", "remove"):
+        for name in ("put", "get", "names", "remove", "collect"):
             real = getattr(remote, name)
 
             def hurting(*args: Any, real: Any = real) -> Any:
@@ -377,7 +380,7 @@ class Walk:
             self.failing, self.away = {}, 0.0
         archive = self.kit.archive
         until = time.monotonic() + 60
-        while archive.busy or (not failing and (archive._left or self.disk.doomed)):
+        while archive.busy or (not failing and (archive.remover.left or self.disk.doomed)):
             archive.poll()
             time.sleep(0.0005)
             assert time.monotonic() < until, "no end"

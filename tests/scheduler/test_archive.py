@@ -517,6 +517,32 @@ def test_inspect_tells_where_a_session_lies(tmp_path: Path) -> None:
     assert set(tiers()) == {"disk"}
 
 
+def test_inspect_counts_what_lies_below_of_the_present_timeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = Kit(folder=tmp_path / "kv", remote=f"file://{tmp_path / 'remote'}")
+    clerk = Clerk(kit.store, kit.fingerprint)
+
+    def tiers() -> dict[str, int]:
+        clerk.inspect(Inspect("r", "a", "s"))
+        (answer,) = clerk.take()
+        assert isinstance(answer, Inspected)
+        return {tier: held.tokens for tier, held in answer.tiers.items()}
+
+    kit.ask(TALK, 1, session="s")
+    kit.settle()
+    assert tiers() == {"device": 40, "disk": 40, "remote": 40}
+    with slow_writer(monkeypatch):
+        kit.ask([*TALK[:30], 5, 6, 7], 1, session="s")
+        kit.step()
+        assert tiers() == {"device": 33, "disk": 30, "remote": 30}
+        kit.ask([5, 6], 1, session="s")
+        kit.step()
+        assert tiers() == {"device": 2}
+    kit.settle()
+    assert tiers() == {"device": 2, "disk": 2, "remote": 2}
+
+
 @pytest.mark.parametrize("name", ["llama", "rwkv", "qwen3_next"])
 def test_a_session_moves_to_another_server(name: str, tmp_path: Path) -> None:
     kit = Kit(name, folder=tmp_path / "here")

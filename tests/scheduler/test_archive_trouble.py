@@ -18,9 +18,10 @@ from tiny_models import greedy
 from cache import archive as archive_module
 from cache import files, transfer
 from cache import saver as saver_module
+from cache import segment as segment_module
 from cache.chain import Owner
-from cache.disk import folder_of
 from cache.segment import Reader, write
+from cache.shelf import folder_of
 from scheduler.clerk import Clerk
 from scheduler.messages import Export, Exported, Forget, Forgotten, Import, Imported, Miss
 
@@ -163,13 +164,68 @@ def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path, monkeypat
             kit.settle()
             assert set(clerk.take()) == {Forgotten("a", "t")}
             assert len(files_of(tmp_path)) == 1
-    kit.archive._resting_until = 0.0  # five seconds later
+    kit.archive.remover._resting_until = 0.0  # five seconds later
     kit.step()
     kit.settle()
     assert files_of(tmp_path) == []
     clerk.forget(Forget("a", "s"))
     kit.settle()
     assert clerk.take() == [Forgotten("a", "s")]
+
+
+def test_damage_that_is_found_at_the_start_is_told_once(tmp_path: Path) -> None:
+    kit = Kit(folder=tmp_path)
+    first = kit.ask(TALK, 6, session="s")
+    longer = [*TALK, *first.tokens, 1, 2]
+    kit.settle()
+    second = kit.ask(longer, 6, session="s")
+    kit.ask([9, *TALK], 6, session="t")
+    kit.ask([8, *TALK], 6, session="u")
+    kit.leave()
+    for session, which in (("s", -1), ("t", 0)):  # what "s" has of its first turn is sound
+        path = sorted(tmp_path.rglob(f"{folder_of(Owner('a', session, True))}/*.kv"))[which]
+        path.write_bytes(path.read_bytes()[:-1])
+    fresh = Kit(folder=tmp_path)
+    assert fresh.archive.disk.damaged == 2
+    misses = []
+    for turn in range(2):
+        for session, prompt in (("s", [*longer, *second.tokens]), ("t", [9, *TALK, 1]), ("u", [8, *TALK, 1])):
+            receipt = check(fresh, [*prompt, *[3] * (turn + 1)], session=session).receipt
+            assert receipt is not None
+            misses.append((session, receipt.miss))
+            assert receipt.cached >= (len(TALK) if (session, turn) != ("t", 0) else 0)
+        fresh.settle()
+        for session in "stu":
+            fresh.store.forget("a", session)  # from memory only
+    assert [session for session, miss in misses if miss is Miss.DAMAGED] == ["s", "t"]
+    fresh.leave()
+
+
+def test_a_file_that_cannot_be_read_at_the_start_is_there_at_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = Kit(folder=tmp_path)
+    first = kit.ask(TALK, 6, session="s")
+    longer = [*TALK, *first.tokens, 1, 2]
+    kit.settle()
+    kit.ask(longer, 1, session="s")
+    kit.leave()
+    root, tip = sorted(files_of(tmp_path), key=lambda path: path.name)
+    opened = files.open_file
+
+    def tired(folder: Path, name: str) -> int:
+        if name == root.name:
+            raise OSError(24, "Too many open files")
+        return opened(folder, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_module, "open_file", tired)
+        tried = Kit(folder=tmp_path)
+        assert (tried.archive.disk.heads, tried.archive.disk.damaged) == ({}, 0)
+        tried.leave()
+    assert files_of(tmp_path) == sorted([root, tip])
+    fresh = Kit(folder=tmp_path)
+    assert reused(check(fresh, [*longer, 3], session="s")) == (len(longer), len(longer))
 
 
 # -- what happens at once ----------------------------------------------------------------------------------------------
@@ -327,8 +383,8 @@ def test_the_floor_counts_what_is_about_to_be_unlinked(tmp_path: Path, monkeypat
     kit.settle()
     disk = kit.archive.disk
     one, room = disk.used // 10, 1 << 40
-    monkeypatch.setattr(disk, "measure", lambda: room - sum(path.stat().st_size for path in files_of(tmp_path)))
-    disk.measured(disk.measure())
+    monkeypatch.setattr(disk.shelf, "measure", lambda: room - sum(path.stat().st_size for path in files_of(tmp_path)))
+    disk.measured(disk.shelf.measure())
     disk._floor = room - int(10.5 * one)  # there is room for ten
     with held(monkeypatch, files, "remove"):
         for number in range(3):
