@@ -2,6 +2,7 @@
 #
 #   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
 #   make test | test-slow | test-architectures | check | bench | bench-tiers | setup | pins
+#   make test-cuda | bench-gpu   on a machine with a GPU
 #   make test-crash [KILLS=200] [EVERY=1] [DAMAGES=1000]   an hour or two; EVERY=10 tries a tenth of the crash points
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ STAMP := .venv/.installed
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-crash test-architectures check bench bench-tiers pins clean
+.PHONY: serve setup test test-slow test-cuda test-crash test-architectures check bench bench-tiers bench-gpu pins clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -28,6 +29,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/crash
+
+test-cuda: $(STAMP)
+	$(BIN)/python -m pytest -rs -m cuda
 
 # kill -9, crash points, damaged files and races, against real servers; the sweep needs strace.
 test-crash: $(STAMP)
@@ -50,6 +54,10 @@ bench: $(STAMP)
 # About twenty minutes; ARGS="turn written" measures only these. See tools/bench_tiers.py.
 bench-tiers: $(STAMP)
 	$(BIN)/python -m tools.bench_tiers $(ARGS)
+
+# Within ten minutes on a GPU; ARGS="--tiny" tries it on whatever is there. See tools/bench_gpu.py.
+bench-gpu: $(STAMP)
+	$(BIN)/python -m tools.bench_gpu $(ARGS)
 
 # Writes constraints.txt anew from what is installed in .venv.
 pins: $(STAMP)
@@ -75,4 +83,5 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m cache.native || true
+	@$(BIN)/python -m scheduler.program || true
 	@touch $(STAMP)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from cache import native
+from cache import gpu, native
 from cache.layers import Layer, Reach
 from cache.packed import PackedStep
 
@@ -68,15 +68,29 @@ class PackedAttention:
         s_aux: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
+        """What modeling code calls; see ``attend``."""
+        self._refuse(attention_mask, kwargs)
+        return self.attend(module, query, key, value, scaling=scaling, softcap=softcap, s_aux=s_aux), None
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        softcap: float | None,
+        s_aux: torch.Tensor | None,
+    ) -> torch.Tensor:
         """``query [1, H, T, D]`` against ``key``, ``value`` as the layer has them after ``update``; returns
         ``[1, T, H, Dv]``.
         """
-        self._refuse(attention_mask, kwargs)
         step, index = self._step, getattr(module, "layer_idx", None)
         if step is None or not isinstance(index, int):
             raise Unsupported("attention outside of a step")
         self.calls += 1
-        sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
+        sinks = self.sinks(module, s_aux)
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         layer = self.layers[index]
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
@@ -87,7 +101,12 @@ class PackedAttention:
             rows = slice(segment.row, segment.row + segment.size)
             seen = step.mask(number, layer, first)
             out[rows] = attend(query[0, :, rows], keys, values, seen, scale, softcap, sinks).transpose(0, 1)
-        return out[None], None
+        return out[None]
+
+    @staticmethod
+    def sinks(module: torch.nn.Module, given: torch.Tensor | None) -> torch.Tensor | None:
+        """Per head what is added to the sum of a softmax: what was given, else what the module has."""
+        return given if given is not None else getattr(module, "sinks", None)
 
     @staticmethod
     def _source(step: PackedStep, key: torch.Tensor, value: torch.Tensor) -> int | None:
@@ -104,15 +123,32 @@ class PackedAttention:
         scores: native.Scores,
         out: torch.Tensor,
     ) -> frozenset[int]:
-        """Let the compiled kernel fill its rows of ``out``; the numbers of the segments that are done."""
-        kernel = native.kernel() if source is not None and query.device.type == "cpu" else None
-        if kernel is None or source is None or not kernel.fits(step.tier.shapes[source], query, scores):
+        """Let the device's own kernels fill rows of ``out``; the numbers of the segments that are done."""
+        if source is None:
             return frozenset()
+        if query.device.type != "cpu":
+            return gpu.attend(step, layer, source, query, scores, out)
+        kernel = native.kernel()
+        if kernel is None:
+            return frozenset()
+        if not kernel.fits(step.tier.shapes[source], query.shape[0], query.shape[2], query.dtype, scores):
+            return frozenset()
+        plan = self._plan(step, layer)
+        kernel.attend(plan, source, query, scores, out)
+        return plan.numbers
+
+    def whole_plan(self, index: int) -> native.Plan | None:
+        """How the compiled kernel attends, in layer ``index``, to all segments of the step in flight; None where
+        there is none, or a segment is too long for it.
+        """
+        plan = self._plan(self._step, self.layers[index]) if self._step is not None else None
+        return plan if plan is not None and plan.whole else None
+
+    def _plan(self, step: PackedStep, layer: Layer) -> native.Plan:
         kind = (layer.reach, layer.window)  # layers of one kind look at the same keys
         if kind not in self._plans:
             self._plans[kind] = native.Plan(step, layer)
-        kernel.attend(self._plans[kind], source, query, scores, out)
-        return self._plans[kind].numbers
+        return self._plans[kind]
 
     def _segments(
         self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor, done: frozenset[int]

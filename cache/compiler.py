@@ -26,6 +26,8 @@ _INSTRUCTIONS = {  # by what torch has found the processor to have
     "AVX512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma",
     "AVX2": "-mavx2 -mfma",
 }
+_TILES = "-mamx-tile -mamx-bf16"
+_HEADERS = Path(__file__).with_name("kernels")
 _PATIENCE = 300  # seconds that a compiler may take
 
 
@@ -39,10 +41,10 @@ def built(source: Path) -> Path:
     Raises ``NotBuilt``.
     """
     try:
-        text = b"".join(path.read_bytes() for path in [source, *sorted(source.parent.glob("*.h"))])
-        flags = [*_FLAGS.split(), *_INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), "").split()]
-        made_of = hashlib.blake2b(text + repr((flags, platform.machine())).encode(), digest_size=8).hexdigest()
-        stem = f"{source.stem}-{made_of}"
+        headers = {*source.parent.glob("*.h"), *_HEADERS.glob("*.h")}
+        text = b"".join(path.read_bytes() for path in [source, *sorted(headers)])
+        made_of = hashlib.blake2b(text + repr((_FLAGS, _instructions(), platform.machine())).encode(), digest_size=8)
+        stem = f"{source.stem}-{made_of.hexdigest()}"
         folder = _folder()
         compiler = _compiler()
         if compiler is None:
@@ -50,7 +52,7 @@ def built(source: Path) -> Path:
         else:
             name = f"{stem}-{_version(compiler)}.so"
             if not (folder / name).exists():
-                write_file(folder, name, [_compiled(compiler, flags, source)])
+                write_file(folder, name, [_compiled([*compiler, *_FLAGS.split(), *_instructions()], source)])
         if not name:
             raise NotBuilt("there is no C++ compiler")
         os.close(open_file(folder, name))
@@ -59,6 +61,11 @@ def built(source: Path) -> Path:
         raise NotBuilt(f"the compiled file is {error.reason}") from None
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         raise NotBuilt(f"{type(error).__name__} while compiling") from error
+
+
+def _instructions() -> list[str]:
+    tiles = torch.cpu._is_amx_tile_supported()
+    return [*_INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), "").split(), *(_TILES.split() if tiles else ())]
 
 
 def _folder() -> Path:
@@ -85,9 +92,9 @@ def _version(compiler: list[str]) -> str:
     return hashlib.blake2b(told, digest_size=8).hexdigest()
 
 
-def _compiled(compiler: list[str], flags: list[str], source: Path) -> bytes:
+def _compiled(compiler: list[str], source: Path) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "object.so"
-        command = [*compiler, *flags, str(source), "-o", str(target)]
+        command = [*compiler, f"-I{_HEADERS}", str(source), "-o", str(target)]
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_PATIENCE)
         return target.read_bytes()

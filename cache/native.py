@@ -27,6 +27,7 @@ from cache.tier import MemoryTier, PageShape
 log = logging.getLogger("warmturn.engine")
 
 SHORT = 32  # tokens of a segment up to which the kernel is the faster way
+LONGEST = 128  # the same where matrix units do most of it; beyond, it wants much memory for a few percent
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest output
 
@@ -54,7 +55,9 @@ class Plan:
 
     def __init__(self, step: PackedStep, layer: Layer) -> None:
         self.tier = step.tier
-        self.numbers = frozenset(n for n, segment in enumerate(step.segments) if segment.size <= SHORT)
+        longest = LONGEST if _by_tiles(step.tier) else SHORT
+        self.numbers = frozenset(n for n, segment in enumerate(step.segments) if segment.size <= longest)
+        self.whole = len(self.numbers) == len(step.segments)
         self._alive: list[Any] = []  # what the addresses point to
         first = np.zeros(step.tokens, np.int64)
         for segment in (step.segments[number] for number in self.numbers):
@@ -89,6 +92,14 @@ class Plan:
         call.type = _TYPES[shape.dtype]
 
 
+def _by_tiles(tier: MemoryTier) -> bool:
+    """Whether the kernel has matrix units for all pages of ``tier``."""
+    shapes = tier.shapes.values()
+    return torch.cpu._is_amx_tile_supported() and all(
+        shape.dtype is torch.bfloat16 and shape.key_dim % 32 == 0 and shape.value_dim % 32 == 0 for shape in shapes
+    )
+
+
 class Scores(NamedTuple):
     """How scores are made of products, see ``attention.attend``."""
 
@@ -101,21 +112,24 @@ class Kernel:
     """The compiled function. Shapes that it has not computed before are compared with torch first."""
 
     def __init__(self, path: Path) -> None:
+        if torch.cpu._is_amx_tile_supported():
+            torch.cpu._init_amx()  # the system gives matrix units to those who ask
         self._function = ctypes.CDLL(str(path)).warmturn_attend
         self._function.argtypes = [ctypes.POINTER(_Call)]
-        self._parallel = _parallel()
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
+        self._parallel = parallel()
         self._right: dict[tuple[Any, ...], bool] = {}
 
-    def fits(self, shape: PageShape, query: torch.Tensor, scores: Scores) -> bool:
-        """Whether the kernel can compute, and computes right, ``query [H, T, D]`` over pages of ``shape``."""
+    def fits(self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: Scores) -> bool:
+        """Whether the kernel can compute, and computes right, queries of so many heads over pages of ``shape``."""
         capped, sinks = scores.softcap is not None, scores.sinks is not None
-        if query.dtype is not shape.dtype or shape.dtype not in _TYPES or shape.key_heads != shape.value_heads:
+        if dtype is not shape.dtype or shape.dtype not in _TYPES or shape.key_heads != shape.value_heads:
             return False
-        if query.shape[0] % shape.key_heads or query.shape[2] != shape.key_dim:
+        if heads % shape.key_heads or dim != shape.key_dim:
             return False
-        kind = (shape, query.shape[0], capped, sinks)
+        kind = (shape, heads, capped, sinks)
         if kind not in self._right:
-            self._right[kind] = _compare(self, shape, query.shape[0], capped, sinks)
+            self._right[kind] = _compare(self, shape, heads, capped, sinks)
             if not self._right[kind]:
                 log.info("the compiled attention is not right for %s: torch's is used", shape)
         return self._right[kind]
@@ -128,15 +142,32 @@ class Kernel:
             return
         query = query if query.stride(2) == 1 else query.contiguous()
         sinks = scores.sinks.detach().float().contiguous() if scores.sinks is not None else None
-        plan.read(source, query.shape[0])
+        where = (query.data_ptr(), query.stride(0), query.stride(1), out.data_ptr())
+        self.prepare(plan, source, query.shape[0], where, scores, sinks)
+        if self._function(ctypes.byref(plan.call)):
+            raise MemoryError("no memory for attention")
+
+    def prepare(
+        self,
+        plan: Plan,
+        source: int,
+        heads: int,
+        where: tuple[int, int, int, int],
+        scores: Scores,
+        sinks: torch.Tensor | None,
+    ) -> int:
+        """The address of the call by which ``address`` computes what ``attend`` says; the plan's next one changes it.
+
+        ``where``: address of the queries, elements from head to head and from row to row, address of the output.
+        ``sinks``: those of ``scores``, float32 and contiguous.
+        """
+        plan.read(source, heads)
         call = plan.call
-        call.query, call.out = query.data_ptr(), out.data_ptr()
-        call.query_head, call.query_row, _ = query.stride()
+        call.query, call.query_head, call.query_row, call.out = where
         call.scale, call.softcap = scores.scale, scores.softcap or 0.0
         call.sinks = sinks.data_ptr() if sinks is not None else None
         call.parallel = self._parallel
-        if self._function(ctypes.byref(call)):
-            raise MemoryError("no memory for attention")
+        return ctypes.addressof(call)
 
 
 @cache
@@ -150,7 +181,7 @@ def kernel() -> Kernel | None:
         return None
 
 
-def _parallel() -> int | None:
+def parallel() -> int | None:
     """The address of the function by which torch's own OpenMP runtime runs a team of threads; None where it is not
     plain which runtime that is. A second runtime would bring threads that fight with torch's.
     """

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from cache.layers import Layer, Reach
 from cache.session import SessionCache
+from cache.stream import put
 from cache.tier import MemoryTier
 
 
@@ -53,13 +54,13 @@ class PackedStep:
         self._masks: dict[tuple[int, Reach, int | None, int], torch.Tensor | None] = {}
         self._gathers: dict[tuple[Reach, int | None], torch.Tensor] = {}
         self.origins: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
-        device = tier.device
+        self.plans: dict[Any, Any] = {}  # what kernels must know of it
         positions = np.concatenate([np.arange(s.start, s.stop) for s in self.segments])
-        self.positions = torch.from_numpy(positions).to(device)[None]  # [1, T]
-        self.token_ids = torch.from_numpy(
-            np.concatenate([np.asarray(s.session.token_ids[s.start : s.stop], np.int64) for s in self.segments])
-        ).to(device)[None]  # [1, T]
-        self.write_index = torch.cat([self._slots(s, s.start) for s in self.segments])  # [T]
+        tokens = np.concatenate([np.asarray(s.session.token_ids[s.start : s.stop], np.int64) for s in self.segments])
+        places = np.concatenate([self.places(s, s.start) for s in self.segments])
+        numbers = put(np.stack([tokens, positions, places]), tier.device)
+        self.token_ids, self.positions = numbers[0:1], numbers[1:2]  # [1, T] each
+        self.write_index = numbers[2]  # [T]
 
     def first_page(self, segment: Segment, layer: Layer) -> int:
         """Index in the page table of the first page that ``segment`` looks at in ``layer``."""
@@ -74,7 +75,8 @@ class PackedStep:
         """Slot * page_size + offset of every key that the step looks at in ``layer``, segment after segment."""
         key = (layer.reach, layer.window)  # layers of one kind look at the same keys
         if key not in self._gathers:
-            self._gathers[key] = torch.cat([self._slots(s, layer.first_key(s.start)) for s in self.segments])
+            places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.segments])
+            self._gathers[key] = put(places, self.tier.device)
         return self._gathers[key]
 
     def mask(self, number: int, layer: Layer, first: int) -> torch.Tensor | None:
@@ -99,11 +101,11 @@ class PackedStep:
             seen &= torch.from_numpy(flags.copy()).to(device)
         return seen
 
-    def _slots(self, segment: Segment, first: int) -> torch.Tensor:
-        """Slot * page_size + offset of positions ``first .. stop``."""
+    def places(self, segment: Segment, first: int) -> np.ndarray[Any, Any]:
+        """Slot * page_size + offset of positions ``first .. stop``, int64."""
         size = self.tier.page_size
-        positions = torch.arange(first, segment.stop, device=self.tier.device)
-        return segment.session.table(self.tier.device)[positions // size] * size + positions % size
+        positions = np.arange(first, segment.stop)
+        return segment.session.slots[positions // size] * size + positions % size
 
 
 class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped

@@ -100,7 +100,7 @@ class PagePool:
     def _move(pages: list[Page], source: MemoryTier, target: MemoryTier) -> None:
         if not pages:
             return
-        slots = [target.alloc() for _ in pages]
+        slots = sorted(target.alloc() for _ in pages)  # neighbours are copied together
         target.copy_from(source, [page.slot for page in pages], slots)
         for page, slot in zip(pages, slots, strict=True):
             source.release(page.slot)

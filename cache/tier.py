@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+
+from cache.ferry import Ferry, ferry
+from cache.stream import put
 
 
 class PageShape(NamedTuple):
@@ -31,8 +35,9 @@ class MemoryTier:
     """``slots`` pages of ``page_size`` tokens in one memory, for all layers of a model.
 
     Per storing layer one K and one V tensor ``[slots, page_size, heads, dim]`` (and ``[slots, page_size, dim]`` for
-    indexer keys); a page has the same slot in all of them. Shapes are learned from the first write unless
-    given, since only the model knows them. Invariant: a slot is either in ``_free`` or owned by exactly one page.
+    indexer keys); a page has the same slot in all of them. With ``scratch`` there is one slot more, the last, that is
+    never given out: what is written there is nobody's. Shapes are learned from the first write unless given, since only
+    the model knows them. Invariant: a slot is either in ``_free`` or owned by exactly one page.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class MemoryTier:
         device: torch.device,
         shapes: dict[int, PageShape] | None = None,
         pinned: bool = False,
+        scratch: bool = False,
     ) -> None:
         self.slots = slots
         self.page_size = page_size
@@ -50,7 +56,9 @@ class MemoryTier:
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.indexes: dict[int, torch.Tensor] = {}
+        self.scratch = slots if scratch else None
         self._pinned = pinned
+        self._ferry: Ferry | None = None  # that has brought something here
         self._free = list(range(slots - 1, -1, -1))
         for layer, shape in (shapes or {}).items():
             self._create(layer, shape)
@@ -92,6 +100,7 @@ class MemoryTier:
 
     def read(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of the pages in ``table [n]``, as ``[n * page_size, H, D]`` (a copy)."""
+        self.settle()
         return self.keys[layer][table].flatten(0, 1), self.values[layer][table].flatten(0, 1)
 
     def copy_from(self, other: MemoryTier, source: list[int], target: list[int]) -> None:
@@ -99,12 +108,27 @@ class MemoryTier:
         for layer, shape in other.shapes.items():
             if layer not in self.keys:
                 self._create(layer, shape)
-        there = torch.tensor(source, device=other.device)
-        here = torch.tensor(target, device=self.device)
         pairs = ((self.keys, other.keys), (self.values, other.values), (self.indexes, other.indexes))
         for mine, theirs in pairs:
             for layer, tensor in theirs.items():
-                mine[layer][here] = tensor[there].to(self.device)
+                self._copy(other, tensor, source, mine[layer], target)
+
+    def _copy(
+        self, other: MemoryTier, theirs: torch.Tensor, source: list[int], mine: torch.Tensor, target: list[int]
+    ) -> None:
+        """Pages of one pool of ``other`` to ours."""
+        if self._pinned and other.device.type == "cuda":
+            self._ferry = ferry(other.device)
+            self._ferry.down(theirs, source, mine, target)
+        elif other._pinned and self.device.type == "cuda":
+            ferry(self.device).up(theirs, source, mine, target)
+        else:
+            mine[put(np.array(target), self.device)] = theirs[put(np.array(source), other.device)].to(self.device)
+
+    def settle(self) -> None:
+        """Wait until the pages hold what was copied to them, where a CPU reads them."""
+        if self._ferry is not None:
+            self._ferry.settle()
 
     def _create(self, layer: int, shape: PageShape) -> None:
         self.keys[layer] = self._pool((shape.key_heads, shape.key_dim), shape.dtype)
@@ -122,6 +146,7 @@ class MemoryTier:
     def _pool(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # torch.empty: on a CPU the operating system hands out the memory only as pages are written.
         with torch.inference_mode(False):  # pages are copied outside of steps too
-            return torch.empty(
-                (self.slots, self.page_size, *size), dtype=dtype, device=self.device, pin_memory=self._pinned
-            )
+            slots = self.slots + (self.scratch is not None)
+            pool = torch.empty((slots, self.page_size, *size), dtype=dtype, device=self.device, pin_memory=self._pinned)
+            pool[self.slots :] = 0  # what is read of the scratch is a number
+            return pool

@@ -13,6 +13,7 @@ import torch
 
 from cache import state as states
 from cache.pages import Page
+from cache.stream import beside, fetched, put, sent
 from cache.tier import MemoryTier
 
 # The three things that pages hold, by the name under which they are saved.
@@ -35,19 +36,22 @@ def gather(tier: MemoryTier, rows: torch.Tensor) -> dict[str, torch.Tensor]:
     """A copy of the tokens at ``rows``, by ``"<layer>.<kind>"``: ``[tokens, heads, dim]`` (indexer keys: ``[tokens,
     dim]``) on the CPU.
     """
-    rows = rows.to(tier.device)
-    return {
-        f"{layer}.{kind}": pool.flatten(0, 1).index_select(0, rows).to("cpu")
-        for kind, pools in POOLS.items()
-        for layer, pool in pools(tier).items()
-    }
+    tier.settle()
+    with beside(tier.device):
+        rows = put(rows.numpy(), tier.device)
+        return {
+            f"{layer}.{kind}": fetched(pool.flatten(0, 1).index_select(0, rows))
+            for kind, pools in POOLS.items()
+            for layer, pool in pools(tier).items()
+        }
 
 
 def scatter(tier: MemoryTier, rows: torch.Tensor, name: str, tokens: torch.Tensor) -> None:
     """Put the tokens of one named tensor at ``rows``."""
     layer, kind = name.split(".")
     pool = POOLS[kind](tier)[int(layer)]
-    pool.flatten(0, 1).index_copy_(0, rows.to(tier.device), tokens.to(tier.device))
+    with beside(tier.device):
+        pool.flatten(0, 1).index_copy_(0, put(rows.numpy(), tier.device), sent(tokens, tier.device))
 
 
 def shapes_of(tier: MemoryTier) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -21,6 +21,7 @@ import zmq
 
 from scheduler.clerk import Clerk
 from scheduler.engine import Engine, Limits
+from scheduler.graphs import Graphs, capturer
 from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
 from scheduler.memory import TooSmall, build_archive, build_store
 from scheduler.messages import (
@@ -111,7 +112,10 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         max_queued=config.max_queued,
         reuse=loaded.verdict.mode.caches,
     )
-    runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope)
+    graphs = None
+    if device.type == "cuda" and loaded.rope.threshold is None:  # its Python decides how positions turn
+        graphs = Graphs(loaded.verdict.mode, pool.device, config.max_running, context, capturer())
+    runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope, graphs)
     vocabulary = Vocabulary(loaded.tokenizer)
     limits = Limits(context, embeddings.num_embeddings, loaded.start)
     engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits)

@@ -11,8 +11,10 @@ import logging
 import time
 from array import array
 
+import numpy as np
 import torch
 
+from cache.stream import put
 from scheduler.messages import (
     Cancel,
     Delta,
@@ -218,10 +220,13 @@ class Engine:
             self._finish(turn, FinishReason.LENGTH)
         drawing = [(turn, at) for turn, at in sampling if turn.limit != 0]
         if drawing:
-            drawn = self._sampler.sample(logits[[at for _, at in drawing]], [turn for turn, _ in drawing])
-            usable = torch.isfinite(logits.amax(-1)).tolist()
-            for (turn, at), sampled in zip(drawing, drawn, strict=True):
-                if usable[at]:
+            chosen = [at for _, at in drawing]
+            drawn = self._sampler.sample(
+                logits if len(chosen) == len(logits) else logits[put(np.array(chosen), logits.device)],
+                [turn for turn, _ in drawing],
+            )
+            for (turn, _), sampled in zip(drawing, drawn, strict=True):
+                if sampled.usable:
                     self._commit(turn, sampled)
                 else:
                     self._fail(turn, "the model gave no usable numbers for this request")

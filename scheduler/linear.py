@@ -1,7 +1,8 @@
 """Weights of linear maps packed for the CPU: a decode step is bound by the speed at which weights are read.
 
-oneDNN reads a weight that lies in its own blocked layout up to twice as fast as a plain one. Which modules are linear
-maps, and for which shapes packing pays, is measured on the loaded model. A packed weight replaces the plain one.
+Our own kernel reads tiles where the processor has matrix units, oneDNN its own blocked layout; either is up to twice
+as fast as a plain weight. Which modules are linear maps, and for which shapes packing pays, is measured on the loaded
+model. A packed weight replaces the plain one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
@@ -18,10 +19,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from scheduler.matrix import TYPES, Matrix
+from scheduler.program import kernel, product
+
 _SMALLEST = 1 << 16  # elements: a smaller weight stays in the processor's caches, and a call costs more than reading it
 _TRIED = 8  # weights of one shape that are timed together, so that they come from memory as in a real step
-# Rows, and what the packed way may take of the plain time: decode must gain, prefill must not lose.
+# Rows, and what the packed way may take of the plain time: decode must gain. Prefill must not lose; a product with our
+# tiles may take longer, since in a program nothing is made of its result before it is used.
 _MOST = {1: 0.95, 256: 1.03}
+_MOST_TILED = {1: 0.95, 256: 1.25}
+_FEW = (1, 4, 16)  # rows up to which our kernel may be faster on plain weights
+_MOST_READING = 1.1  # of torch's time: a module that runs as a program saves more than that elsewhere
 _ROUNDS = 7
 _LARGE = 1000.0
 _ROUNDING = 1e-5  # what the order of a float32 sum may change: many times its precision
@@ -36,31 +44,30 @@ class PackedLinear:
     The module's ``weight`` is then a ``Shadow``: other code may still ask for it.
     """
 
-    def __init__(self, module: torch.nn.Module, flipped: bool) -> None:
-        """``flipped``: the module keeps its weight ``[in, out]``. Raises what oneDNN does where it cannot pack it."""
+    def __init__(self, module: torch.nn.Module, flipped: bool, way: Way) -> None:
+        """``flipped``: the module keeps its weight ``[in, out]``. Raises what ``way`` does where it cannot pack it."""
         plain: Any = _weight(module)
         self.touched = False
-        self._module = module
+        self.module = module
         self._flipped = flipped
         self._plain = weakref.ref(plain)  # alive while it is somebody else's as well: an embedding's table
         matrix = plain.detach()
-        self.packed = _reordered(matrix.t().contiguous() if flipped else matrix)
-        self.forward = _linear(self.packed, module._parameters.get("bias"))
+        self.packed, self.forward = way(matrix.t().contiguous() if flipped else matrix, module._parameters.get("bias"))
 
     def install(self) -> None:
         """From here on the module runs packed, and the plain weight is not kept."""
-        self._module._parameters["weight"] = Shadow(self, _weight(self._module))  # type: ignore[assignment]
-        self._module.forward = self.forward
+        self.module._parameters["weight"] = Shadow(self, _weight(self.module))  # type: ignore[assignment]
+        self.module.forward = self.forward
 
     def remove(self) -> None:
         """The module is as it was before ``install``, its weight the same object if that still lives."""
-        del self._module.forward
+        del self.module.forward
         plain: Any = self._plain()
-        self._module._parameters["weight"] = torch.nn.Parameter(self.dense(), False) if plain is None else plain
+        self.module._parameters["weight"] = torch.nn.Parameter(self.dense(), False) if plain is None else plain
 
     def dense(self) -> torch.Tensor:
         """The weight as the module had it, a copy."""
-        matrix = self.packed.to_dense()
+        matrix = self.packed.dense()
         return matrix.t().contiguous() if self._flipped else matrix
 
 
@@ -95,10 +102,17 @@ class Shadow(torch.Tensor):
 
 
 class Packing:
-    """The packed modules of one model."""
+    """The packed modules of one model, and the weights of linear maps that our own kernel can read."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers: dict[str, bool]) -> None:
+        self._answers = answers
         self._modules: list[PackedLinear] = []
+        self._matrices: dict[torch.nn.Module, Matrix] = {}
+
+    def matrix(self, module: torch.nn.Module) -> tuple[Matrix, torch.Tensor | None] | None:
+        """The weight and the bias of a linear map; None where it is none, or not for our kernel."""
+        matrix = self._matrices.get(module)
+        return (matrix, module._parameters.get("bias")) if matrix is not None else None
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -112,31 +126,51 @@ class Packing:
         """Install one."""
         module.install()
         self._modules.append(module)
+        if isinstance(module.packed, Matrix):
+            self._matrices[module.module] = module.packed
+
+    def read(self, module: torch.nn.Module, matrix: Matrix) -> None:
+        """One whose plain weight our kernel reads where it lies."""
+        self._matrices[module] = matrix
+
+    def pays(self, what: str, plain: list[Map], packed: list[Map], x: torch.Tensor, most: float) -> bool:
+        """Whether ``packed`` takes no more than ``most`` of the time of ``plain``. What was measured once, at this
+        load or an earlier one, stays: a model says the same to the last bit after a restart.
+        """
+        asked = f"{what} {x.shape[1]} {torch.backends.cpu.get_cpu_capability()}"
+        if asked not in self._answers:
+            self._answers[asked] = _ratio(plain, packed, x) <= most
+        return self._answers[asked]
 
     def settle(self) -> None:
         """Unpack what other code than its own module has read since it was packed."""
         for one in self._modules:
             if one.touched:
                 one.remove()
+                self._matrices.pop(one.module, None)
         self._modules = [one for one in self._modules if not one.touched]
 
     def remove(self) -> None:
         """The model is as it was."""
+        self._matrices.clear()
         while self._modules:
             self._modules.pop().remove()
 
 
 @torch.no_grad()
-def pack(model: torch.nn.Module) -> Packing:
-    """Pack the weights of ``model`` that lie on a CPU, where that pays."""
-    packing = Packing()
+def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None) -> Packing:
+    """Pack the weights of ``model`` that lie on a CPU, where that pays. ``answers`` holds what was measured at an
+    earlier load, and then what was at this one.
+    """
+    packing = Packing({} if answers is None else answers)
     alike: defaultdict[Any, list[torch.nn.Module]] = defaultdict(list)
     for module in model.modules():
         if _could_be_linear(module):
             alike[type(module), _weight(module).shape, _weight(module).dtype].append(module)
     for group in alike.values():
         with suppress(Exception):  # whatever a module raises at made-up input, or oneDNN where it has no kernel
-            _pack_alike(group, packing)
+            if not _pack_alike(group, packing):
+                _read_alike(group, packing)
     _leave_files(model, packing)
     return packing
 
@@ -158,14 +192,22 @@ def _could_be_linear(module: torch.nn.Module) -> bool:
     return (
         type(weight) is torch.nn.Parameter
         and weight.dim() == 2
-        and weight.numel() >= _SMALLEST
         and weight.device.type == "cpu"
-        and weight.dtype in _dtypes()
+        and weight.dtype in TYPES
         and module._parameters.keys() <= {"weight", "bias"}
         and not module._buffers
         and not module._modules
         and "forward" not in vars(module)  # somebody has wrapped it
     )
+
+
+def _ways(dtype: torch.dtype) -> Iterator[Way]:
+    """How weights of ``dtype`` can be packed here, the best first."""
+    ours = kernel()
+    if ours is not None and ours.tiles and dtype is torch.bfloat16:
+        yield _tiled
+    if dtype in _dtypes():
+        yield _reordered
 
 
 @cache
@@ -181,25 +223,70 @@ def _dtypes() -> frozenset[torch.dtype]:
     return frozenset(found)
 
 
-def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> None:
+def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
     """Pack modules of one class and shape if the first of them are faster packed, but for any that says something
-    else then.
+    else then; whether it was done.
     """
     flipped = _is_flipped(group[0])
-    if flipped is None:
-        return
-    candidates = (PackedLinear(module, flipped) for module in group)  # one at a time: they are in memory twice
-    tried = list(islice(candidates, _TRIED))
+    if flipped is None or _weight(group[0]).numel() < _SMALLEST:
+        return False
     plain: list[Map] = [module.forward for module in group[:_TRIED]]
-    packed: list[Map] = [one.forward for one in tried]
-    for rows, most in _MOST.items():
-        made_up = _made_up(group[0], rows, flipped)
-        if not _equal(packed[0](made_up), plain[0](made_up)) or _ratio(plain, packed, made_up) > most:
-            return
-    made_up = _made_up(group[0], 2, flipped)
-    for module, one in zip(group, chain(tried, candidates), strict=True):
-        if _equal(one.forward(made_up), module.forward(made_up)):
-            packing.add(one)
+    for way in _ways(_weight(group[0]).dtype):
+        candidates = (PackedLinear(module, flipped, way) for module in group)  # one at a time: in memory twice
+        tried = list(islice(candidates, _TRIED))
+        if not _pays(packing, way, group[0], flipped, plain, [one.forward for one in tried]):
+            continue
+        made_up = _made_up(group[0], 2, flipped)
+        for module, one in zip(group, chain(tried, candidates), strict=True):
+            if _equal(one.forward(made_up), module.forward(made_up)):
+                packing.add(one)
+        return True
+    return False
+
+
+def _pays(
+    packing: Packing, way: Way, module: torch.nn.Module, flipped: bool, plain: list[Map], packed: list[Map]
+) -> bool:
+    for rows, most in (_MOST_TILED if way is _tiled else _MOST).items():
+        made_up = _made_up(module, rows, flipped)
+        if not _equal(packed[0](made_up), plain[0](made_up)):
+            return False
+        if not packing.pays(f"{way.__name__} {_kind(module)}", plain, packed, made_up, most):
+            return False
+    return True
+
+
+def _kind(module: torch.nn.Module) -> str:
+    """What modules have in common that are measured together."""
+    weight = _weight(module)
+    return f"{type(module).__name__} {tuple(weight.shape)} {weight.dtype}"
+
+
+def _read_alike(group: list[torch.nn.Module], packing: Packing) -> None:
+    """Let our kernel read the plain weights of modules of one class and shape, for as many rows as that pays."""
+    ours, flipped = kernel(), _is_flipped(group[0])
+    if ours is None or flipped is None:
+        return
+    small = _weight(group[0]).numel() < _SMALLEST
+    if flipped and not small:
+        return
+    matrices = [
+        Matrix(_weight(module).detach().t() if flipped else _weight(module).detach(), False) for module in group
+    ]
+    limit: int | None = None
+    if not small:
+        plain: list[Map] = [module.forward for module in group[:_TRIED]]
+        reading: list[Map] = [product(matrix, None, _weight(group[0]).dtype, ours) for matrix in matrices[:_TRIED]]
+        limit = 0
+        for rows in _FEW:
+            made_up = _made_up(group[0], rows, flipped)
+            if not packing.pays(f"plain {_kind(group[0])}", plain, reading, made_up, _MOST_READING):
+                break
+            limit = rows
+    for module, matrix in zip(group, matrices, strict=True):
+        matrix.limit = limit
+        if limit != 0:
+            packing.read(module, matrix)
 
 
 def _is_flipped(module: torch.nn.Module) -> bool | None:
@@ -257,18 +344,36 @@ def _ratio(plain: list[Map], packed: list[Map], x: torch.Tensor) -> float:
     return best[1] / best[0]
 
 
-def _reordered(matrix: torch.Tensor) -> torch.Tensor:
+class _Reordered:
     """``[out, in]`` in oneDNN's own layout."""
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, None)
-    return packed
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        self.data: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, None)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def dense(self) -> torch.Tensor:
+        return self.data.to_dense()
 
 
-def _linear(packed: torch.Tensor, bias: torch.Tensor | None) -> Map:
-    """``F.linear`` on a packed weight."""
+Way = Callable[[torch.Tensor, torch.Tensor | None], tuple[Matrix | _Reordered, Map]]
+
+
+def _tiled(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[Matrix, Map]:
+    ours = kernel()
+    assert ours is not None
+    packed = Matrix(matrix, True)
+    return packed, product(packed, bias, matrix.dtype, ours)
+
+
+def _reordered(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[_Reordered, Map]:
+    packed = _Reordered(matrix)
     multiply = torch.ops.mkldnn._linear_pointwise.default
 
     def forward(input: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = multiply(input, packed, bias, "none", [], "")
+        out: torch.Tensor = multiply(input, packed.data, bias, "none", [], "")
         return out
 
-    return forward
+    return packed, forward

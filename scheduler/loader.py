@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 import xxhash
@@ -96,20 +97,27 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
         raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}") from error
 
 
-def _recall(known: Path | None) -> str:
+class _Known(msgspec.Struct):
+    """What earlier loads of a model found out: the mode to measure first, and which ways to multiply are faster."""
+
+    mode: str = ""
+    answers: dict[str, bool] = {}
+
+
+def _recall(known: Path | None) -> _Known:
     try:
-        return known.read_text(encoding="utf-8") if known is not None else ""
-    except (OSError, ValueError):
-        return ""
+        return msgspec.json.decode(known.read_bytes(), type=_Known) if known is not None else _Known()
+    except (OSError, msgspec.MsgspecError):
+        return _Known()
 
 
-def _remember(known: Path | None, mode: str) -> None:
+def _remember(known: Path | None, found: _Known) -> None:
     """Losing it costs a second at the next load, so no failure matters."""
     with suppress(OSError):
-        if known is not None and _recall(known) != mode:
+        if known is not None and _recall(known) != found:
             known.parent.mkdir(parents=True, exist_ok=True)
             partial = known.with_suffix(f".{os.getpid()}")
-            partial.write_text(mode, encoding="utf-8")
+            partial.write_bytes(msgspec.json.encode(found))
             partial.replace(known)
 
 
@@ -150,7 +158,7 @@ def _missing(error: ImportError) -> str:
 def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None) -> Loaded:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
-    ``verdicts`` is a folder that remembers, by the model's digest, which mode to measure first.
+    ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out.
     """
     text = model.config.get_text_config(decoder=True)
     weights = digest(model)  # before any forward: some quantised modules repack themselves then
@@ -159,8 +167,9 @@ def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None) -> Loaded:
         layers = read_layers(text)
         rope = LongRope(model)
         known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
-        verdict = _packed(model, layers, rope, _recall(known))
-        _remember(known, describe(verdict.mode))
+        found = _recall(known)
+        verdict = _packed(model, layers, rope, found)
+        _remember(known, _Known(describe(verdict.mode), found.answers))
     except Refused as error:
         raise LoadFailed(_first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
@@ -168,17 +177,16 @@ def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None) -> Loaded:
     return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters)
 
 
-def _packed(model: Any, layers: list[Layer], rope: LongRope, first: str) -> Verdict:
+def _packed(model: Any, layers: list[Layer], rope: LongRope, known: _Known) -> Verdict:
     """Pack the weights and probe; without packing where no mode runs the model right then. Raises ``Refused``."""
-    packing = pack(model)
+    packing = pack(model, known.answers)
     try:
-        verdict = probe(model, layers, PAGE_SIZE, rope, first)
-        packing.settle()
+        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing)
     except Refused:
         if not packing:
             raise
         packing.remove()
-        verdict = probe(model, layers, PAGE_SIZE, rope, first)
+        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode)
     return verdict
 
 

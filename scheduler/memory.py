@@ -41,13 +41,13 @@ def build_store(
     budget = config.kv_memory if config.kv_memory is not None else _spare(device)
     stateful = verdict.mode.stateful
     page_bytes = max(1, page_size * verdict.token_bytes)
-    slots = min(budget // (2 if stateful else 1) // page_bytes, _MOST)
+    cuda = device.type == "cuda"
+    slots = min(budget // (2 if stateful else 1) // page_bytes - cuda, _MOST)  # a scratch page, for graphs
     if slots < _SMALLEST:
-        need = _SMALLEST * page_bytes * (2 if stateful else 1)
+        need = (_SMALLEST + cuda) * page_bytes * (2 if stateful else 1)
         raise TooSmall(
             f"--kv-memory {budget} bytes hold {slots} pages of {page_bytes} bytes; at least {need} are needed"
         )
-    cuda = device.type == "cuda"
     host_budget = config.host_memory if config.host_memory is not None else physical_memory() // 4 if cuda else 0
     host_slots = min(host_budget // page_bytes, _MOST)
     states = (budget + host_budget) // 2 if stateful else None
@@ -56,7 +56,7 @@ def build_store(
         raise TooSmall(f"one session's state takes {one} bytes; --kv-memory must be at least {2 * one}")
     shapes = verdict.shapes
     try:
-        tier = MemoryTier(slots, page_size, device, shapes)
+        tier = MemoryTier(slots, page_size, device, shapes, scratch=cuda)
         host = MemoryTier(host_slots, page_size, torch.device("cpu"), shapes if host_slots else None, pinned=cuda)
     except (RuntimeError, MemoryError) as error:  # the allocator's
         raise TooSmall(f"this machine cannot give {budget} bytes to KV and {host_budget} to its host tier") from error

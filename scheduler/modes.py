@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -13,7 +13,10 @@ import torch
 from cache.attention import PackedAttention, Unsupported
 from cache.layers import Layer
 from cache.packed import PackedCache, PackedStep, Segment
+from scheduler.fusion import Fusion
+from scheduler.linear import Packing
 from scheduler.mixers import InFlight, MixerSplit
+from scheduler.program import kernel
 from scheduler.trace import Trace
 
 
@@ -34,6 +37,7 @@ class Mode(ABC):
         self.layers = layers
         self.trace = trace
         self.in_place: frozenset[int] = frozenset()
+        self.fusion: Fusion | None = None
         self.accepts = inspect.signature(model.forward).parameters
         self._open = any(p.kind is p.VAR_KEYWORD for p in self.accepts.values())
 
@@ -54,6 +58,18 @@ class Mode(ABC):
         are any.
         """
         return False
+
+    def fuse(self, packing: Packing, steps: Callable[[], Iterator[None]]) -> int:
+        """Run as programs what can be; ``steps`` feeds two steps of different length, one at each turn. How many
+        modules those are.
+        """
+        return 0
+
+    def unfuse(self) -> None:
+        """Run everything as it is again."""
+        if self.fusion is not None:
+            self.fusion.remove()
+        self.fusion = None
 
     def positions(self, step: PackedStep) -> dict[str, Any]:
         """The explicit positions of the step's tokens, where the model takes them."""
@@ -140,9 +156,13 @@ class PackedMode(PagedMode):
             self._decoder.set_attn_implementation(self.attention.name)
         if self._decoder.config._attn_implementation != self.attention.name and not self.trace.mixers:
             raise Unsupported("the model does not let its attention function be chosen")
+        if self.fusion is not None:
+            self.fusion.install()
 
     def remove(self) -> None:
         """Back to the attention function that the model was loaded with."""
+        if self.fusion is not None:
+            self.fusion.remove()
         super().remove()
         self._decoder.set_attn_implementation(self._previous)
 
@@ -159,6 +179,14 @@ class PackedMode(PagedMode):
         stored = {i for i, layer in enumerate(self.layers) if layer.stores}
         self.in_place = frozenset(stored - self.attention.transformed)
         return True
+
+    def fuse(self, packing: Packing, steps: Callable[[], Iterator[None]]) -> int:
+        """See ``Mode.fuse``."""
+        ours = kernel() if self.model.device.type == "cpu" else None
+        if ours is not None:
+            self.fusion = Fusion(self.attention, packing.matrix, ours)
+            self.fusion.find(self._decoder, steps)
+        return len(self.fusion) if self.fusion is not None else 0
 
 
 class MaskedMode(PagedMode):

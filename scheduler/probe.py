@@ -8,10 +8,11 @@ No table of names.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,11 +24,14 @@ from cache.pages import PagePool
 from cache.session import SessionCache
 from cache.store import SessionStore
 from cache.tier import MemoryTier, PageShape
+from scheduler.linear import Packing
 from scheduler.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
 from scheduler.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST, plain_forward
 from scheduler.trace import UNTRACED, trace
+
+log = logging.getLogger("warmturn.engine")
 
 # What rounding alone may do: root mean square of the difference over the standard deviation of the logits.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
@@ -39,6 +43,7 @@ DRIFT = 2e-2
 # Lengths of the three sessions, and the steps: (session, tokens) fed together, in shuffled order.
 _LENGTHS = (22, 42, 18)
 _HEAD = 10  # tokens that are run on their own, to see whether later ones change them
+_RECORDED = (23, 19)  # tokens of the steps that are recorded, together no more than the longest session
 _SOURCES = (9, 14, 9)  # what the encoder reads, if there is one
 _STEPS = (
     ((0, 5),),
@@ -80,11 +85,18 @@ class Refused(Exception):
     """No mode runs this model right; the message says why, mode by mode."""
 
 
-def probe(model: Any, layers: list[Layer], page_size: int, rope: LongRope | None = None, first: str = "") -> Verdict:
+def probe(
+    model: Any,
+    layers: list[Layer],
+    page_size: int,
+    rope: LongRope | None = None,
+    first: str = "",
+    packing: Packing | None = None,
+) -> Verdict:
     """Choose and install the mode for ``model``. Raises ``Refused``; the model is then as it was.
 
     ``first`` is what ``describe`` said of the mode that was chosen at an earlier load: it is measured before
-    all others.
+    all others. ``packing``: weights that programs may read; without it modules run as they are.
     """
     two = bool(model.config.is_encoder_decoder)
     modes, last = (ENCODER_DECODER, ENCODER_DECODER_LAST) if two else (MODES, LAST_RESORT)
@@ -101,6 +113,10 @@ def probe(model: Any, layers: list[Layer], page_size: int, rope: LongRope | None
     if verdict is None:
         reasons = "; ".join(dict.fromkeys(trial.tried))
         raise Refused(reasons if trial.is_causal() else f"what it says of a token depends on later ones; {reasons}")
+    if packing is not None:
+        packing.settle()
+        fused = trial.fuse(verdict.mode, packing)
+        verdict = replace(verdict, report=f"{verdict.report}, {fused} modules run as programs")
     return verdict
 
 
@@ -169,20 +185,28 @@ class _Trial:
                 if mode.stateful or not token_by_token:
                     yield mode
 
-    def _measure(self, mode: Mode) -> _Measured:
-        """The worst error of any session over all steps, and what a token stores."""
+    def _runner(self, mode: Mode) -> tuple[ModelRunner, SessionStore]:
+        """Room for all sessions."""
         size = self._page_size
         tier = MemoryTier(sum(-(-n // size) for n in _LENGTHS), size, self._model.device)
         pool = PagePool(tier, MemoryTier(0, size, torch.device("cpu")))
         threshold = self._rope.threshold if self._rope is not None else None
-        store = SessionStore(pool, 0 if mode.stateful else None, threshold)
-        runner = ModelRunner(mode, tier, self._rope)
-        sessions = [_session(like.token_ids, like.source) for like in self._sessions]
-        for session in sessions:
-            session.stateful = mode.stateful
-            session.warm = session.running = True
-            session.long = store.is_long(len(session.token_ids))
-            store.reserve(session, len(session.token_ids))
+        return ModelRunner(mode, tier, self._rope), SessionStore(pool, 0 if mode.stateful else None, threshold)
+
+    def _begun(self, like: SessionCache, mode: Mode, store: SessionStore) -> SessionCache:
+        """A session with the tokens of ``like``, none of them fed."""
+        session = _session(like.token_ids, like.source)
+        session.stateful = mode.stateful
+        session.warm = session.running = True
+        session.long = store.is_long(len(session.token_ids))
+        store.reserve(session, len(session.token_ids))
+        return session
+
+    def _measure(self, mode: Mode) -> _Measured:
+        """The worst error of any session over all steps, and what a token stores."""
+        runner, store = self._runner(mode)
+        tier = runner.tier
+        sessions = [self._begun(like, mode, store) for like in self._sessions]
         got: list[list[torch.Tensor]] = [[] for _ in sessions]
         for work in _STEPS:
             logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
@@ -196,6 +220,25 @@ class _Trial:
         return _Measured(
             max(e for e, _ in errors), max(w for _, w in errors), tier.shapes, paged + max(0, grown), sessions[0].state
         )
+
+    def fuse(self, mode: Mode, packing: Packing) -> int:
+        """Let ``mode`` run as programs what can be, if the model is as right then as before; how many modules."""
+        allowed = max(self.rounding, 2 * self._measure(mode).error)  # a mode may have been taken for its own drift
+        fused = mode.fuse(packing, lambda: self._steps(mode))
+        if fused and self._measure(mode).error > allowed:
+            log.info("modules run as they are: as programs they were not right together")
+            mode.unfuse()
+            fused = 0
+        return fused
+
+    def _steps(self, mode: Mode) -> Iterator[None]:
+        """Two steps of one session, of lengths that no size of the model has by chance."""
+        like = max(self._sessions, key=lambda session: len(session.token_ids))
+        runner, store = self._runner(mode)
+        session = self._begun(like, mode, store)
+        for count in _RECORDED:
+            runner.run([(session, count)], range(count))
+            yield
 
 
 def _agree(errors: list[float]) -> bool:

@@ -7,11 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 
 from cache.packed import PackedStep
 from cache.session import SessionCache
+from cache.stream import put
 from cache.tier import MemoryTier
+from scheduler.graphs import Graphs
 from scheduler.modes import Mode
 from scheduler.rope import LongRope
 
@@ -19,10 +22,13 @@ from scheduler.rope import LongRope
 class ModelRunner:
     """Runs steps in one mode over the pages of one device tier."""
 
-    def __init__(self, mode: Mode, tier: MemoryTier, rope: LongRope | None = None) -> None:
+    def __init__(
+        self, mode: Mode, tier: MemoryTier, rope: LongRope | None = None, graphs: Graphs | None = None
+    ) -> None:
         self.mode = mode
         self.tier = tier
         self._rope = rope
+        self._graphs = graphs
 
     @torch.inference_mode()
     def run(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
@@ -37,10 +43,16 @@ class ModelRunner:
         return logits
 
     def _forward(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
-        step = PackedStep(work, self.tier)
-        keep = torch.tensor(list(rows) or [0], device=self.tier.device)
-        with self._rope.side(work[0][0].long) if self._rope is not None else nullcontext():
-            return self.mode.forward(step, keep).float()[: len(rows)]
+        graphs = self._graphs if list(rows) == list(range(len(work))) else None
+        logits = graphs.run(work) if graphs is not None else None
+        if logits is None:
+            step = PackedStep(work, self.tier)
+            keep = put(np.array(list(rows) or [0]), self.tier.device)
+            with self._rope.side(work[0][0].long) if self._rope is not None else nullcontext():
+                logits = self.mode.forward(step, keep)
+            if graphs is not None:
+                graphs.learn(work, logits)
+        return logits.float()[: len(rows)]
 
     def _apart(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
         """Sessions on the two sides of a RoPE threshold: a forward for each side, the logits in the order of

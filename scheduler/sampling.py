@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from cache.stream import bring, put
 from scheduler.messages import Sampling
 from scheduler.turn import Turn
+
+_STRETCH = 256  # tokens
 
 
 class Sampled(NamedTuple):
     """A drawn token; ``logprob`` and ``top`` (ids with log-probabilities, most likely first) where they were
-    asked for.
+    asked for. ``usable``: its logits were numbers.
     """
 
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    usable: bool = True
 
 
 class Sampler:
@@ -28,16 +33,17 @@ class Sampler:
         self._eos = eos_token_ids
 
     def sample(self, logits: torch.Tensor, turns: Sequence[Turn]) -> list[Sampled]:
-        """``logits [rows, V]`` float32, one row per turn."""
+        """``logits [rows, V]`` float32, one row per turn. The device is waited for once, at the end."""
         shaped = self._processed(logits, turns)
-        tokens = shaped.argmax(-1)
         drawn = [i for i, turn in enumerate(turns) if turn.request.sampling.temperature > 0]
-        if drawn:
-            picked = _draw(shaped[drawn], [turns[i] for i in drawn])
-            tokens[torch.tensor(drawn, device=tokens.device)] = picked
-        chosen = tokens.tolist()
-        tops = [turn.request.logprobs for turn in turns]
-        return report(logits, chosen, tops)
+        if len(drawn) == len(turns):
+            tokens = _draw(shaped, turns)
+        else:
+            tokens = _largest(shaped)
+            if drawn:
+                rows = put(np.array(drawn), tokens.device)
+                tokens[rows] = _draw(shaped[rows], [turns[i] for i in drawn])
+        return report(logits, tokens, [turn.request.logprobs for turn in turns])
 
     def _processed(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
         """Penalties, biases and forbidden ends; rows without any are not copied."""
@@ -52,10 +58,10 @@ class Sampler:
             if penalised:
                 _penalise(changed[row], turn)
             if wanted.logit_bias:
-                ids = torch.tensor(list(wanted.logit_bias), device=logits.device)
-                changed[row, ids] += torch.tensor(list(wanted.logit_bias.values()), device=logits.device)
+                ids = put(np.array(list(wanted.logit_bias)), logits.device)
+                changed[row, ids] += put(np.array(list(wanted.logit_bias.values()), np.float32), logits.device)
             if ends:
-                changed[row, torch.tensor(ends, device=logits.device)] = float("-inf")
+                changed[row, put(np.array(ends), logits.device)] = float("-inf")
         return changed
 
     def _forbidden(self, turn: Turn) -> list[int]:
@@ -66,23 +72,25 @@ class Sampler:
         return [*stopping.stop_token_ids, *(() if stopping.ignore_eos else self._eos)]
 
 
-def report(logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int | None]) -> list[Sampled]:
+def report(logits: torch.Tensor, tokens: Sequence[int] | torch.Tensor, tops: Sequence[int | None]) -> list[Sampled]:
     """Each row's token with its log-probability under the model itself (before penalties and temperature), and
     the top ones.
 
     ``tops[i]`` None: no log-probabilities for row i.
     """
+    chosen = tokens if isinstance(tokens, torch.Tensor) else put(np.array(tokens, np.int64), logits.device)
     wanted = [i for i, top in enumerate(tops) if top is not None]
-    if not wanted:
-        return [Sampled(token) for token in tokens]
-    rows = torch.log_softmax(logits[wanted], -1)
-    widest = max(tops[i] or 0 for i in wanted)
-    best, ids = rows.topk(min(widest, rows.shape[-1]), -1)
-    out = [Sampled(token) for token in tokens]
-    for at, i in enumerate(wanted):
-        count = tops[i] or 0
-        top = tuple(zip(ids[at, :count].tolist(), best[at, :count].tolist(), strict=True))
-        out[i] = Sampled(tokens[i], float(rows[at, tokens[i]]), top)
+    found = [chosen, torch.isfinite(logits.amax(-1))]
+    if wanted:
+        rows = put(np.array(wanted), logits.device)
+        scores = torch.log_softmax(logits[rows], -1)
+        best, ids = scores.topk(min(max(tops[i] or 0 for i in wanted), scores.shape[-1]), -1)
+        found += [scores.gather(1, chosen[rows, None])[:, 0], best, ids]
+    drawn, usable, *reported = (part.tolist() for part in bring(*found))
+    out = [Sampled(token, usable=fine) for token, fine in zip(drawn, usable, strict=True)]
+    for i, score, best_of, ids_of in zip(wanted, *reported, strict=True) if wanted else ():
+        top = tuple(zip(ids_of, best_of, strict=True))[: tops[i] or 0]
+        out[i] = Sampled(drawn[i], score, top, usable[i])
     return out
 
 
@@ -105,10 +113,10 @@ def _counted(turn: Turn, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     """
     width = row.shape[0]
     if turn.counts is None or turn.seen is None:
-        prompt = torch.tensor(turn.ids[: turn.prompt_length], device=row.device)
+        prompt = put(np.array(turn.ids[: turn.prompt_length]), row.device)
         turn.seen = torch.zeros(width, dtype=torch.bool, device=row.device)
         turn.seen[prompt] = True
-        made = torch.tensor(turn.ids[turn.prompt_length :], dtype=torch.int64, device=row.device)
+        made = put(np.array(turn.ids[turn.prompt_length :], np.int64), row.device)
         turn.counts = torch.bincount(made, minlength=width)
     elif turn.generated:
         turn.counts[turn.ids[-1]] += 1
@@ -122,17 +130,50 @@ def _draw(logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
     """
     device = logits.device
     wanted = [turn.request.sampling for turn in turns]
-    temperature = torch.tensor([w.temperature for w in wanted], device=device)[:, None]
+    temperature = put(np.array([w.temperature for w in wanted], np.float32), device)[:, None]
     probs = torch.softmax(logits / temperature.clamp_min(1e-5), -1)
     if any(w.top_k > 0 or w.top_p < 1.0 or w.min_p > 0.0 for w in wanted):
         probs = _truncate(probs, wanted)
-    total = probs.double().cumsum(-1)
-    number = torch.tensor([turn.random.random() for turn in turns], dtype=torch.float64, device=device)[:, None]
-    picked = torch.searchsorted(total, number * total[:, -1:], right=True)
-    last = (
-        probs.shape[-1] - 1 - probs.flip(-1).gt(0).int().argmax(-1)
-    )  # rounding must not pick a token of probability 0
-    return torch.minimum(picked[:, 0], last)
+    number = put(np.array([turn.random.random() for turn in turns]), device)[:, None]
+    return _passed(probs, number)
+
+
+def _largest(rows: torch.Tensor) -> torch.Tensor:
+    """``rows.argmax(-1)``, the first of equals: that of the stretch that holds the largest, since torch finds a largest
+    value several times as fast as its place.
+    """
+    width = rows.shape[1]
+    stretch = min(_STRETCH, width)
+    whole = rows.narrow(1, 0, width // stretch * stretch).view(rows.shape[0], -1, stretch).amax(-1)
+    most = torch.cat([whole, rows.narrow(1, width - stretch, stretch).amax(-1, keepdim=True)], 1)
+    first = torch.clamp(most.argmax(-1) * stretch, max=width - stretch)
+    inside = rows.gather(1, first[:, None] + torch.arange(stretch, device=rows.device))
+    return first + inside.argmax(-1)
+
+
+def _passed(probs: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """The first token ``[rows]`` at which the sum of ``probs [rows, V]`` passes ``number [rows, 1]`` of the whole sum.
+
+    Summed in float64 in vocabulary order, by stretches first: only the one that is passed in is looked into.
+    """
+    rows, width = probs.shape
+    stretch = min(_STRETCH, width)
+    sums = probs.narrow(1, 0, width // stretch * stretch).view(rows, -1, stretch).sum(-1, dtype=torch.float64)
+    rest = probs.narrow(1, width - stretch, stretch)  # what is left over, as the end of a whole stretch
+    left = rest[:, stretch - width % stretch :].sum(-1, dtype=torch.float64)[:, None]
+    sums = torch.cat([sums, left], 1)
+    total = sums.cumsum(-1)
+    wanted = number * total[:, -1:]
+    last = (sums > 0) * torch.arange(1, sums.shape[1] + 1, device=probs.device)
+    at = torch.minimum(torch.searchsorted(total, wanted, right=True)[:, 0], last.amax(-1) - 1)  # none of sum 0
+    at = at.clamp(min=0)  # where there are no numbers
+    first = torch.clamp(at * stretch, max=width - stretch)
+    inside = probs.gather(1, first[:, None] + torch.arange(stretch, device=probs.device))
+    inside = inside * (first[:, None] + torch.arange(stretch, device=probs.device) >= (at * stretch)[:, None])
+    before = (total - sums).gather(1, at[:, None])
+    picked = torch.searchsorted(inside.double().cumsum(-1), wanted - before, right=True)[:, 0]
+    last = (inside > 0) * torch.arange(1, stretch + 1, device=probs.device)  # rounding must not pick one of
+    return (first + torch.minimum(picked, last.amax(-1) - 1)).clamp(min=0)  # probability 0
 
 
 def _truncate(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
@@ -142,12 +183,12 @@ def _truncate(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
     device = probs.device
     sorted_probs, order = probs.sort(-1, descending=True)
     rank = torch.arange(probs.shape[-1], device=device)[None]
-    top_k = torch.tensor([w.top_k or probs.shape[-1] for w in wanted], device=device)[:, None]
+    top_k = put(np.array([w.top_k or probs.shape[-1] for w in wanted]), device)[:, None]
     kept = torch.where(rank < top_k, sorted_probs, 0.0)
     mass = kept.cumsum(-1) / kept.sum(-1, keepdim=True)
     before = torch.cat([torch.zeros_like(mass[:, :1]), mass[:, :-1]], -1)  # mass of the more likely tokens
-    top_p = torch.tensor([w.top_p for w in wanted], device=device)[:, None]
-    min_p = torch.tensor([w.min_p for w in wanted], device=device)[:, None]
+    top_p = put(np.array([w.top_p for w in wanted], np.float32), device)[:, None]
+    min_p = put(np.array([w.min_p for w in wanted], np.float32), device)[:, None]
     # A float32 sum reaches 1 before the rarest tokens: top_p 1 must still keep them.
     keep = ((before < top_p) | (top_p >= 1.0)) & (sorted_probs >= min_p * sorted_probs[:, :1])
     keep[:, 0] = True

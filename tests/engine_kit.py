@@ -23,6 +23,7 @@ from cache.remote import RemoteTier
 from cache.store import SessionStore
 from cache.tier import MemoryTier
 from scheduler.engine import Engine, Limits
+from scheduler.linear import pack
 from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Sampling, Stopping, Submit, pack_ids
 from scheduler.probe import Verdict, describe, probe
 from scheduler.rope import LongRope
@@ -58,7 +59,8 @@ class Outcome:
 def verdict_on(name: str) -> Verdict:
     """What the probe says of a tiny model; its mode is removed again: a kit installs it for each of its steps."""
     model = model_of(name)
-    verdict = probe(model, read_layers(model.config.get_text_config(decoder=True)), PAGE, rope_of(name))
+    layers = read_layers(model.config.get_text_config(decoder=True))
+    verdict = probe(model, layers, PAGE, rope_of(name), packing=pack(model))
     verdict.mode.remove()
     assert describe(verdict.mode) == MODES[name], verdict.report
     return verdict
@@ -102,6 +104,7 @@ class Kit:
         disk_space: int = 1 << 30,
         codec: Codec = Codec.EXACT,
         remote: str | None = None,
+        remote_space: int | None = None,
         share: float = 1.0,
     ) -> None:
         """``folder``: of a disk tier; without it there is none."""
@@ -117,8 +120,8 @@ class Kit:
         self.fingerprint = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         if folder is not None:
             disk = DiskTier(folder, self.fingerprint, disk_space, share=share)
-            tier = None if remote is None else RemoteTier(remote, self.fingerprint, None)
-            self.store.archive = Archive(self.store, disk, codec, tier)
+            tier = None if remote is None else RemoteTier(remote, self.fingerprint, remote_space)
+            self.store.archive = Archive(self.store, disk, codec, tier, remote_space)
             self.store.archive.pace = Eager()
         self.scheduler = Scheduler(
             self.store, max_running=max_running, max_step_tokens=step_tokens, max_queued=max_queued

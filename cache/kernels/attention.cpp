@@ -8,7 +8,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <new>
+#include <type_traits>
 
+#include "tiles.h"
 #include "vectors.h"
 
 namespace {
@@ -18,6 +20,7 @@ constexpr int TILE = 4;         // queries that are worked on at a time, each wi
 constexpr int64_t RANGE = 256;  // fewest keys that are worth a task
 constexpr int64_t RANGES = 32;  // most ranges of one session
 constexpr float NEVER = -INFINITY;
+constexpr float LOG2_E = 1.44269504f;
 
 struct Segment {  // one session's new tokens
     const int64_t* table;
@@ -170,7 +173,12 @@ struct Work {
         return wanted <= RANGE ? RANGE : (wanted + BLOCK - 1) / BLOCK * BLOCK;
     }
     int64_t partial_floats(const Segment& s) const { return aligned(call.heads * s.size * (value_row.padded + 2)); }
-    int64_t query_floats(const Segment& s) const { return aligned(call.heads * s.size * key_width); }
+    int64_t query_floats(const Segment& s) const {
+        int64_t plain = aligned(call.heads * s.size * key_width), tiled = call.key_heads * row_tiles(s) * tiled_floats();
+        return plain > tiled ? plain : tiled;
+    }
+    int64_t row_tiles(const Segment& s) const { return (s.size * group + 15) / 16; }
+    int64_t tiled_floats() const { return call.key_dim * 8; }  // 16 queries, two elements to a float
     int64_t scratch_floats(const Segment& s) const {  // of a thread: queries, columns, values, rows filled up
         return query_floats(s) + BLOCK * (aligned(key_width) + value_row.padded + 2 * CHUNK);
     }
@@ -185,14 +193,214 @@ struct Work {
         Partial part = partial(s, result);
         std::memset(part.sums, 0, sizeof(float) * call.heads * s.size * value_row.padded);
         for (int64_t i = 0; i < call.heads * s.size; i++) part.most[i] = NEVER, part.total[i] = 0;
-        read_queries(s, scratch);
         int64_t from = begin + number * size, end = from + size < stop ? from + size : stop;
+#if defined(__AMX_BF16__)
+        if constexpr (sizeof(T) == sizeof(bf16) && !std::is_same<T, f16>::value) {
+            bool fits = call.key_dim % 32 == 0 && call.value_dim % 32 == 0;
+            if (fits && s.size * group > 2 * TILE) return tiled(s, from, end, part, scratch);  // else it does not pay
+        }
+#endif
+        read_queries(s, scratch);
         for (Block<T> block; from < end; from += BLOCK) {
             locate(s, from, end, block);
             for (int64_t head = 0; head < call.key_heads; head++)
                 one_head(s, block, head, scratch, part, scratch + query_floats(s));
         }
     }
+
+#if defined(__AMX_BF16__)
+    // The same by matrix units: 16 rows at a time, keys as they lie, weights rounded to bfloat16. What was just written
+    // cannot be loaded into a tile at once, so sums are one step behind the weights that they are made of.
+    void tiled(const Segment& s, int64_t from, int64_t end, Partial part, float* scratch) const {
+        uint32_t* queries = (uint32_t*)scratch;
+        uint32_t* values[2] = {queries + query_floats(s), queries + query_floats(s) + BLOCK / 2 * call.value_dim};
+        uint16_t* spare = (uint16_t*)(values[1] + BLOCK / 2 * call.value_dim);
+        alignas(64) bf16 weights[2][16 * BLOCK];
+        tile_queries(s, queries);
+        Tiles tiles;
+        Sums behind{};
+        int64_t rows = s.size * group, shaped = 0, step = 0, unit = 0;
+        Block<T> blocks[2];
+        locate(s, from, end, blocks[0]);
+        for (int turn = 0; from < end; from += BLOCK, turn ^= 1) {
+            const Block<T>& block = blocks[turn];
+            if (from + BLOCK < end) locate(s, from + BLOCK, end, blocks[turn ^ 1]);
+            for (int64_t head = 0; head < call.key_heads; head++, unit ^= 1) {
+                tile_values(block, head, values[unit]);
+                bool same = head + 1 < call.key_heads;
+                const Block<T>& next = same || from + BLOCK >= end ? block : blocks[turn ^ 1];
+                int64_t ahead = (same ? head + 1 : 0) * call.value_head;
+                for (int64_t row = 0; row < rows; row += 16) {
+                    int64_t count = rows - row < 16 ? rows - row : 16;
+                    int64_t low = call.first[s.row + row / group] - block.first;
+                    int64_t high = s.start + (row + count - 1) / group + 1 - block.first;
+                    if (low >= block.count || high <= 0) continue;
+                    if (shaped != count) {
+                        add_up(behind);
+                        tiles.shape(0b01110000, shaped = count);
+                    }
+                    const uint32_t* query = queries + (head * row_tiles(s) + row / 16) * tiled_floats();
+                    vf scores[BLOCK];  // of 16 rows each
+                    tile_scores(block, head * call.key_head, query, spare, scores, next, row ? -1 : ahead);
+                    int64_t first = head * rows + row;
+                    Partial mine = {part.sums + first * value_row.padded, part.most + first, part.total + first};
+                    if (behind.to == mine.sums) add_up(behind);
+                    weigh(s, block, row, count, scores, weights[step], mine);
+                    add_up(behind);
+                    behind = {mine.sums, weights[step], values[unit], block.count > 32 ? 2 : 1};
+                    step ^= 1;
+                }
+            }
+        }
+        add_up(behind);
+    }
+
+    struct Sums {  // of 16 rows that wait for the values of a block
+        float* to;
+        const bf16* weights;  // [2 halves of the block][16 rows][32]
+        const uint32_t* values;
+        int halves;
+    };
+
+    void add_up(Sums& sums) const {
+        for (int64_t c = 0; c < value_row.chunks && sums.to; c++) {
+            float* to = sums.to + c * CHUNK;
+            const uint32_t* tile = sums.values + c * 1024;
+            _tile_loadd(4, to, value_row.padded * 4);
+            _tile_loadd(5, to + 16, value_row.padded * 4);
+            for (int half = 0; half < sums.halves; half++) {
+                _tile_loadd(6, sums.weights + half * 512, 64);
+                _tile_loadd(7, tile + half * 256, 64);
+                _tile_dpbf16ps(4, 6, 7);
+                _tile_loadd(3, tile + half * 256 + 512, 64);
+                _tile_dpbf16ps(5, 6, 3);
+            }
+            _tile_stored(4, to, value_row.padded * 4);
+            _tile_stored(5, to + 16, value_row.padded * 4);
+        }
+        sums.to = nullptr;
+    }
+
+    static vf power_of_two(vf x) {  // of x <= 0, to 4e-6; NaN stays NaN, and what is too small is 2^-126
+        x = _mm512_max_ps(splat(-126.0f), x);
+        vf n = _mm512_roundscale_ps(x, 0), r = x - n;
+        vf p = splat(9.6181291e-3f);
+        p = p * r + 5.5504109e-2f;
+        p = p * r + 2.4022651e-1f;
+        p = p * r + 6.9314718e-1f;
+        return _mm512_scalef_ps(p * r + 1.0f, n);
+    }
+
+    // Scores to weights, and what was summed so far to their scale: `soften` for 16 rows at once, each in a lane.
+    void weigh(const Segment& s, const Block<T>& block, int64_t row, int64_t count, vf* scores, bf16* weights,
+               Partial mine) const {
+        vf most = splat(NEVER), total = {}, added = {};
+        std::memcpy(&most, mine.most, count * sizeof(float));
+        std::memcpy(&total, mine.total, count * sizeof(float));
+        for (int j = 0; j < block.count; j++) scores[j] *= call.scale;
+        if (call.softcap != 0.0f)
+            for (int j = 0; j < block.count; j++) scores[j] = call.softcap * tangent(scores[j] / call.softcap);
+        conceal_lanes(s, block, row, count, scores);
+        vf tops[4] = {most, most, most, most};
+        for (int j = 0; j < block.count; j++) tops[j % 4] = larger(scores[j], tops[j % 4]);
+        vf top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
+        vf base = (top == NEVER ? splat(0.0f) : top) * LOG2_E;
+        alignas(64) vf words[BLOCK / 2];  // of two keys each
+        for (int j = 0; j < BLOCK; j += 2) {
+            vf a = j < block.count ? power_of_two(scores[j] * LOG2_E - base) : vf{};
+            vf b = j + 1 < block.count ? power_of_two(scores[j + 1] * LOG2_E - base) : vf{};
+            added += a + b;
+            words[j / 2] = (vf)(rounded(a) >> 16 | (rounded(b) & 0xffff0000u));
+        }
+        vf factor = most == top ? splat(1.0f) : exponential(most - top);
+        total = total * factor + added;
+        std::memcpy(mine.most, &top, count * sizeof(float));
+        std::memcpy(mine.total, &total, count * sizeof(float));
+        for (int half = 0; half < 2; half++) transpose(words + half * 16);
+        std::memcpy((void*)weights, words, sizeof(words));
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t i = 0; i < value_row.padded && factor[r] != 1.0f; i += LANES) {
+                float* sums = mine.sums + r * value_row.padded + i;
+                store(sums, load(sums) * factor[r]);
+            }
+    }
+
+    // Minus infinity for what a row's query does not see.
+    void conceal_lanes(const Segment& s, const Block<T>& block, int64_t row, int64_t count, vf* scores) const {
+        alignas(64) int32_t low[16] = {}, high[16] = {};
+        bool all = true;
+        for (int64_t r = 0; r < count; r++) {
+            int64_t i = (row + r) / group, from = call.first[s.row + i] - block.first, to = s.start + i + 1 - block.first;
+            low[r] = int32_t(from < 0 ? 0 : from > BLOCK ? BLOCK : from);
+            high[r] = int32_t(to < 0 ? 0 : to > BLOCK ? BLOCK : to);
+            all = all && low[r] == 0 && high[r] >= block.count;
+        }
+        typedef int32_t vi __attribute__((vector_size(64)));
+        for (int j = 0; j < block.count && !all; j++)
+            scores[j] = *(vi*)low <= j && *(vi*)high > j ? scores[j] : splat(NEVER);
+        for (int j = 0; j < block.count && block.first + j < s.flagged; j++)
+            if (!s.flags[block.first + j]) scores[j] = splat(NEVER);
+    }
+
+    // Per key head and 16 rows: [key_dim / 32][16 pairs of elements][16 rows], zeros where there are fewer rows.
+    void tile_queries(const Segment& s, uint32_t* to) const {
+        std::memset(to, 0, call.key_heads * row_tiles(s) * tiled_floats() * sizeof(uint32_t));
+        for (int64_t head = 0; head < call.heads; head++)
+            for (int64_t i = 0; i < s.size; i++) {
+                const T* from = (const T*)call.query + (s.row + i) * call.query_row + head * call.query_head;
+                int64_t row = i * group + head % group;
+                uint32_t* tile = to + (head / group * row_tiles(s) + row / 16) * tiled_floats() + row % 16;
+                for (int64_t pair = 0; pair < call.key_dim / 2; pair++) std::memcpy(tile + pair * 16, from + 2 * pair, 4);
+            }
+    }
+
+    // [value_dim / 16][2 halves of the block][16 pairs of keys][16 words]: the even elements of a chunk, then the odd ones.
+    // The keys beside them are fetched meanwhile.
+    void tile_values(const Block<T>& block, int64_t head, uint32_t* to) const {
+        int64_t offset = head * call.value_head;
+        for (int pair = 0; pair < BLOCK / 2; pair++) {
+            for (int j = 2 * pair; j < 2 * pair + 2 && j < block.count; j++) fetch(block.keys[j] + head * call.key_head, key_row);
+            for (int64_t c = 0; c < value_row.chunks; c++) {
+                vu a = {}, b = {};
+                if (2 * pair < block.count) a = *(const vu_in_memory*)(block.values[2 * pair] + offset + c * CHUNK);
+                if (2 * pair + 1 < block.count) b = *(const vu_in_memory*)(block.values[2 * pair + 1] + offset + c * CHUNK);
+                uint32_t* tile = to + (c * 4 + pair / 16) * 256 + pair % 16 * 16;
+                *(vu_in_memory*)tile = (a & 0xffffu) | b << 16;
+                *(vu_in_memory*)(tile + 512) = a >> 16 | (b & 0xffff0000u);
+            }
+        }
+    }
+
+    static void fetch(const T* from, const Row& row) {
+        for (int64_t c = 0; c < row.chunks; c++) __builtin_prefetch(from + c * CHUNK);
+    }
+
+    // The products of every key with 16 queries. The values that come next are fetched meanwhile.
+    void tile_scores(const Block<T>& block, int64_t offset, const uint32_t* query, uint16_t* spare, vf* scores,
+                     const Block<T>& next, int64_t ahead) const {
+        for (int j = 0; j < block.count; j += 16) {
+            for (int i = j; i < j + 16 && i < next.count && ahead >= 0; i++) fetch(next.values[i] + ahead, value_row);
+            int64_t apart = j + 16 <= block.count ? block.keys[j + 1] - block.keys[j] : 0;
+            for (int i = 2; i < 16 && apart; i++)
+                if (block.keys[j + i] - block.keys[j] != i * apart) apart = 0;
+            const uint16_t* keys = (const uint16_t*)(block.keys[j] + offset);
+            if (!apart) {  // not in one page: brought together
+                for (int i = 0; i < 16; i++)
+                    std::memcpy(spare + i * call.key_dim, block.keys[j + i < block.count ? j + i : j] + offset,
+                                call.key_dim * sizeof(T));
+                keys = spare;
+                apart = call.key_dim;
+            }
+            _tile_zero(0);
+            for (int64_t d = 0; d < call.key_dim; d += 32) {
+                _tile_loadd(1, keys + d, apart * 2);
+                _tile_loadd(2, query + d * 8, 64);
+                _tile_dpbf16ps(0, 1, 2);
+            }
+            _tile_stored(0, scores + j, 64);
+        }
+    }
+#endif
 
     // Queries, scaled: the rows of one key head lie together, query by query its group of heads.
     void read_queries(const Segment& s, float* to) const {

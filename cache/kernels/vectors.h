@@ -77,6 +77,15 @@ inline void put(bf16* p, float x) {
     std::memcpy(&bits, &x, 4);
     p->bits = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;  // the low half of a NaN made of bfloat16 is empty
 }
+inline vu rounded(vf x) {  // to bfloat16, in the high halves; the low ones are anything
+    vu bits = (vu)x;
+    return bits + 0x7fffu + (bits >> 16 & 1u);
+}
+typedef uint16_t vh __attribute__((vector_size(LANES * 2)));
+typedef uint16_t vh_in_memory __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
+inline void put(bf16* p, vf x) {
+    *(vh_in_memory*)p = __builtin_convertvector(rounded(x) >> 16, vh);
+}
 inline void put(f16* p, float x) {
     uint32_t bits, sign;
     std::memcpy(&bits, &x, 4);

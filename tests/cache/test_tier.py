@@ -64,6 +64,9 @@ def test_the_shape_is_learned_from_the_first_write_or_given() -> None:
     given = MemoryTier(2, SIZE, CPU, {1: shape})
     assert given.keys[1].shape == (2, SIZE, 3, 5)
     assert given.values[1].shape == (2, SIZE, 2, 7)
+    scratch = MemoryTier(2, SIZE, CPU, {1: shape}, scratch=True)
+    assert scratch.values[1].shape == (3, SIZE, 2, 7)
+    assert scratch.free == 2
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from crash.races import RACES, all_rounds, twenty_at_once
+from crash.victim import FLAGS
 from server_process import ServerProcess
 
 ROUNDS = int(os.environ.get("CRASH_RACES", "50"))  # of each kind
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(None, tmp_path_factory.mktemp("data"), "--kv-memory", "6M") as running:
+    with ServerProcess(None, tmp_path_factory.mktemp("data"), *FLAGS) as running:
         yield running
 
 

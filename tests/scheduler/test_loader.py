@@ -162,3 +162,12 @@ def test_a_multimodal_wrapper_serves_text_through_its_language_model(name: str, 
     loaded = load(EngineConfig(address="", model=str(tmp_path)), lambda _: None)
     assert loaded.model.config is not loaded.model.config.get_text_config(decoder=True)  # it has other parts
     assert describe(loaded.verdict.mode) == "packed"
+
+
+def test_what_a_load_found_out_is_remembered(llama: Path, tmp_path: Path) -> None:
+    for garbage in (b"", b"\xff{", b'{"mode": 3}'):
+        load_quietly(llama, verdicts=str(tmp_path))
+        (file,) = tmp_path.iterdir()
+        assert json.loads(file.read_text())["mode"] == "packed"
+        file.write_bytes(garbage)  # is nothing worse than nothing known
+    load_quietly(llama, verdicts=str(tmp_path))

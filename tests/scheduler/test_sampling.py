@@ -321,3 +321,11 @@ def test_greedy_rows_are_untouched_by_their_neighbours() -> None:
 def test_a_seed_keeps_its_sign() -> None:
     one, other = (turn_of(Sampling(seed=seed)) for seed in (-1, 1))
     assert one.random.random() != other.random.random()
+
+
+def test_rows_that_hold_no_numbers_are_told_from_others() -> None:
+    logits = logits_of(2, rows=4)
+    logits[1, 3] = float("nan")
+    logits[3, :] = float("inf")
+    turns = [turn_of(Sampling(temperature=t), logprobs=n) for t, n in ((0.0, None), (0.0, 2), (1.0, 2), (1.0, None))]
+    assert [item.usable for item in Sampler((END,)).sample(logits, turns)] == [True, False, True, False]

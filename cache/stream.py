@@ -1,0 +1,60 @@
+"""Between host and device without waiting: what a step uploads, and copies that run beside the steps.
+
+On a CPU both are nothing but copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import local
+from typing import Any
+
+import numpy as np
+import torch
+
+_mine = local()  # the stream of each thread
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor on ``device``. Nothing waits for the device: the copy takes its turn on the current stream."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def put(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """``array`` on ``device``, as ``sent``."""
+    return sent(torch.from_numpy(array), device)
+
+
+def fetched(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` on the CPU, there when the current stream has come to this."""
+    if tensor.device.type != "cuda":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def bring(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """``tensors`` of one device on the CPU, waited for once."""
+    here = [fetched(tensor) for tensor in tensors]
+    if tensors[0].device.type == "cuda":
+        torch.cuda.current_stream(tensors[0].device).synchronize()
+    return here
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """Within it, what the calling thread asks of ``device`` runs beside the steps, on a stream of that thread.
+
+    It begins behind all that the steps had asked for, and is done when the block ends: only this thread waits.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    streams: dict[torch.device, torch.cuda.Stream] = _mine.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = streams[device]
+    stream.wait_stream(torch.cuda.default_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()

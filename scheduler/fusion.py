@@ -1,0 +1,191 @@
+"""Modules whose forward runs as a program: found by recording a step, kept where they say what the module said.
+
+A module is recorded twice, with different numbers of tokens; what it does must be the same both times. A module that
+cannot be recorded is left alone, and its children are tried instead. The modeling code above them stays in charge.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from cache import native
+from cache.attention import PackedAttention
+from scheduler.functions import Unrecordable
+from scheduler.layer import Layer
+from scheduler.program import Kernel, Program
+from scheduler.recording import Asked, Linear, Recording, record
+
+log = logging.getLogger("warmturn.engine")
+
+
+class Fused:
+    """One module that runs as a program."""
+
+    def __init__(
+        self, module: torch.nn.Module, recording: Recording, kernel: Kernel, attention: PackedAttention
+    ) -> None:
+        self.module = module
+        self._original: Callable[..., Any] = module.forward
+        self._recording = recording
+        self._attention = attention
+        self._programs = [Program(piece, kernel) for piece in recording.pieces]
+        limits = [matrix.limit for matrix in recording.matrices if matrix.limit is not None]
+        self._limit = min(limits) if limits else None  # rows
+        compiled, asked = native.kernel(), recording.asked
+        one = compiled is not None and len(asked) == 1
+        self._layer = Layer(recording.pieces, asked[0], attention, kernel, compiled) if one else None
+
+    def install(self) -> None:
+        """From here on the module runs as a program."""
+        self.module.forward = self.forward
+
+    def remove(self) -> None:
+        """The module runs as it did."""
+        self.module.__dict__.pop("forward", None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward gives; that is asked where the arguments are of another kind than recorded."""
+        called = self._recording.match(args, kwargs)
+        if called is None:
+            return self._original(*args, **kwargs)
+        inputs, cache, rows = called
+        if self._limit is not None and rows > self._limit:
+            return self._original(*args, **kwargs)
+        if self._layer is not None:
+            outputs = self._layer.run(cache, inputs, rows)
+            if outputs is not None:
+                return self._recording.assemble(outputs)
+        return self.compute(inputs, partial(self._attend, cache))
+
+    def compute(self, inputs: list[torch.Tensor], attend: Callable[[Asked, list[torch.Tensor]], torch.Tensor]) -> Any:
+        """The pieces one after the other, ``attend`` between them."""
+        rows = inputs[0].shape[self._recording.axis]
+        between: dict[tuple[str, int], torch.Tensor] = {}
+        outputs: list[torch.Tensor] = []
+        for number, program in enumerate(self._programs):
+            if number:
+                attended = attend(self._recording.asked[number - 1], outputs)
+                between["attention", 0] = attended.view(rows, -1)
+            for external in program.externals:
+                if external.kind == "carried":
+                    between.setdefault(("carried", external.number), torch.empty(rows, *external.shape))
+            program.place_inputs(inputs)
+            program.place_between(between)
+            outputs = program.place_outputs(rows)
+            program.run(rows)
+        return self._recording.assemble(outputs)
+
+    def _attend(self, cache: Any, asked: Asked, outputs: list[torch.Tensor]) -> torch.Tensor:
+        query, key, value = outputs
+        key, value = cache.update(key, value, asked.layer)
+        return self._attention.attend(asked.module, query, key, value, **asked.options)
+
+
+class Fusion:
+    """The fused modules of one model."""
+
+    def __init__(self, attention: PackedAttention, linear: Linear, kernel: Kernel) -> None:
+        self._attention, self._linear, self._kernel = attention, linear, kernel
+        self._fused: list[Fused] = []
+
+    def __len__(self) -> int:
+        return len(self._fused)
+
+    def install(self) -> None:
+        """From here on the modules run as programs."""
+        for fused in self._fused:
+            fused.install()
+
+    def remove(self) -> None:
+        """The model is as it was."""
+        for fused in self._fused:
+            fused.remove()
+
+    def find(self, root: torch.nn.Module, steps: Callable[[], Iterator[None]]) -> None:
+        """Fuse, and install, what can be of ``root``. ``steps()`` feeds two steps of different length, one at each
+        turn.
+        """
+        trying = list(_children(root))
+        while trying:
+            found = self._record(trying, steps)
+            for fused in found.values():
+                fused.install()
+                self._fused.append(fused)
+            trying = [child for module in trying if module not in found for child in _children(module)]
+
+    def _record(self, modules: list[torch.nn.Module], steps: Callable[[], Iterator[None]]) -> dict[Any, Fused]:
+        found: dict[Any, Fused] = {}
+        watches = [Watch(module, partial(record, self._attention, self._linear)) for module in modules]
+        with watching(watches):
+            for _ in steps():
+                pass
+        for watch in watches:
+            try:
+                found[watch.module] = watch.fused(self._kernel, self._attention)
+            except Unrecordable as error:
+                log.debug("%s runs as it is: %s", type(watch.module).__name__, error)
+        return found
+
+
+class Watch:
+    """One module that is recorded whenever it is called."""
+
+    def __init__(self, module: torch.nn.Module, record: Callable[..., tuple[Any, Recording]]) -> None:
+        self.module = module
+        self._record = record
+        self._original: Callable[..., Any] = module.forward
+        self._recordings: list[Recording] = []
+        self._refused: Unrecordable | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module says; what it did is noted."""
+        if self._refused is None:
+            try:
+                out, recording = self._record(self.module, self._original, args, kwargs)
+                self._recordings.append(recording)
+                return out
+            except Unrecordable as error:
+                self._refused = error
+        return self._original(*args, **kwargs)
+
+    def fused(self, kernel: Kernel, attention: PackedAttention) -> Fused:
+        """The module as a program that says what the module said. Raises ``Unrecordable``."""
+        if self._refused is not None or len(self._recordings) < 2:
+            raise self._refused or Unrecordable("not called")
+        first = self._recordings[0]
+        if any(other.signature != first.signature for other in self._recordings[1:]):
+            raise Unrecordable("it does not do the same each time")
+        if first.tokens == self._recordings[-1].tokens:
+            raise Unrecordable("only one length was seen")
+        fused = Fused(self.module, first, kernel, attention)
+        for recording in self._recordings:
+            recording.compare(fused.compute)
+        return fused
+
+
+@contextmanager
+def watching(watches: list[Watch]) -> Iterator[None]:
+    """Within it calls of the watched modules are recorded."""
+    for watch in watches:
+        watch.module.forward = watch.forward
+    try:
+        yield
+    finally:
+        for watch in watches:
+            watch.module.__dict__.pop("forward", None)
+
+
+def _children(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Modules that are called: what only holds others is passed through, and so is what somebody
+    has wrapped."""
+    for child in module.children():
+        if "forward" in vars(child) or isinstance(child, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+            yield from _children(child)
+        else:
+            yield child

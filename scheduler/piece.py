@@ -1,0 +1,233 @@
+"""A piece of a program: instructions on the values of one row, from where they are read to where they are written.
+
+Values lie in slots. Every element of every slot has a number of its own, so that a tensor that was cut, turned and put
+together again is still a list of numbers, and ``Piece.ref`` finds the cheapest way to read them in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Ids = npt.NDArray[np.int64]
+_SHORT = 16  # elements: shorter repeated stretches are written out
+
+
+class Code(IntEnum):
+    """Instructions, as program.cpp numbers them."""
+
+    ADD = 0
+    SUBTRACT = auto()
+    MULTIPLY = auto()
+    DIVIDE = auto()
+    LARGER = auto()
+    SMALLER = auto()
+    ABSOLUTE = auto()
+    EXPONENTIAL = auto()
+    ROOT = auto()
+    TANGENT = auto()
+    SIGMOID = auto()
+    SILU = auto()
+    ERROR_FUNCTION = auto()
+    SUM = auto()
+    MOST = auto()
+    RUNS = auto()
+    PICK = auto()
+    READ = auto()
+    WRITE = auto()
+    PREPARE = auto()
+    PRODUCT = auto()  # with a weight: a stage of its own
+
+
+@dataclass(eq=False)
+class Slot:
+    """``size`` values of a row; ``values`` where they are the same in every row."""
+
+    start: int
+    size: int
+    values: torch.Tensor | None = None
+    source: External | None = None  # where it is read from
+
+    @property
+    def ids(self) -> Ids:
+        """The numbers of its elements."""
+        return np.arange(self.start, self.start + self.size)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Elements of a slot from ``offset`` on: element i is ``i``, ``i % period``, or ``i // -period`` if negative."""
+
+    slot: Slot
+    offset: int = 0
+    period: int = 0
+
+
+@dataclass(eq=False)
+class External:
+    """Rows outside: an input of the module, what attention gave, or what a piece leaves. ``shape`` without its token
+    axis, ``axis`` where that is, ``dtype`` None for float32 between two pieces."""
+
+    kind: str  # "input", "attention", "carried", "output"
+    number: int
+    shape: tuple[int, ...] = ()
+    axis: int = 0
+    dtype: torch.dtype | None = None
+
+
+@dataclass(eq=False)
+class Operation:
+    """One instruction. ``extra`` is its external, table, group size or weight."""
+
+    code: Code
+    n: int
+    out: Slot
+    a: Ref | None = None
+    b: Ref | None = None
+    extra: Any = None
+
+    @property
+    def refs(self) -> Iterator[Ref]:
+        """What it reads."""
+        yield from (ref for ref in (self.a, self.b) if ref is not None)
+
+
+class Slots:
+    """All slots of a program, by the numbers of their elements."""
+
+    def __init__(self) -> None:
+        self._all: list[Slot] = []
+        self._starts: list[int] = []
+        self._next = 0
+
+    def new(self, size: int, values: torch.Tensor | None = None, source: External | None = None) -> Slot:
+        """One more."""
+        slot = Slot(self._next, size, values, source)
+        self._all.append(slot)
+        self._starts.append(self._next)
+        self._next += size
+        return slot
+
+    def parts(self, ids: Ids) -> list[tuple[Slot, Ids]]:
+        """Which slots hold these elements, and where in ``ids`` each is wanted."""
+        owner = np.searchsorted(self._starts, ids, side="right") - 1
+        return [(self._all[number], np.flatnonzero(owner == number)) for number in np.unique(owner)]
+
+
+@dataclass(eq=False)
+class Piece:
+    """Instructions in the order in which they were recorded."""
+
+    slots: Slots
+    before: Piece | None = None
+    operations: list[Operation] = field(default_factory=list)
+    _mine: dict[Slot, Slot] = field(default_factory=dict)  # what a slot of another piece is called here
+    _made: dict[bytes, Slot] = field(default_factory=dict)  # elements that were put in order
+
+    def compute(self, code: Code, n: int, *refs: Ref, extra: Any = None) -> Slot:
+        """``n`` new values."""
+        out = self.slots.new(n)
+        a, b, *_ = *refs, None, None
+        self.operations.append(Operation(code, n, out, a, b, extra))
+        self._mine[out] = out
+        return out
+
+    def read(self, external: External, size: int) -> Slot:
+        """A row from outside."""
+        slot = self.compute(Code.READ, size, extra=external)
+        slot.source = external
+        return slot
+
+    def write(self, external: External, ref: Ref, size: int) -> None:
+        """A row to outside."""
+        self.operations.append(Operation(Code.WRITE, size, self.slots.new(0), ref, extra=external))
+
+    def constant(self, values: torch.Tensor) -> Slot:
+        """The same in every row."""
+        return self.slots.new(values.numel(), values)
+
+    def product(self, weight: Any, ids: Ids, size: int) -> Slot:
+        """A row times a weight."""
+        key = b"%d" % weight.kind + ids.tobytes()
+        if key not in self._made:
+            self._made[key] = self.compute(Code.PREPARE, len(ids), self.whole(ids), extra=weight.kind)
+        return self.compute(Code.PRODUCT, size, Ref(self._made[key]), extra=weight)
+
+    def ref(self, ids: Ids) -> Ref:
+        """These elements in this order, as they lie if that can be said, else put in order."""
+        parts = self.slots.parts(ids)
+        if len(parts) == 1:
+            slot = self.local(parts[0][0])
+            ref = _pattern(slot, ids - parts[0][0].start)
+            if ref is not None:
+                return ref
+        return Ref(self._ordered(ids, parts))
+
+    def whole(self, ids: Ids) -> Ref:
+        """These elements one after the other."""
+        ref = self.ref(ids)
+        return ref if ref.period == 0 else Ref(self._ordered(ids, self.slots.parts(ids)))
+
+    def pair(self, left: Ids, right: Ids) -> tuple[Ref, Ref]:
+        """Two operands of one instruction: where both repeat, the shorter stretch must fit into the longer."""
+        a, b = self.ref(left), self.ref(right)
+        steps = [abs(ref.period) or len(left) for ref in (a, b)]
+        if max(steps) % min(steps) or (a.period < 0 and b.period < 0):
+            a = self.whole(left)
+        return a, b
+
+    def local(self, slot: Slot) -> Slot:
+        """A slot that this piece may read: what another one computed is carried over, what it read is read again."""
+        if slot.values is not None:
+            return slot
+        if slot not in self._mine:
+            assert self.before is not None
+            external = slot.source
+            if external is None:
+                external = slot.source = External("carried", slot.start, (slot.size,))
+                self.before.write(external, Ref(self.before.local(slot)), slot.size)
+            self._mine[slot] = self.read(external, slot.size)
+        return self._mine[slot]
+
+    def _ordered(self, ids: Ids, parts: list[tuple[Slot, Ids]]) -> Slot:
+        key = ids.tobytes()
+        if key not in self._made:
+            out = self.slots.new(len(ids))
+            for slot, places in parts:
+                runs = _runs(places, ids[places] - slot.start)
+                short = len(places) < 4 * len(runs)
+                table = np.stack([places, ids[places] - slot.start], 1) if short else runs
+                code = Code.PICK if short else Code.RUNS
+                self.operations.append(Operation(code, len(ids), out, Ref(self.local(slot)), extra=table))
+            self._mine[out] = self._made[key] = out
+        return self._made[key]
+
+
+def _pattern(slot: Slot, ids: Ids) -> Ref | None:
+    n, offset = len(ids), int(ids[0])
+    count = np.arange(n)
+    if n == 1 or np.array_equal(ids, offset + count):
+        return Ref(slot, offset)
+    changes = np.flatnonzero(ids != offset)
+    same = int(changes[0]) if len(changes) else n
+    if n % same == 0 and (same >= _SHORT or same == n) and np.array_equal(ids, offset + count // same):
+        return Ref(slot, offset, -same)
+    again = np.flatnonzero(ids[1:] == offset)
+    period = int(again[0]) + 1 if len(again) else n
+    if n % period == 0 and period >= _SHORT and np.array_equal(ids, offset + count % period):
+        return Ref(slot, offset, period)
+    return None
+
+
+def _runs(places: Ids, sources: Ids) -> Ids:
+    """(to, from, length) of stretches that can be copied at once."""
+    breaks = np.flatnonzero((np.diff(places) != 1) | (np.diff(sources) != 1)) + 1
+    starts = np.concatenate([[0], breaks])
+    lengths = np.diff(np.concatenate([starts, [len(places)]]))
+    return np.stack([places[starts], sources[starts], lengths], 1)

@@ -1,0 +1,120 @@
+"""Doubles of what only a GPU has, by definition: they know no more than they are told, so what is told is tested."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from cache.layers import Layer
+from cache.native import Scores
+from cache.paged import Plan
+from cache.tier import MemoryTier
+
+
+class Told:
+    """``paged.Kernel``, query by query: tables, tiles, positions and flags of a plan are all that it looks at."""
+
+    def __init__(self, tokens: int = 3) -> None:
+        self.tokens = tokens  # of a tile
+        self.calls = 0
+
+    def fits(self, *about: Any) -> bool:
+        """Whatever is asked."""
+        return True
+
+    def attend(
+        self,
+        plan: Plan,
+        layer: Layer,
+        tier: MemoryTier,
+        source: int,
+        query: torch.Tensor,
+        scores: Scores,
+        out: torch.Tensor,
+    ) -> None:
+        """What kernels/paged.py says that it does. No launch is an operation of torch's."""
+        with _disable_current_modes():
+            self._attend(plan, layer, tier, source, query, scores, out)
+
+    def _attend(
+        self,
+        plan: Plan,
+        layer: Layer,
+        tier: MemoryTier,
+        source: int,
+        query: torch.Tensor,
+        scores: Scores,
+        out: torch.Tensor,
+    ) -> None:
+        self.calls += 1
+        tiles, rows = plan.tiles(self.tokens)
+        for tile, (segment, row, tokens) in enumerate(tiles.tolist()):
+            for token in range(tokens):
+                place = row + token
+                assert rows[tile * self.tokens + token] == place
+                position = int(plan.positions[row]) + token
+                seen = torch.arange(layer.first_key(position), position + 1)
+                slots = plan.table[segment, seen // tier.page_size].long()
+                if plan.flags is not None:
+                    flagged = seen < plan.flags.shape[1]
+                    shown = plan.flags[segment, seen.clamp(max=plan.flags.shape[1] - 1)] != 0
+                    seen, slots = seen[shown | ~flagged], slots[shown | ~flagged]
+                keys = tier.keys[source][slots, seen % tier.page_size]
+                values = tier.values[source][slots, seen % tier.page_size]
+                out[place] = one(query[:, place], keys, values, scores)[0]
+            assert rows[tile * self.tokens + tokens : (tile + 1) * self.tokens].tolist() == [-1] * (
+                self.tokens - tokens
+            )
+
+
+class Aux(NamedTuple):
+    """torch's ``AuxRequest``."""
+
+    lse: bool = False
+
+
+def varlen_attn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """torch 2.11's, as it is documented; queries and keys are aligned at their ends."""
+    assert cu_seq_q.dtype is cu_seq_k.dtype is torch.int32
+    out, sums = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+    queries, keys = cu_seq_q.tolist(), cu_seq_k.tolist()
+    assert max(b - a for a, b in pairwise(queries)) == max_q
+    assert max(b - a for a, b in pairwise(keys)) == max_k
+    for (a, b), (c, d) in zip(pairwise(queries), pairwise(keys), strict=True):
+        for row in range(a, b):
+            last = d - (b - row)
+            left = c if window_size[0] < 0 else max(c, last - window_size[0])
+            right = d if window_size[1] < 0 else min(d, last + window_size[1] + 1)
+            scores = Scores(float(scale or 1.0), None, None)
+            out[row], sums[:, row] = one(query[row], key[left:right], value[left:right], scores)
+    return out, sums
+
+
+def one(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scores: Scores
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query ``[H, D]`` over ``[keys, Hk, D]``: the output ``[H, Dv]`` and the log of the sum of the weights."""
+    groups = query.shape[0] // keys.shape[1]
+    logits = torch.einsum("hd,khd->hk", query.float(), keys.float().repeat_interleave(groups, 1)) * scores.scale
+    if scores.softcap is not None:
+        logits = scores.softcap * torch.tanh(logits / scores.softcap)
+    if scores.sinks is not None:
+        logits = torch.cat([logits, scores.sinks.float()[:, None]], 1)
+    weights = torch.softmax(logits, 1)[:, : keys.shape[0]]
+    found = torch.einsum("hk,khd->hd", weights, values.float().repeat_interleave(groups, 1))
+    return found.to(query.dtype), torch.logsumexp(logits, 1)

@@ -1,0 +1,197 @@
+"""What runs on a GPU only, on a GPU: kernels against the definition, copies, and an engine with all of it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import make_model, make_tokenizer
+
+from cache import gpu, native, paged, transfer, trial, varlen
+from cache.layers import Layer, read_layers
+from cache.native import Scores
+from cache.pages import Page, PagePool
+from cache.store import SessionStore
+from cache.stream import bring, put
+from cache.tier import MemoryTier, PageShape
+from scheduler.engine import Engine, Limits
+from scheduler.graphs import Graphs, capturer
+from scheduler.messages import Sampling, Stopping, Submit, pack_ids
+from scheduler.probe import probe
+from scheduler.runner import ModelRunner
+from scheduler.scheduler import Scheduler
+from scheduler.text import Vocabulary
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+    pytest.mark.filterwarnings("default"),  # what others say of a device is not ours to mend
+]
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+PAGE = 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "dim"), [(32, 8, 128), (16, 8, 128), (9, 3, 64), (8, 1, 256), (6, 2, 24)]
+)
+@pytest.mark.parametrize(("capped", "sinks"), [(False, False), (True, False), (False, True)])
+def test_the_kernel_over_pages_is_right(
+    dtype: torch.dtype, heads: int, key_heads: int, dim: int, capped: bool, sinks: bool
+) -> None:
+    kernel = paged.kernel(CUDA)
+    assert kernel is not None
+    aux = torch.zeros(heads, device=CUDA) if sinks else None
+    shape = PageShape(key_heads, dim, key_heads, dim, dtype)
+    for layer in trial.LAYERS:
+        assert kernel.fits(shape, heads, dim, dtype, Scores(1.0, 3.0 if capped else None, aux), layer)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_torchs_flash_kernels_are_right(dtype: torch.dtype, sinks: bool) -> None:
+    flash = varlen.varlen(CUDA)
+    assert flash is not None
+    aux = torch.zeros(32, device=CUDA) if sinks else None
+    assert flash.fits(PageShape(8, 128, 8, 128, dtype), 32, 128, dtype, Scores(1.0, None, aux), trial.LAYERS[0])
+
+
+@pytest.mark.parametrize("layer", trial.LAYERS)
+@pytest.mark.parametrize("hide", [False, True])
+def test_both_together_are_right(layer: Layer, hide: bool) -> None:
+    generator, shape = torch.Generator().manual_seed(4), PageShape(2, 64, 2, 64, torch.bfloat16)
+    step = trial.made_up(((5000, 1), (40, 300), (700, 17), (0, 129)), CUDA, shape, hide, generator)
+    query = torch.randn(8, step.tokens, 64, generator=generator).to(CUDA, torch.bfloat16)
+    out, scores = query.new_full((step.tokens, 8, 64), float("nan")), Scores(0.125, None, None)
+    assert gpu.attend(step, layer, 0, query, scores, out) == {0, 1, 2, 3}
+    want = trial.defined(step, layer, query.float(), scores)
+    assert (out.float() - want).abs().max() <= 1e-2 * want.abs().max()
+
+
+def test_pages_go_to_the_host_and_back() -> None:
+    shapes = {0: PageShape(2, 8, 2, 8, torch.bfloat16), 3: PageShape(8, 128, 8, 128, torch.float16, 32)}
+    pool = PagePool(MemoryTier(900, PAGE, CUDA, shapes), MemoryTier(900, PAGE, CPU, shapes, pinned=True))
+    pages = [pool.alloc() for _ in range(850)]
+    for kind in transfer.POOLS.values():
+        for tensor in kind(pool.device).values():
+            tensor.copy_(torch.randn(tensor.shape))
+    rows = transfer.rows_of(pages, PAGE, 0, 850 * PAGE)
+    before = transfer.gather(pool.device, rows)
+    rng = random.Random(1)
+    for _ in range(3):
+        moved = rng.sample(pages, 600)
+        pool.cool(moved)
+        pool.demote()
+        for kind in transfer.POOLS.values():  # the slots are others' now
+            for tensor in kind(pool.device).values():
+                tensor[[slot for slot in range(900) if slot in pool.device._free]] = float("nan")
+        for page in rng.sample(moved, 20):
+            there = transfer.gather(pool.host, transfer.rows_of([page], PAGE, 0, PAGE))
+            at = pages.index(page) * PAGE
+            assert all(torch.equal(there[name], before[name][at : at + PAGE]) for name in before)
+        pool.heat(moved)
+        pool.promote(moved)
+        after = transfer.gather(pool.device, transfer.rows_of(pages, PAGE, 0, 850 * PAGE))
+        assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_what_files_hold_is_put_into_pages() -> None:
+    tier = MemoryTier(9, PAGE, CUDA, {1: PageShape(2, 8, 2, 8, torch.bfloat16)})
+    pages = [Page(tier, slot) for slot in (7, 2, 4)]
+    rows = transfer.rows_of(pages, PAGE, 5, 41)
+    tokens = torch.randn(36, 2, 8).bfloat16()
+    transfer.scatter(tier, rows, "1.key", tokens)
+    assert torch.equal(transfer.gather(tier, rows)["1.key"], tokens)
+
+
+def test_what_is_sent_is_there_when_it_is_read() -> None:
+    numbers = np.arange(1 << 20)
+    sent = [put(numbers + n, CUDA) for n in range(20)]
+    assert [int(part[5]) for part in bring(*sent)] == [n + 5 for n in range(20)]
+
+
+class Served:
+    """An engine on the GPU, with graphs or without."""
+
+    def __init__(self, name: str, dtype: torch.dtype, graphs: bool) -> None:
+        self.model = make_model(name).to(CUDA, dtype)
+        verdict = probe(self.model, read_layers(self.model.config.get_text_config()), PAGE)
+        self.mode = verdict.mode
+        tier = MemoryTier(200, PAGE, CUDA, verdict.shapes, scratch=True)
+        host = MemoryTier(200, PAGE, CPU, verdict.shapes, pinned=True)
+        store = SessionStore(PagePool(tier, host), (1 << 28) if verdict.mode.stateful else None)
+        store.skeleton = verdict.skeleton
+        self.graphs = Graphs(verdict.mode, tier, 8, 512, capturer()) if graphs else None
+        runner = ModelRunner(verdict.mode, tier, graphs=self.graphs)
+        scheduler = Scheduler(store, max_running=8, max_step_tokens=64, max_queued=64)
+        self.engine = Engine(runner, scheduler, Vocabulary(make_tokenizer()), (258,), Limits(512, 259))
+        self.sent = 0
+
+    def ask(self, prompts: list[list[int]], count: int, sampling: Sampling) -> list[list[int]]:
+        """All at once."""
+        tokens: dict[str, list[int]] = {}
+        for prompt in prompts:
+            self.sent += 1
+            stopping = Stopping(max_tokens=count, ignore_eos=True)
+            self.engine.submit(Submit(f"t{self.sent}", "a", pack_ids(prompt), None, sampling, stopping))
+            tokens[f"t{self.sent}"] = []
+        while not self.engine.idle:
+            for delta in self.engine.step().deltas:
+                tokens[delta.turn].extend(delta.tokens)
+            self.engine.check_integrity()
+        return list(tokens.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_graphs_are_captured_and_say_what_steps_say(name: str, dtype: torch.dtype) -> None:
+    with_graphs, without = Served(name, dtype, True), Served(name, dtype, False)
+    rng = random.Random(2)
+    prompts = [[rng.randrange(256) for _ in range(rng.randrange(3, 200))] for _ in range(8)]
+    for company in (1, 3, 8):
+        got = with_graphs.ask(prompts[:company], 40, Sampling(temperature=0.0))
+        want = without.ask(prompts[:company], 40, Sampling(temperature=0.0))
+        if dtype is torch.float32:
+            assert got == want
+        else:  # rounding may turn a close choice, and all that follows it
+            assert sum(a[:8] == b[:8] for a, b in zip(got, want, strict=True)) >= company - 2
+    assert with_graphs.graphs is not None
+    assert len(with_graphs.graphs) == 3
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3", "llama4", "qwen3_next"])
+def test_other_models_run_with_or_without_graphs(name: str) -> None:
+    with_graphs, without = Served(name, torch.float32, True), Served(name, torch.float32, False)
+    prompts = [[7, 8, 9], [1] * 30]
+    assert with_graphs.ask(prompts, 20, Sampling(temperature=0.0)) == without.ask(
+        prompts, 20, Sampling(temperature=0.0)
+    )
+
+
+def test_a_seed_draws_the_same_with_and_without_graphs() -> None:
+    sampling = Sampling(temperature=1.0, top_p=0.9, top_k=40, seed=5, frequency_penalty=0.5, logit_bias={3: 2.0})
+    with_graphs, without = (Served("llama", torch.float32, graphs) for graphs in (True, False))
+    prompts = [[7, 8, 9], [1] * 30]
+    assert with_graphs.ask(prompts, 30, sampling) == without.ask(prompts, 30, sampling)
+
+
+def test_the_cpu_kernel_and_the_gpu_kernel_agree() -> None:
+    compiled, kernel = native.kernel(), paged.kernel(CUDA)
+    if compiled is None:
+        pytest.skip("there is no C++ compiler")
+    assert kernel is not None
+    shape, scores = PageShape(2, 64, 2, 64, torch.float32), Scores(0.125, 20.0, torch.ones(8))
+    outs: list[torch.Tensor] = []
+    for device in (CPU, CUDA):
+        step = trial.made_up(((900, 1), (30, 5)), device, shape, True, torch.Generator().manual_seed(1))
+        query = torch.randn(8, step.tokens, 64, generator=torch.Generator().manual_seed(2)).to(device)
+        out = query.new_empty(step.tokens, 8, 64)
+        if device is CPU:
+            compiled.attend(native.Plan(step, trial.LAYERS[1]), 0, query, scores, out)
+        else:
+            told = scores._replace(sinks=torch.ones(8, device=CUDA))
+            kernel.attend(paged.plan(step, frozenset({0, 1})), trial.LAYERS[1], step.tier, 0, query, told, out)
+        outs.append(out.cpu())
+    assert (outs[0] - outs[1]).abs().max() < 1e-5
