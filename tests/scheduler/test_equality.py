@@ -26,8 +26,10 @@ PRESSURE: dict[str, dict[str, Any]] = {
 }
 
 
-def _conversation(kit: Kit, seed: int, clients: int, turns: int, name: bool) -> None:
-    """``clients`` chats of ``turns`` turns, interleaved at random; an earlier message is edited now and then."""
+def _conversation(kit: Kit, seed: int, clients: int, turns: int, name: bool) -> dict[int, list[int]]:
+    """``clients`` chats of ``turns`` turns, interleaved at random; an earlier message is edited now and then. Returns
+    what each has said in the end.
+    """
     rng = random.Random(seed)
     history: dict[int, list[int]] = {c: [rng.randrange(200) for _ in range(rng.randint(3, 9))] for c in range(clients)}
     left = dict.fromkeys(history, turns)
@@ -53,6 +55,7 @@ def _conversation(kit: Kit, seed: int, clients: int, turns: int, name: bool) -> 
             assert outcome.tokens == greedy(kit.model, history[client], count)
             history[client] += outcome.tokens
             del running[turn]
+    return history
 
 
 @pytest.mark.parametrize("pressure", PRESSURE)
@@ -62,7 +65,7 @@ def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) 
     if "disk_space" in options and name not in ("llama", "gemma3", "qwen3_next", "bloom", "longrope"):
         pytest.skip("one of each kind of storage is enough here")
     kit = Kit(name, **options | ({"folder": tmp_path} if "folder" in options else {}))
-    _conversation(kit, seed=1, clients=5, turns=4, name=True)
+    history = _conversation(kit, seed=1, clients=5, turns=4, name=True)
     stats = kit.engine.stats()
     assert stats.running == stats.waiting == 0
     if pressure != "roomy":
@@ -76,7 +79,10 @@ def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) 
         files = sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
         assert files == kit.archive.disk.used <= options.get("disk_space", 1 << 30)
         assert kit.archive.disk.damaged == stats.disk_errors == 0
-    if pressure == "to disk":
+    if pressure == "to disk":  # by now everything is written, however slow the disk was: one more round finds it there
+        for prompt in history.values():
+            assert kit.ask([*prompt, 7], 2).tokens == greedy(kit.model, [*prompt, 7], 2)
+            kit.settle()
         assert any(o.receipt is not None and o.receipt.loaded for o in kit.outcomes.values())
 
 
