@@ -6,30 +6,30 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.messages import Submit
 from server.choices import Choices
+from server.draft import Draft
 from server.face import Face, headers_of
 from server.identity import Session
 from server.log import Idempotency, SessionRecord
 from server.objects import CachedTokens, CacheReceipt, Usage
 from server.prompts import Prompt
 from server.receipt import Past, receipt_of, summed
-from server.replies import Draft, Reply, UsageWish
+from server.replies import Reply, encoder
 from server.schemas import GenerationRequest
-from server.sse import EventStream, event, while_connected
-
-encoder = msgspec.json.Encoder()
+from server.sse import EventStream, while_connected
 
 
 class Exchange:
     """Runs ``submits`` (``len(submits) / len(prompts)`` choices per prompt, prompt by prompt) and writes ``reply``.
 
-    The session is committed before the client can know that the turn has ended, and not at all if the client
-    leaves before that. ``record`` is what the log held of it when the prompt was made.
+    ``drafts`` read the choices; None: all of their text is content. The session is committed before the client can
+    know that the turn has ended, and not at all if the client leaves before that. ``record`` is what the log held of
+    it when the prompt was made.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Exchange:
         submits: Sequence[Submit],
         reply: Reply,
         idempotency: Idempotency | None,
+        drafts: Sequence[Draft] | None = None,
     ) -> None:
         self._face = face
         self._session = session
@@ -50,9 +51,8 @@ class Exchange:
         self._submits = submits
         self._reply = reply
         self._stream = body.stream
-        self._wish = UsageWish.of(body)
         self._idempotency = None if session is None else idempotency
-        self._drafts = [Draft() for _ in submits]
+        self._drafts = [Draft() for _ in submits] if drafts is None else drafts
         self._fingerprint = face.fingerprint
         self._past = Past.of(session, record, face.facts, self._fingerprint, submits[0])
 
@@ -67,7 +67,9 @@ class Exchange:
                 return Response(body, headers=headers_of(self._session), media_type="application/json")
             await while_connected(request.receive, choices.opened())
             events = self._events(choices)
-            return EventStream(events, cleanup.pop_all().close, headers_of(self._session))
+            close = cleanup.pop_all().close
+            reply = self._reply
+            return EventStream(events, close, headers_of(self._session), done=reply.done, failed=reply.failed)
 
     async def _whole(self, choices: Choices) -> bytes:
         async for index, delta in choices.deltas():
@@ -78,20 +80,22 @@ class Exchange:
     async def _events(self, choices: Choices) -> AsyncGenerator[bytes]:
         reply = self._reply
         for index in range(len(self._drafts)):
-            if (opening := reply.opening(index, self._usage_field(choices))) is not None:
-                yield event(encoder.encode(opening))
+            for told in reply.opening(index, self._usage_field(choices)):
+                yield reply.event(told)
+        cache: CacheReceipt | UnsetType = UNSET
         async for index, delta in choices.deltas():
             draft = self._drafts[index]
-            draft.add(delta)
-            if (piece := reply.piece(index, delta, self._usage_field(choices))) is not None:
-                yield event(encoder.encode(piece))
+            parts = draft.add(delta)
+            for told in reply.piece(index, delta, parts, self._usage_field(choices)):
+                yield reply.event(told)
             if draft.finish is not None:
                 await self._commit(choices)
-                last = all(other.finish is not None for other in self._drafts)
-                cache = self._cache(choices) if last else UNSET
-                yield event(encoder.encode(reply.ending(index, draft.finish, self._usage_field(choices), cache)))
-        if self._wish.at_end:
-            yield event(encoder.encode(reply.usage(self._usage(choices), self._cache(choices))))
+                if all(other.finish is not None for other in self._drafts):
+                    cache = self._cache(choices)
+                for told in reply.ending(index, draft, self._usage_field(choices), cache):
+                    yield reply.event(told)
+        for told in reply.closing(self._drafts, self._usage(choices), self._cache(choices)):
+            yield reply.event(told)
 
     async def _commit(self, choices: Choices) -> None:
         """Make the turn durable, for a session with a name: it has one prompt and one choice."""
@@ -104,7 +108,7 @@ class Exchange:
             self._session.tenant,
             self._session.name,
             tokens=[*prompt.ids, *draft.tokens],
-            messages=[*prompt.messages, {"role": "assistant", "content": draft.text}],
+            messages=[*prompt.messages, draft.message()],
             prompt_tokens=len(prompt.ids),
             fingerprint=self._fingerprint,
             finish_reason=draft.finish,
@@ -126,7 +130,8 @@ class Exchange:
         return Usage(prompt, completion, prompt + completion, CachedTokens(cached))
 
     def _usage_field(self, choices: Choices) -> Usage | msgspec.UnsetType | None:
-        return self._usage(choices) if self._wish.everywhere else self._wish.elsewhere
+        wish = self._reply.wish
+        return self._usage(choices) if wish.everywhere else wish.elsewhere
 
     def _cache(self, choices: Choices) -> CacheReceipt:
         """What the prompts cost, once every turn has been admitted."""

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from scheduler.messages import Miss
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):

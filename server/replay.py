@@ -7,24 +7,23 @@ import json
 import re
 from collections.abc import AsyncGenerator, Callable
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.messages import Delta
+from server.draft import Draft
 from server.errors import ApiError, bad_request
 from server.face import Face, headers_of
 from server.identity import Session
 from server.log import Idempotency, Replayed
 from server.objects import CachedTokens, Finish, Usage
-from server.replies import Draft, Reply, UsageWish
+from server.replies import Reply, encoder
 from server.schemas import GenerationRequest
-from server.sse import EventStream, event
+from server.sse import EventStream
 
 HEADER = "idempotency-key"
 KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 HOW_ONLY = {"stream", "stream_options", "session_id"}  # fields that leave the turn what it is; the session is the key's
-encoder = msgspec.json.Encoder()
 
 
 def idempotency_of(request: Request, body: GenerationRequest) -> Idempotency | None:
@@ -63,24 +62,27 @@ async def replayed(
     made = reply(found.created)
     headers = {**headers_of(session), "idempotent-replayed": "true"}
     if body.stream:
-        return EventStream(_events(made, found, UsageWish.of(body)), lambda: None, headers)
-    draft = Draft(texts=[found.text], finish=_finish(found))
+        return EventStream(_events(made, found), lambda: None, headers, done=made.done, failed=made.failed)
+    draft = Draft()
+    draft.add(Delta("", text=found.text))
+    draft.finish = _finish(found)
     answer = encoder.encode(made.body([draft], _usage(found), None))
     return Response(answer, headers=headers, media_type="application/json")
 
 
-async def _events(reply: Reply, found: Replayed, wish: UsageWish) -> AsyncGenerator[bytes]:
+async def _events(reply: Reply, found: Replayed) -> AsyncGenerator[bytes]:
     """A stream of one piece. Its receipt is null: nothing was computed."""
-    usage = _usage(found)
-    field = usage if wish.everywhere else wish.elsewhere
-    for chunk in (
-        reply.opening(0, field),
-        reply.piece(0, Delta("", text=found.text), field),
-        reply.ending(0, _finish(found), field, None),
-        reply.usage(usage, None) if wish.at_end else None,
+    usage, draft, delta = _usage(found), Draft(), Delta("", text=found.text)
+    field = usage if reply.wish.everywhere else reply.wish.elsewhere
+    parts = draft.add(delta)
+    draft.finish = _finish(found)
+    for told in (
+        *reply.opening(0, field),
+        *reply.piece(0, delta, parts, field),
+        *reply.ending(0, draft, field, None),
+        *reply.closing([draft], usage, None),
     ):
-        if chunk is not None:
-            yield event(encoder.encode(chunk))
+        yield reply.event(told)
 
 
 def _usage(found: Replayed) -> Usage:

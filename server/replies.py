@@ -7,46 +7,23 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from scheduler.messages import Delta, FinishReason, TokenLogprob
+from scheduler.messages import Delta, TokenLogprob
 from server import objects
+from server.draft import Draft
+from server.errors import ApiError
 from server.prompts import Prompt
+from server.reading import Content, Part
 from server.schemas import GenerationRequest
+from server.sse import DONE, event
 
 FLOOR = -9999.0  # what OpenAI writes for impossible tokens; JSON has no infinity
-FINISH: dict[FinishReason, objects.Finish] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 UsageField = objects.Usage | UnsetType | None
 CacheField = objects.CacheReceipt | UnsetType | None  # null: nothing was computed
-
-
-@dataclass
-class Draft:
-    """What one choice has told so far."""
-
-    tokens: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: objects.Finish | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Append one delta."""
-        self.tokens.extend(delta.tokens)
-        if delta.text:
-            self.texts.append(delta.text)
-        self.logprobs.extend(delta.logprobs)
-        self.prompt_logprobs.extend(delta.prompt_logprobs)
-        if delta.finish_reason is not None:
-            self.finish = FINISH[delta.finish_reason]
-
-    @property
-    def text(self) -> str:
-        """The reply so far."""
-        return "".join(self.texts)
 
 
 @dataclass(frozen=True)
@@ -86,27 +63,43 @@ class UsageWish:
         return cls(at_end, everywhere, None if at_end else UNSET)
 
 
+NO_USAGE = UsageWish(at_end=False, everywhere=False, elsewhere=UNSET)
+encoder = msgspec.json.Encoder()
+
+
 class Reply(ABC):
-    """One endpoint's objects. Chunks are methods of their own, so that the order is the caller's."""
+    """One endpoint's objects. What a stream tells are methods of their own, so that the order is the caller's: each
+    gives the objects to send then, often one, sometimes none."""
 
-    def __init__(self, head: Head) -> None:
+    done: bytes = DONE  # what follows the last event
+
+    def __init__(self, head: Head, wish: UsageWish = NO_USAGE) -> None:
         self.head = head
+        self.wish = wish
+
+    def event(self, told: msgspec.Struct) -> bytes:
+        """An object as an event of the stream."""
+        return event(encoder.encode(told))
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of a stream that failed; ``done`` does not follow."""
+        return event(error.encoded())
 
     @abstractmethod
-    def opening(self, index: int, usage: UsageField) -> msgspec.Struct | None:
-        """The chunk that comes before a choice's first token."""
+    def opening(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
+        """Before a choice's first token."""
 
     @abstractmethod
-    def piece(self, index: int, delta: Delta, usage: UsageField) -> msgspec.Struct | None:
-        """The chunk for a delta; None when it has nothing to show yet."""
+    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[msgspec.Struct]:
+        """For a delta, and what its text was read as."""
 
     @abstractmethod
-    def ending(self, index: int, finish: objects.Finish, usage: UsageField, cache: CacheField) -> msgspec.Struct:
-        """The chunk that ends a choice; the last one carries the receipt."""
+    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[msgspec.Struct]:
+        """At the end of a choice, which is durable by then; with the last one goes the receipt."""
 
     @abstractmethod
-    def usage(self, usage: objects.Usage, cache: CacheField) -> msgspec.Struct:
-        """The chunk behind the last choice's end."""
+    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[msgspec.Struct]:
+        """Behind the end of the last choice."""
 
     @abstractmethod
     def body(self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None) -> msgspec.Struct:
@@ -116,24 +109,26 @@ class Reply(ABC):
 class ChatReply(Reply):
     """Chat completions."""
 
-    def __init__(self, head: Head, logprobs: bool) -> None:
-        super().__init__(head)
+    def __init__(self, head: Head, wish: UsageWish, logprobs: bool) -> None:
+        super().__init__(head, wish)
         self._logprobs = logprobs
 
-    def opening(self, index: int, usage: UsageField) -> objects.ChatChunk:
-        return self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta("assistant", ""))], usage)
+    def opening(self, index: int, usage: UsageField) -> Sequence[objects.ChatChunk]:
+        return [self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta("assistant", ""))], usage)]
 
-    def piece(self, index: int, delta: Delta, usage: UsageField) -> objects.ChatChunk | None:
-        if not delta.text and not (self._logprobs and delta.logprobs):
-            return None
+    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[objects.ChatChunk]:
+        text = "".join(part.text for part in parts if isinstance(part, Content))
+        if not text and not (self._logprobs and delta.logprobs):
+            return ()
         logprobs = self._entries(delta.logprobs)
-        return self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta(content=delta.text), logprobs)], usage)
+        return [self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta(content=text), logprobs)], usage)]
 
-    def ending(self, index: int, finish: objects.Finish, usage: UsageField, cache: CacheField) -> objects.ChatChunk:
-        return self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=finish)], usage, cache)
+    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[objects.ChatChunk]:
+        choice = objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=draft.finish)
+        return [self._chunk([choice], usage, cache)]
 
-    def usage(self, usage: objects.Usage, cache: CacheField) -> objects.ChatChunk:
-        return self._chunk([], usage, cache)
+    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[objects.ChatChunk]:
+        return [self._chunk([], usage, cache)] if self.wish.at_end else ()
 
     def body(
         self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
@@ -142,7 +137,7 @@ class ChatReply(Reply):
         choices = []
         for index, draft in enumerate(drafts):
             assert draft.finish is not None
-            message = objects.ChatMessage(draft.text)
+            message = objects.ChatMessage(draft.content)
             choices.append(objects.ChatChoice(index, message, draft.finish, self._entries(draft.logprobs)))
         return objects.ChatCompletion(
             head.id, head.created, head.model, choices, usage, cache, head.fingerprint, head.session
@@ -176,27 +171,27 @@ def finite(logprob: float | None) -> float:
 class CompletionReply(Reply):
     """Text completions. ``prompts`` has one entry per choice; with ``echo`` each text starts with its prompt."""
 
-    def __init__(self, head: Head, prompts: Sequence[Prompt], echo: bool, logprobs: bool) -> None:
-        super().__init__(head)
+    def __init__(self, head: Head, wish: UsageWish, prompts: Sequence[Prompt], echo: bool, logprobs: bool) -> None:
+        super().__init__(head, wish)
         self._echoes = [prompt.echo if echo else "" for prompt in prompts]
         self._columns = [LogprobColumns(prompt.echo, prompt.echo_from) if logprobs else None for prompt in prompts]
 
-    def opening(self, index: int, usage: UsageField) -> objects.Completion | None:
+    def opening(self, index: int, usage: UsageField) -> Sequence[objects.Completion]:
         if not self._echoes[index]:
-            return None
-        return self._chunk([objects.CompletionChoice(index, self._echoes[index])], usage)
+            return ()
+        return [self._chunk([objects.CompletionChoice(index, self._echoes[index])], usage)]
 
-    def piece(self, index: int, delta: Delta, usage: UsageField) -> objects.Completion | None:
+    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[objects.Completion]:
         logprobs = self._entries(index, delta.prompt_logprobs, delta.logprobs)
         if not delta.text and (logprobs is None or not logprobs.tokens):
-            return None
-        return self._chunk([objects.CompletionChoice(index, delta.text, logprobs)], usage)
+            return ()
+        return [self._chunk([objects.CompletionChoice(index, delta.text, logprobs)], usage)]
 
-    def ending(self, index: int, finish: objects.Finish, usage: UsageField, cache: CacheField) -> objects.Completion:
-        return self._chunk([objects.CompletionChoice(index, "", finish_reason=finish)], usage, cache)
+    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[objects.Completion]:
+        return [self._chunk([objects.CompletionChoice(index, "", finish_reason=draft.finish)], usage, cache)]
 
-    def usage(self, usage: objects.Usage, cache: CacheField) -> objects.Completion:
-        return self._chunk([], usage, cache)
+    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[objects.Completion]:
+        return [self._chunk([], usage, cache)] if self.wish.at_end else ()
 
     def body(
         self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
@@ -204,7 +199,7 @@ class CompletionReply(Reply):
         choices = []
         for index, draft in enumerate(drafts):
             logprobs = self._entries(index, draft.prompt_logprobs, draft.logprobs)
-            text = self._echoes[index] + draft.text
+            text = self._echoes[index] + draft.content
             choices.append(objects.CompletionChoice(index, text, logprobs, draft.finish))
         return self._chunk(choices, usage, cache)
 

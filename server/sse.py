@@ -12,7 +12,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ClientLeft, as_api_error
+from server.errors import ApiError, ClientLeft, as_api_error
 
 T = TypeVar("T")
 logger = logging.getLogger("warmturn.http")
@@ -54,19 +54,27 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
 class EventStream(Response):
     """A response made of events, with a comment after 15 silent seconds so that proxies keep the connection.
 
-    ``close`` is called exactly once, however the stream ends. An exception while streaming becomes one last event in
-    OpenAI's error shape, and no ``[DONE]`` follows.
+    ``close`` is called exactly once, however the stream ends. ``done`` follows the last event. An exception while
+    streaming becomes one last event instead, by default in OpenAI's error shape.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[bytes], close: Callable[[], object], headers: Mapping[str, str] | None = None
+        self,
+        events: AsyncGenerator[bytes],
+        close: Callable[[], object],
+        headers: Mapping[str, str] | None = None,
+        *,
+        done: bytes = DONE,
+        failed: Callable[[ApiError], bytes] | None = None,
     ) -> None:
         self.status_code = 200
         self.background = None
         self._events = events
         self._close = close
+        self._done = done
+        self._failed = failed or (lambda error: event(error.encoded()))
         self._turnstile = asyncio.Lock()  # events and pings leave one at a time
         self._last_sent = 0.0
         self.init_headers({**HEADERS, **(headers or {})})
@@ -86,14 +94,14 @@ class EventStream(Response):
         try:
             async for data in self._events:
                 await self._send(send, data)
-            last = DONE
+            last = self._done
         except ClientLeft:
             raise
         except Exception as error:
             told = as_api_error(error)
             if told.status_code == 500:
                 logger.exception("a stream failed", exc_info=error)
-            last = event(told.encoded())
+            last = self._failed(told)
         finally:
             pinging.cancel()
         await self._send(send, last, more=False)

@@ -17,7 +17,7 @@ from server.identity import Session, named_session
 from server.log import SessionRecord
 from server.prompts import Prompt, chat_prompt, room
 from server.replay import idempotency_of, replayed
-from server.replies import ChatReply, Head, Reply
+from server.replies import ChatReply, Head, Reply, UsageWish
 from server.schemas import ChatRequest, ReplyRequest
 
 router = APIRouter(route_class=JsonRoute)
@@ -41,7 +41,7 @@ async def chat(body: ChatRequest, request: Request, session: Session | None) -> 
     facts = face.check(body, session, choices=body.n)
     with ExitStack() as held:
         record = await face.open(session, held)
-        if (again := await replayed(request, body, face, session, chat_replay(face, session))) is not None:
+        if (again := await replayed(request, body, face, session, chat_replay(body, face, session))) is not None:
             return again
         base = record if session is not None and session.stateful else None
         prompt = await face.tokens.run(chat_prompt, body, face.tokens, facts, base)
@@ -83,13 +83,18 @@ async def answer(
         for choice in range(body.n)
     ]
     head = Head.new("chatcmpl", face.served_name, facts.fingerprint, name)
-    reply = ChatReply(head, body.logprobs)
+    reply = ChatReply(head, UsageWish.of(body), body.logprobs)
     key = idempotency_of(request, body)
     return await Exchange(face, body, session, record, [prompt], submits, reply, key).respond(request, held)
 
 
-def chat_replay(face: Face, session: Session | None) -> Callable[[int], Reply]:
+def chat_replay(body: ReplyRequest, face: Face, session: Session | None) -> Callable[[int], Reply]:
     """The objects of a replayed chat, for ``replayed``: without logprobs, which the log does not hold."""
     name = session.name if session else None
     fingerprint = face.facts.fingerprint
-    return lambda created: ChatReply(Head.new("chatcmpl", face.served_name, fingerprint, name, created), logprobs=False)
+
+    def reply(created: int) -> Reply:
+        head = Head.new("chatcmpl", face.served_name, fingerprint, name, created)
+        return ChatReply(head, UsageWish.of(body), logprobs=False)
+
+    return reply

@@ -16,7 +16,7 @@ from server.face import Face, face_of
 from server.identity import Session, named_session
 from server.prompts import Prompt, completion_prompts, fed, room
 from server.replay import idempotency_of, replayed
-from server.replies import CompletionReply, Head, Reply
+from server.replies import CompletionReply, Head, Reply, UsageWish
 from server.schemas import CompletionRequest
 
 router = APIRouter(route_class=JsonRoute)
@@ -54,7 +54,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         ]
         head = Head.new("cmpl", face.served_name, facts.fingerprint, name)
         per_choice = [prompt for prompt in prompts for _ in range(body.n)]
-        reply = CompletionReply(head, per_choice, body.echo, body.logprobs is not None)
+        reply = CompletionReply(head, UsageWish.of(body), per_choice, body.echo, body.logprobs is not None)
         key = idempotency_of(request, body)
         return await Exchange(face, body, session, record, prompts, submits, reply, key).respond(request, held)
 
@@ -76,6 +76,6 @@ def completion_replay(body: CompletionRequest, face: Face, session: Session | No
         given = body.prompts[0]  # a session takes one
         prompt = Prompt([], echo=given if isinstance(given, str) else face.tokens.decode(given))
         head = Head.new("cmpl", face.served_name, fingerprint, name, created)
-        return CompletionReply(head, [prompt], body.echo, logprobs=False)
+        return CompletionReply(head, UsageWish.of(body), [prompt], body.echo, logprobs=False)
 
     return reply

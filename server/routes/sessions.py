@@ -236,7 +236,7 @@ async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> R
         record = await face.open(session, held)
         if record is None:
             raise UnknownSession
-        if (again := await replayed(request, body, face, session, chat_replay(face, session))) is not None:
+        if (again := await replayed(request, body, face, session, chat_replay(body, face, session))) is not None:
             return again
         before = drop_reply(record)
         if not before.messages or before.messages[-1]["role"] != "user":
