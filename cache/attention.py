@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from cache import gpu, native
-from cache.layers import Layer, Reach
+from cache.layers import Layer, Reach, Scores
 from cache.packed import PackedStep
 
 _names = count()
@@ -95,7 +95,7 @@ class PackedAttention:
         layer = self.layers[index]
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
         source = self._source(step, key, value)
-        done = self._natively(step, layer, source, query[0], native.Scores(scale, softcap, sinks), out)
+        done = self._natively(step, layer, source, query[0], Scores(scale, softcap, sinks), out)
         for number, first, keys, values in self._segments(step, index, key, value, done):
             segment = step.segments[number]
             rows = slice(segment.row, segment.row + segment.size)
@@ -120,7 +120,7 @@ class PackedAttention:
         layer: Layer,
         source: int | None,
         query: torch.Tensor,
-        scores: native.Scores,
+        scores: Scores,
         out: torch.Tensor,
     ) -> frozenset[int]:
         """Let the device's own kernels fill rows of ``out``; the numbers of the segments that are done."""

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from cache import paged, varlen
-from cache.layers import Layer
-from cache.native import Scores
+from cache.layers import Layer, Scores
 from cache.packed import PackedStep
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types_and_kwargs
@@ -46,6 +46,14 @@ class Layer:
         near = key > query - self.window
         same = key // self.window == query // self.window
         return seen & (near if self.reach is Reach.SLIDING else same)
+
+
+class Scores(NamedTuple):
+    """How scores are made of products, see ``attention.attend``."""
+
+    scale: float
+    softcap: float | None
+    sinks: torch.Tensor | None
 
 
 def read_layers(config: Any) -> list[Layer]:

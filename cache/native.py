@@ -1,4 +1,4 @@
-"""The compiled attention of short segments: one call a layer for all sessions that feed few tokens.
+"""The compiled attention: one call a layer for all sessions that feed few tokens, by matrix units for any number.
 
 ``kernels/attention.cpp`` computes it. It is used where it could be built and where, for the shapes at hand, it has
 shown to be right; everything else goes torch's way. ``python -m cache.native`` builds it beforehand.
@@ -9,27 +9,28 @@ from __future__ import annotations
 import ctypes
 import logging
 import sys
-from array import array
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from cache.compiler import NotBuilt, built
-from cache.layers import Layer, Reach
+from cache.layers import Layer, Scores
 from cache.packed import PackedStep
-from cache.pages import Page
-from cache.session import SessionCache
-from cache.tier import MemoryTier, PageShape
+from cache.tier import PageShape
+from cache.trial import LAYERS, right
 
 log = logging.getLogger("warmturn.engine")
 
-SHORT = 32  # tokens of a segment up to which the kernel is the faster way
-LONGEST = 128  # the same where matrix units do most of it; beyond, it wants much memory for a few percent
+SHORT = 32  # tokens of a segment up to which the kernel is the faster way; by matrix units it is for any number
+_PIECE = 32  # tokens that are attended to together: their sums stay in a near cache
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of the largest output
+_CPU = torch.device("cpu")
+_TRIED = (((300, 1), (20, 3), (0, 20)),)  # tokens cached and new of each session of a step: see ``trial.WORK``
+_TRIED_BY_TILES = (*_TRIED, ((150, 40), (0, 90), (3, 1)))
 
 
 class _Call(ctypes.Structure):
@@ -55,28 +56,30 @@ class Plan:
 
     def __init__(self, step: PackedStep, layer: Layer) -> None:
         self.tier = step.tier
-        longest = LONGEST if _by_tiles(step.tier) else SHORT
-        self.numbers = frozenset(n for n, segment in enumerate(step.segments) if segment.size <= longest)
+        tiles = _by_tiles(step.tier.shapes.values())
+        self.numbers = frozenset(n for n, segment in enumerate(step.segments) if tiles or segment.size <= SHORT)
         self.whole = len(self.numbers) == len(step.segments)
         self._alive: list[Any] = []  # what the addresses point to
         first = np.zeros(step.tokens, np.int64)
         for segment in (step.segments[number] for number in self.numbers):
             for i in range(segment.size):
                 first[segment.row + i] = layer.first_key(segment.start + i)
-        rows = np.array([self._row(step, number) for number in sorted(self.numbers)], np.int64)
+        rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, number)], np.int64)
         self._alive += [first, rows]
         self.call = _Call(first=first.ctypes.data, segments=rows.ctypes.data, count=len(rows), page=step.tier.page_size)
         self.call.threads = torch.get_num_threads()
         self.shape: PageShape | None = None  # that ``call`` is set to
 
-    def _row(self, step: PackedStep, number: int) -> tuple[int, ...]:
-        """``Segment`` of attention.cpp."""
+    def _rows(self, step: PackedStep, number: int) -> Iterator[tuple[int, ...]]:
+        """A ``Segment`` of attention.cpp for each piece of a segment."""
         segment = step.segments[number]
         table, hidden = segment.session.table(step.tier.device), segment.session.hidden
         flags = np.frombuffer(bytes(segment.session.mask), np.uint8) if hidden else None
         self._alive += [table, flags]
         where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))
-        return table.data_ptr(), where, flagged, segment.row, segment.size, segment.start
+        for at in range(0, segment.size, _PIECE):
+            size = min(_PIECE, segment.size - at)
+            yield table.data_ptr(), where, flagged, segment.row + at, size, segment.start + at
 
     def read(self, source: int, heads: int) -> None:
         """Point ``call`` to the pages of layer ``source``."""
@@ -92,20 +95,11 @@ class Plan:
         call.type = _TYPES[shape.dtype]
 
 
-def _by_tiles(tier: MemoryTier) -> bool:
-    """Whether the kernel has matrix units for all pages of ``tier``."""
-    shapes = tier.shapes.values()
+def _by_tiles(shapes: Iterable[PageShape]) -> bool:
+    """Whether the kernel has matrix units for all pages of these shapes."""
     return torch.cpu._is_amx_tile_supported() and all(
         shape.dtype is torch.bfloat16 and shape.key_dim % 32 == 0 and shape.value_dim % 32 == 0 for shape in shapes
     )
-
-
-class Scores(NamedTuple):
-    """How scores are made of products, see ``attention.attend``."""
-
-    scale: float
-    softcap: float | None
-    sinks: torch.Tensor | None
 
 
 class Kernel:
@@ -129,10 +123,14 @@ class Kernel:
             return False
         kind = (shape, heads, capped, sinks)
         if kind not in self._right:
-            self._right[kind] = _compare(self, shape, heads, capped, sinks)
-            if not self._right[kind]:
-                log.info("the compiled attention is not right for %s: torch's is used", shape)
+            work = _TRIED_BY_TILES if _by_tiles([shape]) else _TRIED
+            self._right[kind] = right(
+                "the compiled attention", self._try, _CPU, shape, heads, capped, sinks, work, (True,), LAYERS[:2]
+            )
         return self._right[kind]
+
+    def _try(self, step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+        self.attend(Plan(step, layer), 0, query, scores, out)
 
     def attend(self, plan: Plan, source: int, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
         """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's segments,
@@ -198,58 +196,6 @@ def parallel() -> int | None:
         return ctypes.cast(ctypes.CDLL(str(ours[0])).GOMP_parallel, ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
-
-
-def _compare(kernel: Kernel, shape: PageShape, heads: int, capped: bool, sinks: bool) -> bool:
-    """The kernel against a plain softmax in float32, on random pages: a decode over two ranges, a short turn over
-    hidden tokens, and all of it through a window.
-    """
-    random = torch.Generator().manual_seed(0)
-    tier = MemoryTier(32, 16, torch.device("cpu"), {0: shape})
-    for pool in (tier.keys[0], tier.values[0]):
-        pool.copy_(torch.randn(pool.shape, generator=random))
-    slots = torch.randperm(tier.slots, generator=random).tolist()
-    work = []
-    for cached, new in ((300, 1), (20, 3), (0, 2)):
-        session = SessionCache("", None)
-        session.token_ids = array("i", bytes(4 * (cached + new)))
-        session.fed(cached)
-        if cached:
-            session.hide(2, 9)
-        session.pages = [Page(tier, slots.pop()) for _ in range(-(-(cached + new) // 16))]
-        work.append((session, new))
-    step = PackedStep(work, tier)
-    query = torch.randn(heads, step.tokens, shape.key_dim, generator=random).to(shape.dtype)
-    aux = torch.randn(heads, generator=random) if sinks else None
-    scores = Scores(shape.key_dim**-0.5, 3.0 if capped else None, aux)
-    for layer in (Layer(Reach.FULL, None, True), Layer(Reach.SLIDING, 18, True)):
-        out = query.new_empty(step.tokens, heads, shape.value_dim)
-        kernel.attend(Plan(step, layer), 0, query, scores, out)
-        want = _plain(step, layer, query.float(), scores)
-        if not (out.float() - want).abs().max() <= _BOUNDS[shape.dtype] * want.abs().max():
-            return False
-    return True
-
-
-def _plain(step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores) -> torch.Tensor:
-    """The definition, segment by segment: ``query [H, T, D]`` over layer 0, ``[T, H, Dv]`` float32."""
-    out = []
-    for number, segment in enumerate(step.segments):
-        keys, values = (part.float() for part in step.tier.read(0, segment.session.table(step.tier.device)))
-        keys, values = keys[: segment.stop], values[: segment.stop]
-        groups = query.shape[0] // keys.shape[1]
-        rows = query[:, segment.row : segment.row + segment.size]
-        logits = rows @ keys.repeat_interleave(groups, 1).permute(1, 2, 0) * scores.scale
-        if scores.softcap is not None:
-            logits = scores.softcap * torch.tanh(logits / scores.softcap)
-        seen = step.mask(number, layer, 0)
-        if seen is not None:
-            logits = logits.masked_fill(~seen, float("-inf"))
-        if scores.sinks is not None:
-            logits = torch.cat([logits, scores.sinks.reshape(-1, 1, 1).expand(-1, segment.size, 1)], -1)
-        weights = torch.softmax(logits, -1)[..., : segment.stop]
-        out.append((weights @ values.repeat_interleave(groups, 1).transpose(0, 1)).transpose(0, 1))
-    return torch.cat(out)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from cache.layers import Layer, Reach
-from cache.native import Scores
+from cache.layers import Layer, Reach, Scores
 from cache.packed import PackedStep
 from cache.stream import put
 from cache.tier import MemoryTier, PageShape

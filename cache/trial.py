@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cache.layers import Layer, Reach
-from cache.native import Scores
+from cache.layers import Layer, Reach, Scores
 from cache.packed import PackedStep
 from cache.pages import Page
 from cache.session import SessionCache
@@ -37,15 +36,17 @@ def right(
     heads: int,
     capped: bool,
     sinks: bool,
+    steps: Sequence[Sequence[tuple[int, int]]] = WORK,
     hidden: Sequence[bool] = (False, True),
     layers: Sequence[Layer] = LAYERS,
 ) -> bool:
     """Whether ``attend`` fills its output ``[T, H, Dv]`` with what queries ``[H, T, D]`` give over the pages of layer
-    0, in decodes and turns, with tokens ``hidden`` or not, in ``layers``. Where not, that is said in the log once.
+    0, in ``steps`` (the sessions of each as in ``WORK``), with tokens ``hidden`` or not, in ``layers``. Where not, that
+    is said in the log once.
     """
     random = torch.Generator().manual_seed(0)
     try:
-        for work in WORK:
+        for work in steps:
             for hide in hidden:
                 step = made_up(work, device, shape, hide, random)
                 query = torch.randn(heads, step.tokens, shape.key_dim, generator=random).to(device, shape.dtype)

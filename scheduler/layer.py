@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cache import native
 from cache.attention import PackedAttention
+from cache.layers import Scores
 from cache.packed import PackedCache
 from scheduler.piece import External, Piece
 from scheduler.program import Kernel, Program
@@ -49,7 +49,7 @@ class Layer:
         self._dtypes = {query.dtype, key.dtype, value.dtype}
         scale, sinks = asked.options["scaling"], attention.sinks(asked.module, asked.options["s_aux"])
         scale = scale if scale is not None else self._dim**-0.5
-        self._scores = native.Scores(scale, asked.options["softcap"], sinks)
+        self._scores = Scores(scale, asked.options["softcap"], sinks)
         self._sinks = sinks.detach().float().contiguous() if sinks is not None else None
         self._room = Room.of(kernel, before, after)
         self._placed = 0

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cache.layers import Layer
-from cache.native import Scores
+from cache.layers import Layer, Scores
 from cache.paged import Plan
 from cache.tier import MemoryTier
 

@@ -17,10 +17,11 @@ namespace {
 
 constexpr int BLOCK = 64;       // keys that are worked on at a time, a multiple of every LANES
 constexpr int TILE = 4;         // queries that are worked on at a time, each with 2 * WIDE registers
-constexpr int64_t RANGE = 256;  // fewest keys that are worth a task
+constexpr int64_t RANGE = 256;  // fewest keys that are worth a task, for few queries
 constexpr int64_t RANGES = 32;  // most ranges of one session
 constexpr float NEVER = -INFINITY;
 constexpr float LOG2_E = 1.44269504f;
+constexpr float SLACK = 6.0f;  // by which scores may pass the largest one before them, until sums are brought to its scale
 
 struct Segment {  // one session's new tokens
     const int64_t* table;
@@ -165,12 +166,12 @@ struct Work {
     }
 
     int64_t ranges(const Segment& s) const {
-        int64_t span = s.start + s.size - call.first[s.row];
-        return (span + range(span) - 1) / range(span);
+        int64_t span = s.start + s.size - call.first[s.row], size = range(s, span);
+        return (span + size - 1) / size;
     }
-    int64_t range(int64_t span) const {
-        int64_t wanted = (span + RANGES - 1) / RANGES;
-        return wanted <= RANGE ? RANGE : (wanted + BLOCK - 1) / BLOCK * BLOCK;
+    int64_t range(const Segment& s, int64_t span) const {
+        int64_t least = s.size > 8 ? RANGE * (s.size / 8) : RANGE, wanted = (span + RANGES - 1) / RANGES;
+        return wanted <= least ? least : (wanted + BLOCK - 1) / BLOCK * BLOCK;
     }
     int64_t partial_floats(const Segment& s) const { return aligned(call.heads * s.size * (value_row.padded + 2)); }
     int64_t query_floats(const Segment& s) const {
@@ -180,7 +181,7 @@ struct Work {
     int64_t row_tiles(const Segment& s) const { return (s.size * group + 15) / 16; }
     int64_t tiled_floats() const { return call.key_dim * 8; }  // 16 queries, two elements to a float
     int64_t scratch_floats(const Segment& s) const {  // of a thread: queries, columns, values, rows filled up
-        return query_floats(s) + BLOCK * (aligned(key_width) + value_row.padded + 2 * CHUNK);
+        return query_floats(s) + BLOCK * (aligned(key_width) + value_row.padded + 2 * CHUNK) + 16 * key_width;
     }
     Partial partial(const Segment& s, float* at) const {
         int64_t rows = call.heads * s.size;
@@ -189,7 +190,7 @@ struct Work {
 
     // One range of one session, all heads: pages are read in the order in which they lie.
     void run(const Segment& s, int64_t number, float* result, float* scratch) const {
-        int64_t begin = call.first[s.row], stop = s.start + s.size, size = range(stop - begin);
+        int64_t begin = call.first[s.row], stop = s.start + s.size, size = range(s, stop - begin);
         Partial part = partial(s, result);
         std::memset(part.sums, 0, sizeof(float) * call.heads * s.size * value_row.padded);
         for (int64_t i = 0; i < call.heads * s.size; i++) part.most[i] = NEVER, part.total[i] = 0;
@@ -294,30 +295,37 @@ struct Work {
     // Scores to weights, and what was summed so far to their scale: `soften` for 16 rows at once, each in a lane.
     void weigh(const Segment& s, const Block<T>& block, int64_t row, int64_t count, vf* scores, bf16* weights,
                Partial mine) const {
-        vf most = splat(NEVER), total = {}, added = {};
+        vf most = splat(NEVER), total = {};
         std::memcpy(&most, mine.most, count * sizeof(float));
         std::memcpy(&total, mine.total, count * sizeof(float));
-        for (int j = 0; j < block.count; j++) scores[j] *= call.scale;
-        if (call.softcap != 0.0f)
-            for (int j = 0; j < block.count; j++) scores[j] = call.softcap * tangent(scores[j] / call.softcap);
+        float scale = call.scale;
+        if (call.softcap != 0.0f) {
+            for (int j = 0; j < block.count; j++) scores[j] = call.softcap * tangent(scores[j] * (scale / call.softcap));
+            scale = 1.0f;
+        }
         conceal_lanes(s, block, row, count, scores);
-        vf tops[4] = {most, most, most, most};
-        for (int j = 0; j < block.count; j++) tops[j % 4] = larger(scores[j], tops[j % 4]);
-        vf top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
-        vf base = (top == NEVER ? splat(0.0f) : top) * LOG2_E;
+        for (int j = block.count; j < BLOCK; j++) scores[j] = splat(NEVER);
+        vf tops[4] = {splat(NEVER), splat(NEVER), splat(NEVER), splat(NEVER)};
+        for (int j = 0; j < BLOCK; j += 4)
+            for (int t = 0; t < 4; t++) tops[t] = larger(scores[j + t], tops[t]);
+        vf top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])) * scale;
+        top = top > most + SLACK ? top : most;
+        vf base = (top == NEVER ? splat(0.0f) : top) * LOG2_E, sums[2] = {};
         alignas(64) vf words[BLOCK / 2];  // of two keys each
+        scale *= LOG2_E;
         for (int j = 0; j < BLOCK; j += 2) {
-            vf a = j < block.count ? power_of_two(scores[j] * LOG2_E - base) : vf{};
-            vf b = j + 1 < block.count ? power_of_two(scores[j + 1] * LOG2_E - base) : vf{};
-            added += a + b;
-            words[j / 2] = (vf)(rounded(a) >> 16 | (rounded(b) & 0xffff0000u));
+            vf a = power_of_two(scores[j] * scale - base), b = power_of_two(scores[j + 1] * scale - base);
+            sums[0] += a;
+            sums[1] += b;
+            words[j / 2] = (vf)(((vu)a + 0x8000u) >> 16 | (((vu)b + 0x8000u) & 0xffff0000u));
         }
         vf factor = most == top ? splat(1.0f) : exponential(most - top);
-        total = total * factor + added;
+        total = total * factor + (sums[0] + sums[1]);
         std::memcpy(mine.most, &top, count * sizeof(float));
         std::memcpy(mine.total, &total, count * sizeof(float));
         for (int half = 0; half < 2; half++) transpose(words + half * 16);
         std::memcpy((void*)weights, words, sizeof(words));
+        if (!_mm512_cmpneq_ps_mask(factor, splat(1.0f))) return;
         for (int64_t r = 0; r < count; r++)
             for (int64_t i = 0; i < value_row.padded && factor[r] != 1.0f; i += LANES) {
                 float* sums = mine.sums + r * value_row.padded + i;
@@ -327,6 +335,10 @@ struct Work {
 
     // Minus infinity for what a row's query does not see.
     void conceal_lanes(const Segment& s, const Block<T>& block, int64_t row, int64_t count, vf* scores) const {
+        int64_t oldest = row / group, newest = (row + count - 1) / group;
+        if (call.first[s.row + newest] <= block.first && s.start + oldest + 1 >= block.first + block.count &&
+            block.first >= s.flagged)
+            return;
         alignas(64) int32_t low[16] = {}, high[16] = {};
         bool all = true;
         for (int64_t r = 0; r < count; r++) {
@@ -378,27 +390,38 @@ struct Work {
     // The products of every key with 16 queries. The values that come next are fetched meanwhile.
     void tile_scores(const Block<T>& block, int64_t offset, const uint32_t* query, uint16_t* spare, vf* scores,
                      const Block<T>& next, int64_t ahead) const {
-        for (int j = 0; j < block.count; j += 16) {
-            for (int i = j; i < j + 16 && i < next.count && ahead >= 0; i++) fetch(next.values[i] + ahead, value_row);
-            int64_t apart = j + 16 <= block.count ? block.keys[j + 1] - block.keys[j] : 0;
-            for (int i = 2; i < 16 && apart; i++)
-                if (block.keys[j + i] - block.keys[j] != i * apart) apart = 0;
-            const uint16_t* keys = (const uint16_t*)(block.keys[j] + offset);
-            if (!apart) {  // not in one page: brought together
-                for (int i = 0; i < 16; i++)
-                    std::memcpy(spare + i * call.key_dim, block.keys[j + i < block.count ? j + i : j] + offset,
-                                call.key_dim * sizeof(T));
-                keys = spare;
-                apart = call.key_dim;
-            }
+        for (int j = 0; j < block.count; j += 32) {
+            int64_t apart[2];
+            bool both = block.count - j > 16;
+            for (int i = j; i < j + 32 && i < next.count && ahead >= 0; i++) fetch(next.values[i] + ahead, value_row);
+            const uint16_t* keys = lines(block, j, offset, spare, apart[0]);
+            const uint16_t* more = both ? lines(block, j + 16, offset, spare + 16 * call.key_dim, apart[1]) : nullptr;
             _tile_zero(0);
+            _tile_zero(1);
             for (int64_t d = 0; d < call.key_dim; d += 32) {
-                _tile_loadd(1, keys + d, apart * 2);
-                _tile_loadd(2, query + d * 8, 64);
-                _tile_dpbf16ps(0, 1, 2);
+                _tile_loadd(7, query + d * 8, 64);
+                _tile_loadd(2, keys + d, apart[0] * 2);
+                _tile_dpbf16ps(0, 2, 7);
+                if (!both) continue;
+                _tile_loadd(3, more + d, apart[1] * 2);
+                _tile_dpbf16ps(1, 3, 7);
             }
             _tile_stored(0, scores + j, 64);
+            if (both) _tile_stored(1, scores + j + 16, 64);
         }
+    }
+
+    // 16 keys from `j` on as rows that are `apart`: where they lie, or brought together where that is not in one page.
+    const uint16_t* lines(const Block<T>& block, int j, int64_t offset, uint16_t* spare, int64_t& apart) const {
+        apart = j + 16 <= block.count ? block.keys[j + 1] - block.keys[j] : 0;
+        for (int i = 2; i < 16 && apart; i++)
+            if (block.keys[j + i] - block.keys[j] != i * apart) apart = 0;
+        if (apart) return (const uint16_t*)(block.keys[j] + offset);
+        for (int i = 0; i < 16; i++)
+            std::memcpy(spare + i * call.key_dim, block.keys[j + i < block.count ? j + i : j] + offset,
+                        call.key_dim * sizeof(T));
+        apart = call.key_dim;
+        return spare;
     }
 #endif
 

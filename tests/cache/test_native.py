@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from cache import compiler, native
+from cache import compiler, native, trial
 from cache.attention import PackedAttention, attend
 from cache.compiler import NotBuilt, built
-from cache.layers import Layer, Reach
-from cache.native import Kernel, Plan, Scores
+from cache.layers import Layer, Reach, Scores
+from cache.native import Kernel, Plan
 from cache.packed import PackedCache, PackedStep
 from cache.pages import Page
 from cache.session import SessionCache
@@ -151,6 +151,22 @@ def test_every_kind_of_layer(
     scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 6, WORK, page, hide)
     scores = Scores(0.7, softcap, torch.linspace(-3, 3, 6) if sinks else None)
     assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < 1e-5
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no matrix units here: long segments are torch's")
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("scale", [0.1, 1.0])  # the latter: each block's largest score may be far above the last one's
+@pytest.mark.parametrize(
+    "layer", [FULL, *(Layer(Reach(kind), size, True) for kind in ("sliding", "chunked") for size in (50, 100))], ids=str
+)
+def test_long_segments_by_matrix_units(
+    kernel: Kernel, layer: Layer, scale: float, softcap: float | None, hide: bool
+) -> None:
+    scene = Scene(PageShape(3, 64, 3, 32, torch.bfloat16), 9, [(0, 150), (700, 33), (70, 100), (30, 1)], hide=hide)
+    scores = Scores(scale, softcap, None)
+    assert Plan(scene.step, layer).whole
+    assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < BOUNDS[torch.bfloat16]
 
 
 def test_the_longest_history_is_put_together_from_its_ranges(kernel: Kernel) -> None:
@@ -297,8 +313,8 @@ def test_short_segments_are_the_kernels_and_long_ones_torchs(kernel: Kernel, mon
 def test_a_kernel_that_is_not_right_is_not_used(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain = native._plain
-    monkeypatch.setattr(native, "_plain", lambda *args: plain(*args) * 1.001)
+    defined = trial.defined
+    monkeypatch.setattr(trial, "defined", lambda *args: defined(*args) * 1.001)
     monkeypatch.setattr(kernel, "_right", {})
     layered = Layered()
     with caplog.at_level(logging.INFO, "warmturn.engine"):

@@ -10,8 +10,7 @@ import torch
 from gpu_kit import Told, varlen_attn
 
 from cache import gpu, paged, trial, varlen
-from cache.layers import Layer, Reach
-from cache.native import Scores
+from cache.layers import Layer, Reach, Scores
 from cache.packed import PackedStep
 from cache.paged import cut
 from cache.tier import PageShape

@@ -9,7 +9,7 @@ import torch
 from gpu_kit import varlen_attn
 
 from cache import trial
-from cache.native import Scores
+from cache.layers import Scores
 from cache.tier import PageShape
 from cache.varlen import Plan, Varlen
 
