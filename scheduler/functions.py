@@ -59,7 +59,7 @@ def _sum(code: Code) -> Callable[..., None]:
 
 
 def _reversed(recorder: Recorder, out: Tensor, x: Any, y: Any, alpha: float = 1) -> None:
-    _sum(Code.SUBTRACT)(recorder, out, y, x) if alpha == 1 else _refuse("rsub")
+    _sum(Code.SUBTRACT)(recorder, out, y, x, alpha)
 
 
 def _divide(recorder: Recorder, out: Tensor, x: Any, y: Any, rounding_mode: str | None = None) -> None:
@@ -141,10 +141,7 @@ def _most(recorder: Recorder, out: Tensor, x: Any, dim: Any = None, keepdim: boo
 
 
 def _one_a_group(recorder: Recorder, out: Tensor, slot: Slot) -> None:
-    axes = [axis for axis, size in enumerate(out.shape) if size == recorder.tokens]
-    if len(axes) != 1:
-        raise Unrecordable("no telling which axis is the tokens'")
-    recorder.define(out, slot, axes[0])
+    recorder.define(out, slot, recorder.token_axis(out))
 
 
 def _mean_of(recorder: Recorder, ids: Any, count: int) -> Any:

@@ -51,7 +51,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self._sharing: defaultdict[int, set[int]] = defaultdict(set)  # by the address of their memory
         self._others = {id(tensor) for tensor in others}
         for number, tensor in enumerate(inputs):
-            axis = self._token_axis(tensor)
+            axis = self.token_axis(tensor)
             self.axes.append(axis)
             external = External("input", number, _without(tensor.shape, axis), axis, tensor.dtype)
             self.define(tensor, self.piece.read(external, tensor.numel() // tokens), axis)
@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             self.result(tensor)
         self.computed += 1
         self.pieces.append(Piece(self.slots, self.piece))
-        axis = self._token_axis(out)
+        axis = self.token_axis(out)
         external = External("attention", 0, _without(out.shape, axis), axis, out.dtype)
         self.define(out, self.piece.read(external, out.numel() // self.tokens), axis)
 
@@ -233,7 +233,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
                 return axis, row.flatten().numpy()
         raise Unrecordable("tokens meet")
 
-    def _token_axis(self, tensor: torch.Tensor) -> int:
+    def token_axis(self, tensor: torch.Tensor) -> int:
+        """The one axis as long as there are tokens. Raises Unrecordable where it is not plain which one is."""
         axes = [axis for axis, size in enumerate(tensor.shape) if size == self.tokens]
         if len(axes) != 1:
             raise Unrecordable("no telling which axis is the tokens'")

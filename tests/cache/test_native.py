@@ -8,7 +8,6 @@ import os
 import random
 import stat
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,6 @@ def kernel() -> Kernel:
     if found is None:
         pytest.skip("there is no C++ compiler")
     return found
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 class Scene:
