@@ -244,9 +244,9 @@ class Archive:
             session.saved, session.saved_length = tip.at(session.length), session.length
         if owner.named:
             self._store.name(session, owner.session)
-            head = self.disk.head(owner)
-            if head is not None:
-                session.pinned_until = max(session.pinned_until, head.pinned_until)
+        head = self.disk.head(owner)
+        if head is not None:
+            session.pinned_until = max(session.pinned_until, head.pinned_until)
         self._store.release(session)
 
     def take(self, owner: Owner, folder: Path, fingerprint: str, told: Callable[[int, str | None], None]) -> None:
@@ -353,13 +353,12 @@ class Archive:
         self._writer.submit(lambda: excerpt(self.disk.folder, extents, owner, folder), copied)
         return None
 
-    def _saved(self, segment: Segment) -> None:
-        """A file is there."""
+    def _saved(self, written: SessionCache, segment: Segment) -> None:
+        """A file is there, of what ``written`` held; a named session may have become another one meanwhile."""
         owner = segment.owner
-        if not owner.named:
-            return
-        session, head = self._store.find(owner.tenant, owner.session), self.disk.head(owner)
+        session = self._store.find(owner.tenant, owner.session) if owner.named else written
+        head = self.disk.head(owner)
         if session is not None and head is not None:
             head.pinned_until = max(head.pinned_until, session.pinned_until)
-        if self.courier is not None:
+        if owner.named and self.courier is not None:
             self.courier.upload(segment)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cache.chain import Found, Head, Owner, Place, Segment
 from cache.eviction import Shares, victim
-from cache.prefix import PrefixIndex
+from cache.prefix import PrefixIndexes
 from cache.shelf import Shelf, Stranger, folder_of
 
 
@@ -45,13 +45,13 @@ class DiskTier:
         self._holds: Counter[Segment] = Counter()  # the ends of chains that are being read
         self._known: dict[Place, Segment] = {}  # living and local
         self._folders: defaultdict[str, list[Segment]] = defaultdict(list)  # the same by folder
-        self._index: defaultdict[tuple[str, bool], PrefixIndex[Head]] = defaultdict(PrefixIndex)
+        self._index: PrefixIndexes[Head] = PrefixIndexes()
 
     # -- finding ----------------------------------------------------------------------------------------------------
 
     def match(self, tenant: str, prompt: array[int], long: bool) -> tuple[Head | None, int]:
         """The stored session of ``tenant`` with the longest prefix of ``prompt``, and that prefix in tokens."""
-        return self._index[tenant, long].match(prompt)
+        return self._index.match(tenant, long, prompt)
 
     def head(self, owner: Owner) -> Head | None:
         """What is stored of a session."""
@@ -127,7 +127,7 @@ class DiskTier:
             segment.orphan = True
             self.hold(segment)
         for head in [head for head in self.heads.values() if head.tip in needed]:
-            self._index[owner.tenant, head.tip.long].put(head)
+            self._index.put(owner.tenant, head.tip.long, head)
         return found
 
     def recut(self, segment: Segment, nbytes: int | None) -> None:
@@ -304,15 +304,15 @@ class DiskTier:
         if head is None:
             head = self.heads[owner] = Head(owner, segment, used)
         else:
-            self._index[owner.tenant, head.tip.long].remove(head)
+            self._index.remove(owner.tenant, head.tip.long, head)
             old, head.tip, head.used, head.partial = head.tip, segment, used, False
             self._unrefer(old)
         self.heads.move_to_end(owner)
-        self._index[owner.tenant, segment.long].put(head)
+        self._index.put(owner.tenant, segment.long, head)
 
     def _drop(self, head: Head) -> None:
         del self.heads[head.owner]
-        self._index[head.owner.tenant, head.tip.long].remove(head)
+        self._index.remove(head.owner.tenant, head.tip.long, head)
         self._unrefer(head.tip)
 
     def _unrefer(self, segment: Segment) -> None:
@@ -380,6 +380,5 @@ class DiskTier:
             assert head.owner == owner
             assert head.tip.local
             assert not head.tip.lost
-        indexed = [index.check_integrity() for index in self._index.values()]
-        assert sum(indexed) == sum(bool(head.shareable) for head in self.heads.values())
+        assert self._index.check_integrity() == sum(bool(head.shareable) for head in self.heads.values())
         assert self.leaving >= sum(self.doomed.values())

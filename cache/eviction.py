@@ -14,7 +14,7 @@ class Evictable(Protocol):
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """Whose it is; see ``scoped``."""
 
     @property
     def pinned_until(self) -> float:
@@ -22,6 +22,17 @@ class Evictable(Protocol):
 
 
 E = TypeVar("E", bound=Evictable)
+SALT = "#"  # no tenant has it in its name
+
+
+def scoped(tenant: str, salt: str) -> str:
+    """The name under which a tenant's sessions of one salt are kept, apart from all its other ones; "" is no salt."""
+    return f"{tenant}{SALT}{salt}" if salt else tenant
+
+
+def payer(tenant: str) -> str:
+    """Who has to account for sessions of that name: the tenant, whatever the salt."""
+    return tenant.partition(SALT)[0]
 
 
 class Shares:
@@ -34,6 +45,7 @@ class Shares:
 
     def add(self, tenant: str, amount: int) -> None:
         """A tenant holds so much more, or less."""
+        tenant = payer(tenant)
         self.held[tenant] += amount
         if self.held[tenant] > self._most:
             self.over.add(tenant)
@@ -53,7 +65,7 @@ def victim(idle: Iterable[E], over: Collection[str]) -> E | None:
     for session in idle:
         if session.pinned_until > now:
             pinned = pinned or session
-        elif not over or session.tenant in over:
+        elif not over or payer(session.tenant) in over:
             return session
         else:
             first = first or session

@@ -107,7 +107,7 @@ class Loader:
                 raise Doubt("another timeline")
             device = self._pool.device
             paged = {entry.name: (entry.shape[1:], entry.dtype) for entry in reader.header.tensors if entry.paged}
-            if paged != transfer.shapes_of(device):
+            if paged != device.token_shapes:
                 raise Doubt("another model's layers")
             first = max(piece.first, load.have)
             if first < piece.stop:
@@ -116,7 +116,7 @@ class Loader:
                     tokens = reader.read(name)
                     load.nbytes += tokens.numel() * tokens.itemsize
                     load.touched = time.monotonic()
-                    transfer.scatter(device, target, name, tokens[first - piece.begin : piece.stop - piece.begin])
+                    device.scatter(target, name, tokens[first - piece.begin : piece.stop - piece.begin])
             if load.skeleton is not None:
                 self._states(load, piece, reader)
 

@@ -56,7 +56,7 @@ class PackedStep:
         self.origins: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
         self.plans: dict[Any, Any] = {}  # what kernels must know of it
         positions = np.concatenate([np.arange(s.start, s.stop) for s in self.segments])
-        tokens = np.concatenate([np.asarray(s.session.token_ids[s.start : s.stop], np.int64) for s in self.segments])
+        tokens = np.concatenate([np.asarray(s.session.owed(s.size), np.int64) for s in self.segments])
         places = np.concatenate([self.places(s, s.start) for s in self.segments])
         numbers = put(np.stack([tokens, positions, places]), tier.device)
         self.token_ids, self.positions = numbers[0:1], numbers[1:2]  # [1, T] each

@@ -39,7 +39,7 @@ class PagePool:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page, all layers."""
-        return self.page_size * sum(shape.nbytes for shape in self.device.shapes.values())
+        return self.page_size * self.device.token_bytes
 
     def alloc(self) -> Page:
         """A new page on the device, held once and warm. The caller has checked ``device.free``."""

@@ -132,3 +132,42 @@ class PrefixIndex(Generic[S]):
         child.tokens = node.tokens + child.tokens
         child.parent = node.parent
         node.parent.children[child.tokens[0]] = child
+
+
+class PrefixIndexes(Generic[S]):
+    """An index for each tenant and side of a RoPE threshold that has sessions, and none for others: tenants whose
+    names hold a salt are without number.
+    """
+
+    def __init__(self) -> None:
+        self._indexes: dict[tuple[str, bool], PrefixIndex[S]] = {}
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+    def match(self, tenant: str, long: bool, prompt: array[int]) -> tuple[S | None, int]:
+        """See ``PrefixIndex.match``."""
+        index = self._indexes.get((tenant, long))
+        return index.match(prompt) if index is not None else (None, 0)
+
+    def put(self, tenant: str, long: bool, session: S) -> None:
+        """See ``PrefixIndex.put``."""
+        if (tenant, long) not in self._indexes:
+            self._indexes[tenant, long] = PrefixIndex()
+        self._indexes[tenant, long].put(session)
+        self._prune(tenant, long)
+
+    def remove(self, tenant: str, long: bool, session: S) -> None:
+        """See ``PrefixIndex.remove``."""
+        if (tenant, long) in self._indexes:
+            self._indexes[tenant, long].remove(session)
+            self._prune(tenant, long)
+
+    def check_integrity(self) -> int:
+        """See ``PrefixIndex.check_integrity``; that none is empty."""
+        assert all(self._indexes.values())
+        return sum(index.check_integrity() for index in self._indexes.values())
+
+    def _prune(self, tenant: str, long: bool) -> None:
+        if not self._indexes[tenant, long]:
+            del self._indexes[tenant, long]

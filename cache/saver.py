@@ -56,7 +56,9 @@ class Saver:
     def __init__(self, pool: PagePool, disk: DiskTier, lane: Lane, codec: Codec, limit: int) -> None:
         self.written = 0  # bytes
         self.errors = 0
-        self.saved: Callable[[Segment], None] = lambda segment: None  # called with each file that is there
+        self.saved: Callable[[SessionCache, Segment], None] = lambda session, segment: (
+            None
+        )  # for each file that is there
         self._pool = pool
         self._disk = disk
         self._lane = lane
@@ -166,7 +168,6 @@ class Saver:
         head = self._disk.head(session.owner)
         newest = max(self._newest, head.tip.sequence if head is not None else 0)
         self._newest = sequence = max(int(time.time() * 1000), newest + 1)
-        shapes = self._pool.device.shapes.values()
         kept = {n: state for n, state in session.checkpoints.items() if first < n <= stop}
         return Segment(
             owner=session.owner,
@@ -181,7 +182,7 @@ class Saver:
             states=tuple(kept),
             long=session.long,
             private=session.private,
-            nbytes=(stop - first) * (sum(shape.nbytes for shape in shapes) + 5) + states.nbytes(kept) + _HEADER,
+            nbytes=(stop - first) * (self._pool.device.token_bytes + 5) + states.nbytes(kept) + _HEADER,
         )
 
     def _header(self, segment: Segment, session: SessionCache, before: bytes, stop: int) -> Header:
@@ -225,7 +226,7 @@ class Saver:
             self._disk.complete(segment, outcome.nbytes)
             self._disk.measured(outcome.free)
             if not segment.dead:
-                self.saved(segment)
+                self.saved(session, segment)
             return
         self._disk.abandon(segment)
         self.errors += 1
@@ -241,7 +242,7 @@ class Saver:
 
 def _gathered(runs: list[tuple[MemoryTier, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """A copy of what lies there, as one."""
-    parts = [transfer.gather(tier, rows) for tier, rows in runs]
+    parts = [tier.gather(rows) for tier, rows in runs]
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

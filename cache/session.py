@@ -76,6 +76,10 @@ class SessionCache:
         """The tokens whose KV is stored."""
         return self.token_ids[: self.length]
 
+    def owed(self, count: int) -> array[int]:
+        """The next ``count`` tokens to feed."""
+        return self.token_ids[self.length : self.length + count]
+
     @property
     def owner(self) -> Owner:
         """Under which name this session is stored below memory."""

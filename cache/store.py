@@ -13,7 +13,7 @@ from cache.archive import Archive
 from cache.chain import Owner
 from cache.eviction import Shares, victim
 from cache.pages import Page, PagePool
-from cache.prefix import PrefixIndex
+from cache.prefix import PrefixIndexes
 from cache.session import SessionCache
 
 
@@ -64,7 +64,7 @@ class SessionStore:
         self._hosted: OrderedDict[SessionCache, None] = OrderedDict()
         self._running: set[SessionCache] = set()
         self._named: dict[tuple[str, str], SessionCache] = {}
-        self._index: defaultdict[tuple[str, bool], PrefixIndex[SessionCache]] = defaultdict(PrefixIndex)
+        self._index: PrefixIndexes[SessionCache] = PrefixIndexes()
 
     def __len__(self) -> int:
         return len(self._warm) + len(self._hosted) + len(self._running)
@@ -83,7 +83,7 @@ class SessionStore:
         from any of ``tenant``.
         """
         long = self.is_long(len(prompt))
-        found, shared = self._index[tenant, long].match(prompt)
+        found, shared = self._index.match(tenant, long, prompt)
         reach = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
         named = self.find(tenant, name) if name is not None else None
         own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
@@ -94,7 +94,7 @@ class SessionStore:
         with which that one goes on.
         """
         long = self.is_long(len(prompt))
-        session, shared = self._index[tenant, long].match(prompt)
+        session, shared = self._index.match(tenant, long, prompt)
         ids = session.shareable if session is not None else array("i")
         if self.archive is not None:
             head, stored = self.archive.disk.match(tenant, prompt, long)
@@ -131,10 +131,10 @@ class SessionStore:
         session.checkpoint()
         session.token_ids = array("i", prompt)
         self.reserve(session, len(prompt))
-        self._index[tenant, long].put(session)
+        self._index.put(tenant, long, session)
         if name is not None and named is not session:
             if named is not None:
-                session.pinned_until = named.pinned_until
+                session.pinned_until = max(session.pinned_until, named.pinned_until)
                 self.discard(named)
             self.name(session, name)
         return Acquired(session, reused, min(len(cold) * self.pool.page_size, reused))
@@ -161,7 +161,7 @@ class SessionStore:
 
     def publish(self, session: SessionCache) -> None:
         """Let others find what a running session has cached by now."""
-        self._index[session.tenant, session.long].put(session)
+        self._index.put(session.tenant, session.long, session)
 
     def release(self, session: SessionCache) -> None:
         """The turn is over: the session is idle, most recently used, evictable."""
@@ -176,7 +176,7 @@ class SessionStore:
         self._state_total -= self._state_bytes.pop(session, 0)
         if self.archive is not None:
             self.archive.saver.unwant(session)
-        self._index[session.tenant, session.long].remove(session)
+        self._index.remove(session.tenant, session.long, session)
         if session.name is not None and self._named.get((session.tenant, session.name)) is session:
             del self._named[session.tenant, session.name]
         self.pool.drop(session.pages, warm=session.warm)
@@ -197,6 +197,13 @@ class SessionStore:
             session.pinned_until = until
         if self.archive is not None:
             self.archive.pin(Owner(tenant, name, True), until)
+
+    def keep(self, session: SessionCache, until: float) -> None:
+        """Evict this session last, from every tier, until then or as long as it was to be kept before."""
+        if until > session.pinned_until:
+            session.pinned_until = until
+            if self.archive is not None:
+                self.archive.pin(session.owner, until)
 
     def forget(self, tenant: str, name: str) -> None:
         """Drop the named idle session, where there is one."""
@@ -252,7 +259,7 @@ class SessionStore:
     ) -> tuple[SessionCache, int]:
         """The session to run on and how much of it to keep; forks where the best holder must be left as it is."""
         own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
-        found, shared = self._index[tenant, long].match(prompt)
+        found, shared = self._index.match(tenant, long, prompt)
         shared = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
         if named is not None and named.long is long and own >= shared:
             return named, own
@@ -310,7 +317,7 @@ class SessionStore:
         if self.archive is not None:
             session.checkpoint()
             self.archive.saver.want(session)
-        self._index[session.tenant, session.long].put(session)
+        self._index.put(session.tenant, session.long, session)
         if self.pool.cold(session.pages):
             self._rest(session)
         else:

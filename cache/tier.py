@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from cache.ferry import Ferry, ferry
-from cache.stream import put
+from cache.stream import beside, fetched, put, sent
 
 
 class PageShape(NamedTuple):
@@ -124,6 +125,37 @@ class MemoryTier:
             ferry(self.device).up(theirs, source, mine, target)
         else:
             mine[put(np.array(target), self.device)] = theirs[put(np.array(source), other.device)].to(self.device)
+
+    @property
+    def pools(self) -> Mapping[str, torch.Tensor]:
+        """The memory of the pages by the name under which it is saved, ``"<layer>.<kind>"``."""
+        kinds = {"key": self.keys, "value": self.values, "index": self.indexes}
+        return {f"{layer}.{kind}": pool for kind, pools in kinds.items() for layer, pool in pools.items()}
+
+    @property
+    def token_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of one token in each named tensor that ``gather`` gives."""
+        return {n: (tuple(pool.shape[2:]), str(pool.dtype).removeprefix("torch.")) for n, pool in self.pools.items()}
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in all that ``gather`` gives."""
+        return sum(shape.nbytes for shape in self.shapes.values())
+
+    def gather(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A copy of the tokens at ``rows [n]`` (slot * page_size + offset), by pool: ``[n, heads, dim]`` (indexer keys:
+        ``[n, dim]``) on the CPU. Beside the steps, from any thread.
+        """
+        self.settle()
+        with beside(self.device):
+            there = put(rows.numpy(), self.device)
+            return {name: fetched(pool.flatten(0, 1).index_select(0, there)) for name, pool in self.pools.items()}
+
+    def scatter(self, rows: torch.Tensor, name: str, tokens: torch.Tensor) -> None:
+        """Put the tokens of one named tensor at ``rows``; there when it returns. Beside the steps, from any thread."""
+        with beside(self.device):
+            pool = self.pools[name].flatten(0, 1)
+            pool.index_copy_(0, put(rows.numpy(), self.device), sent(tokens, self.device))
 
     def settle(self) -> None:
         """Wait until the pages hold what was copied to them, where a CPU reads them."""

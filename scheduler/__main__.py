@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 import zmq
 
 from scheduler.clerk import Clerk
+from scheduler.constraint import Grammars, tokenizer_of
 from scheduler.engine import Engine, Limits
 from scheduler.graphs import Graphs, capturer
 from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
@@ -95,7 +97,8 @@ class Channel:
 def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     """The engine of a loaded model, and what to tell the server about it. Raises ``TooSmall``."""
     device = loaded.model.device
-    store = build_store(config, loaded.verdict, PAGE_SIZE, device, loaded.rope.threshold)
+    followers = loaded.followers
+    store = build_store(config, loaded.verdict, PAGE_SIZE, device, loaded.rope.threshold, followers)
     store.skeleton = loaded.verdict.skeleton
     identity = fingerprint(loaded)
     if loaded.verdict.mode.caches:
@@ -112,13 +115,15 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         max_queued=config.max_queued,
         reuse=loaded.verdict.mode.caches,
     )
-    graphs = None
-    if device.type == "cuda" and loaded.rope.threshold is None:  # its Python decides how positions turn
+    graphs = None  # Python decides in every step how a threshold turns positions, and what other ranks are told
+    if device.type == "cuda" and loaded.rope.threshold is None and followers is None:
         graphs = Graphs(loaded.verdict.mode, pool.device, config.max_running, context, capturer())
-    runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope, graphs)
+    runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope, graphs, followers)
     vocabulary = Vocabulary(loaded.tokenizer)
     limits = Limits(context, embeddings.num_embeddings, loaded.start)
-    engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits)
+    grammars = Grammars(partial(tokenizer_of, loaded.tokenizer, loaded.eos_token_ids, embeddings.num_embeddings))
+    grammars.prepare()
+    engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars)
     facts = ModelFacts(
         architecture=type(loaded.model).__name__,
         parameters=loaded.parameters,
@@ -130,11 +135,12 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         mode=describe(loaded.verdict.mode),
         probe=loaded.verdict.report,
         layer_kinds=loaded.layer_kinds,
-        kv_bytes_per_token=loaded.verdict.token_bytes,
+        kv_bytes_per_token=loaded.verdict.token_bytes if followers is None else pool.device.token_bytes,
         page_size=PAGE_SIZE,
         pages=pool.device.slots,
         fingerprint=identity,
         encoder_decoder=bool(loaded.start),
+        tensor_parallel=config.tensor_parallel,
     )
     return engine, facts
 
@@ -173,6 +179,8 @@ def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
                         archive.close()
                     return
         outputs = engine.step()
+        for refused in engine.refusals():
+            channel.send(refused)
         for answer in clerk.take():
             channel.send(answer)
         if engine.stalled and not engine.idle:
@@ -212,11 +220,15 @@ def main() -> int:
         channel.close()
         return 2
     loading.set()  # from here on the channel notices
+    if loaded.followers is not None:
+        loaded.followers.serving()
     log.info("mode %s; measured: %s", facts.mode, facts.probe)
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
     serve(engine, Clerk(engine.scheduler.store, facts.fingerprint), channel)
     channel.close()
+    if loaded.followers is not None:
+        loaded.followers.close()
     return 0
 
 

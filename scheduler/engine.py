@@ -10,11 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from array import array
+from concurrent.futures import Future
 
 import numpy as np
 import torch
+from llguidance import LLMatcher
 
+from cache.ranks import RankLost
 from cache.stream import put
+from scheduler.constraint import Broken, Grammars
 from scheduler.messages import (
     Cancel,
     Delta,
@@ -35,6 +39,7 @@ from scheduler.turn import Turn
 
 log = logging.getLogger("warmturn.engine")
 
+QUEUE_FULL = "Too many requests are waiting; try again later."
 _HOPELESS = 8  # failed steps in a row after which the engine gives up
 _TELLING = 32  # prompt tokens in a step that make its time a measure of prefill
 
@@ -55,14 +60,23 @@ class Engine:
     """Turns in, deltas out. ``submit``, ``cancel`` and ``end`` between steps; ``step`` runs the model once."""
 
     def __init__(
-        self, runner: ModelRunner, scheduler: Scheduler, vocabulary: Vocabulary, ends: tuple[int, ...], limits: Limits
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        vocabulary: Vocabulary,
+        ends: tuple[int, ...],
+        limits: Limits,
+        grammars: Grammars,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
         self._vocabulary = vocabulary
         self._ends = frozenset(ends)
         self._limits = limits
+        self._grammars = grammars
         self._sampler = Sampler(ends)
+        self._compiling: list[tuple[Turn, Future[LLMatcher]]] = []  # waiting turns whose grammars are not ready
+        self._refused: list[Refused] = []
         self._deltas: list[Delta] = []
         self._failures = 0  # steps in a row
         self.stalled = False  # the last step had nothing that could run
@@ -80,12 +94,26 @@ class Engine:
         if refused is not None:
             return refused
         start = self._limits.start
-        turn = Turn(request, TextStream(self._vocabulary, start or ids, request.stopping.stop), start)
+        text = TextStream(self._vocabulary, start or ids, request.stopping.stop, request.special)
+        turn = Turn(request, text, start)
         try:
             self.scheduler.add(turn)
         except QueueFull:
-            return Refused(request.turn, "queue_full", "Too many requests are waiting; try again later.")
+            crowding = self.scheduler.waiting.crowding(request.tenant)
+            if crowding is None:
+                return Refused(request.turn, "queue_full", QUEUE_FULL)
+            self.scheduler.finish(crowding, FinishReason.CANCELLED)
+            self._refused.append(Refused(crowding.request.turn, "queue_full", QUEUE_FULL))
+            self.scheduler.add(turn)
+        if request.grammar is not None:
+            turn.compiling = True
+            self._compiling.append((turn, self._grammars.ask(request.grammar)))
         return None
+
+    def refusals(self) -> list[Refused]:
+        """The turns that have been refused since they were lined up, told once."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def cancel(self, request: Cancel) -> None:
         """Take a turn out of the batch at once; its KV stays."""
@@ -101,6 +129,8 @@ class Engine:
 
     def step(self) -> StepOutputs:
         """Run one step over whatever is runnable; all the news since the last one."""
+        if self._compiling:
+            self._compiled()
         plan = self.scheduler.schedule()
         if plan:
             self._steps += 1
@@ -130,7 +160,7 @@ class Engine:
         """
         log.error("a step of %d turns failed", len(plan), exc_info=error)
         self._failures += 1
-        if self._failures >= _HOPELESS or isinstance(error, torch.AcceleratorError):
+        if self._failures >= _HOPELESS or isinstance(error, (torch.AcceleratorError, RankLost)):
             raise error
         for turn, _ in plan:
             if turn.session is not None and self.scheduler.store.stateful:
@@ -188,6 +218,23 @@ class Engine:
         self.scheduler.check_integrity()
         self.scheduler.store.check_integrity()
 
+    def _compiled(self) -> None:
+        """Turns whose grammars are ready may be admitted now, or are refused where these are none."""
+        still = []
+        for turn, future in self._compiling:
+            if turn.finish_reason is not None:  # cancelled meanwhile
+                continue
+            if not future.done():
+                still.append((turn, future))
+            elif (error := future.exception()) is not None:
+                log.info("turn %s has no grammar: %r", turn.request.turn, error)
+                self.scheduler.finish(turn, FinishReason.ERROR)
+                message = str(error) if isinstance(error, Broken) else "The grammar cannot be compiled."
+                self._refused.append(Refused(turn.request.turn, "invalid_grammar", message))
+            else:
+                turn.compiling, turn.constraint = False, self._grammars.constraint(future.result())
+        self._compiling = still
+
     # -- one step ---------------------------------------------------------------------------------------------------
 
     def _run(self, plan: list[tuple[Turn, int]]) -> None:
@@ -236,28 +283,33 @@ class Engine:
         self._generated += 1
         try:
             turn.append(sampled.token)
-            text, reason, stop = self._judge(turn, sampled.token)
+            complete = turn.constraint is not None and turn.constraint.accept(sampled.token)
+            text, reason, stop = self._judge(turn, sampled.token, complete)
             logprobs = (self._spelled(sampled),) if sampled.logprob is not None else ()
-        except Exception:
+        except Exception as error:
             log.exception("turn %s failed", turn.request.turn)
-            self._fail(turn, "the reply could not be decoded")
+            self._fail(turn, str(error) if isinstance(error, Broken) else "the reply could not be decoded")
             return
         if reason is None:
             self._deltas.append(Delta(turn.request.turn, (sampled.token,), text, logprobs=logprobs))
         else:
             self._finish(turn, reason, tokens=(sampled.token,), text=text, stop=stop, logprobs=logprobs)
 
-    def _judge(self, turn: Turn, token: int) -> tuple[str, FinishReason | None, str | int | None]:
-        """The text that the token releases, why it ends the turn if it does, and what matched."""
+    def _judge(self, turn: Turn, token: int, complete: bool) -> tuple[str, FinishReason | None, str | int | None]:
+        """The text that the token releases, why it ends the turn if it does, and what matched. ``complete``: the turn's
+        grammar admits nothing but its end now.
+        """
         stopping = turn.request.stopping
         free = turn.generated > stopping.min_tokens
         if free and token in stopping.stop_token_ids:
             return turn.text.flush(), FinishReason.STOP, token
-        if free and token in self._ends and not stopping.ignore_eos:
+        if token in self._ends and (turn.constraint is not None or (free and not stopping.ignore_eos)):
             return turn.text.flush(), FinishReason.STOP, None
         text = turn.text.push(token, may_stop=turn.generated >= stopping.min_tokens)
         if turn.text.stopped is not None:
             return text, FinishReason.STOP, turn.text.stopped
+        if complete:
+            return text + turn.text.flush(), FinishReason.STOP, None
         full = len(turn.ids) >= self._limits.context
         if full or (turn.limit is not None and turn.generated >= turn.limit):
             return text + turn.text.flush(), FinishReason.LENGTH, None
@@ -326,6 +378,8 @@ class Engine:
                 "context_length_exceeded",
                 f"The context is {self._limits.context} tokens; {max(wanted, len(ids))} were asked for.",
             )
+        if request.salt and request.session is not None:  # whoever forgets the session would not find it
+            return Refused(request.turn, "invalid_prompt", "A turn of a session has no salt.")
         if self.scheduler.busy(request.tenant, request.session):
             return Refused(request.turn, "session_busy", "A turn of this session is running.")
         return None

@@ -26,6 +26,9 @@ from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available
 
 from cache.layers import Layer, read_layers
+from cache.ranks import RankLost
+from scheduler import division
+from scheduler.followers import Followers
 from scheduler.linear import pack
 from scheduler.messages import EngineConfig, Loading
 from scheduler.probe import Refused, Verdict, describe, probe
@@ -64,6 +67,7 @@ class Loaded:
     context: int
     digest: str  # of config and weights
     parameters: int  # how many
+    followers: Followers | None = None  # the other ranks of a model that is divided
 
     @property
     def layer_kinds(self) -> dict[str, int]:
@@ -75,26 +79,58 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
     """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages. Raises ``LoadFailed``."""
     device = _device(config.device)
     tell(Loading("reading the configuration"))
-    where, options = _source(config.model)
+    followers: Followers | None = None
     try:
-        settings = AutoConfig.from_pretrained(where, **options)
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        settings, tokenizer = read_config(config), _tokenizer(config)
+        if config.tensor_parallel > 1:
+            if obstacle := division.obstacle(settings, config.tensor_parallel, device):
+                raise ValueError(f"--tensor-parallel {config.tensor_parallel}: {obstacle}")
+            tell(Loading("starting the other ranks"))
+            followers = Followers(config, device)
         tell(Loading("loading the weights"))
-        options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-        options |= _quantised(settings, device)
-        model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
-        model = model.to(device).eval()
-    except ImportError as error:
-        raise LoadFailed(f"cannot load {config.model!r}: {_missing(error)}") from error
+        model = read_model(config, settings, device)
+        tell(Loading("measuring how the model can be run"))
     except Exception as error:  # a broken file raises whatever its reader likes
-        raise LoadFailed(f"cannot load {config.model!r}: {_first_line(error)}") from error
-    if lacking := sorted(info["missing_keys"]):
-        raise LoadFailed(f"cannot load {config.model!r}: {len(lacking)} weights are missing, {lacking[0]} first")
-    tell(Loading("measuring how the model can be run"))
+        reason = _missing(error) if isinstance(error, ImportError) else _first_line(error)
+        raise LoadFailed(f"cannot load {config.model!r}: {reason}{_ended(followers)}") from error
     try:
-        return prepare(model, tokenizer, Path(config.verdicts) if config.verdicts else None)
-    except LoadFailed as error:
-        raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}") from error
+        return prepare(model, tokenizer, Path(config.verdicts) if config.verdicts else None, followers)
+    except (LoadFailed, RankLost) as error:
+        raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}{_ended(followers)}") from error
+
+
+def _ended(followers: Followers | None) -> str:
+    """Which other rank has ended by itself, for people; now all of them end."""
+    if followers is None:
+        return ""
+    followers.close()
+    return f" ({followers.lost})" if followers.lost is not None else ""
+
+
+def read_config(config: EngineConfig) -> Any:
+    """The model's own configuration."""
+    where, options = _source(config.model)
+    return AutoConfig.from_pretrained(where, **options)
+
+
+def _tokenizer(config: EngineConfig) -> Any:
+    where, options = _source(config.model)
+    return AutoTokenizer.from_pretrained(where, **options)
+
+
+def read_model(config: EngineConfig, settings: Any, device: torch.device) -> Any:
+    """The model on ``device``, or this rank's part of it; ``settings`` from ``read_config``. Raises whatever its reader
+    does, ``ValueError`` where weights are missing.
+    """
+    where, options = _source(config.model)
+    options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    options |= _quantised(settings, device)
+    if config.tensor_parallel > 1:
+        options |= division.options(config.tensor_parallel)
+    model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
+    if lacking := sorted(info["missing_keys"]):
+        raise ValueError(f"{len(lacking)} weights are missing, {lacking[0]} first")
+    return model.to(device).eval()
 
 
 class _Known(msgspec.Struct):
@@ -155,10 +191,11 @@ def _missing(error: ImportError) -> str:
     return f"a library is missing: pip install 'warmturn[{extra}]'" if extra else _first_line(error)
 
 
-def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None) -> Loaded:
+def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None, followers: Followers | None = None) -> Loaded:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
-    ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out.
+    ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out. ``followers`` have the
+    other parts of the model.
     """
     text = model.config.get_text_config(decoder=True)
     weights = digest(model)  # before any forward: some quantised modules repack themselves then
@@ -168,13 +205,17 @@ def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None) -> Loaded:
         rope = LongRope(model)
         known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
         found = _recall(known)
-        verdict = _packed(model, layers, rope, found)
-        _remember(known, _Known(describe(verdict.mode), found.answers))
+        if followers is None:
+            verdict = _packed(model, layers, rope, found)
+            _remember(known, _Known(describe(verdict.mode), found.answers))
+        else:
+            followers.listen(model)
+            verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers)
     except Refused as error:
         raise LoadFailed(_first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
     ends, context = _ends(model, tokenizer), _context(text, tokenizer)
-    return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters)
+    return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, followers)
 
 
 def _packed(model: Any, layers: list[Layer], rope: LongRope, known: _Known) -> Verdict:
@@ -197,13 +238,13 @@ def fingerprint(loaded: Loaded) -> str:
 
 
 def digest(model: Any) -> str:
-    """Config and weights, every byte of them.
+    """Config and weights, every byte of them, divided or not; all ranks must ask for it together.
 
     Not after a forward: the state dict of bitsandbytes then undoes its packing, and on a CPU not rightly.
     """
     found = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=16)
     for name, weight in model.state_dict().items():
-        for tensor in _stored(weight):
+        for tensor in _stored(division.whole(weight)):
             data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             content = xxhash.xxh3_128_digest(data.numpy().data)  # blake2b would take seconds a gigabyte
             found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + content)

@@ -11,12 +11,15 @@ import torch
 from cache import files
 from cache.archive import Archive
 from cache.codec import Codec
+from cache.commands import DEVICE, HOST
 from cache.disk import DiskTier
 from cache.pages import PagePool
+from cache.ranks import RankedTier, RankLost
 from cache.remote import RemoteTier
 from cache.state import nbytes
 from cache.store import SessionStore
-from cache.tier import MemoryTier
+from cache.tier import MemoryTier, PageShape
+from scheduler.followers import Followers
 from scheduler.messages import EngineConfig
 from scheduler.probe import Verdict
 
@@ -32,13 +35,21 @@ class TooSmall(ValueError):
 
 
 def build_store(
-    config: EngineConfig, verdict: Verdict, page_size: int, device: torch.device, threshold: int | None = None
+    config: EngineConfig,
+    verdict: Verdict,
+    page_size: int,
+    device: torch.device,
+    threshold: int | None = None,
+    followers: Followers | None = None,
 ) -> SessionStore:
     """A session store within the budgets of ``config``. Raises ``TooSmall``.
 
-    Where sessions keep states beside their pages, idle states may take half of the budget.
+    Where sessions keep states beside their pages, idle states may take half of the budget. The budget of device memory
+    is that of each rank, that of host memory is for all of them.
     """
-    budget = config.kv_memory if config.kv_memory is not None else _spare(device)
+    budget = config.kv_memory
+    if budget is None:
+        budget = spare(device) if followers is None else min(spare(device, len(followers)), followers.spare())
     stateful = verdict.mode.stateful
     page_bytes = max(1, page_size * verdict.token_bytes)
     cuda = device.type == "cuda"
@@ -49,18 +60,37 @@ def build_store(
             f"--kv-memory {budget} bytes hold {slots} pages of {page_bytes} bytes; at least {need} are needed"
         )
     host_budget = config.host_memory if config.host_memory is not None else physical_memory() // 4 if cuda else 0
-    host_slots = min(host_budget // page_bytes, _MOST)
+    host_slots = min(host_budget // (page_bytes * config.tensor_parallel), _MOST)
     states = (budget + host_budget) // 2 if stateful else None
     one = _STATES * nbytes(verdict.skeleton)
     if states is not None and verdict.mode.caches and states < one:
         raise TooSmall(f"one session's state takes {one} bytes; --kv-memory must be at least {2 * one}")
-    shapes = verdict.shapes
     try:
-        tier = MemoryTier(slots, page_size, device, shapes, scratch=cuda)
-        host = MemoryTier(host_slots, page_size, torch.device("cpu"), shapes if host_slots else None, pinned=cuda)
+        pool = _pages(verdict.shapes, slots, host_slots, page_size, device, followers)
+    except RankLost:
+        raise
     except (RuntimeError, MemoryError) as error:  # the allocator's
         raise TooSmall(f"this machine cannot give {budget} bytes to KV and {host_budget} to its host tier") from error
-    return SessionStore(PagePool(tier, host), states, threshold, config.tenant_share)
+    return SessionStore(pool, states, threshold, config.tenant_share)
+
+
+def _pages(
+    shapes: dict[int, PageShape],
+    slots: int,
+    host_slots: int,
+    page_size: int,
+    device: torch.device,
+    followers: Followers | None,
+) -> PagePool:
+    """The two tiers, on all ranks."""
+    cuda, cpu = device.type == "cuda", torch.device("cpu")
+    below = shapes if host_slots else None
+    if followers is None:
+        tier = MemoryTier(slots, page_size, device, shapes, scratch=cuda)
+        return PagePool(tier, MemoryTier(host_slots, page_size, cpu, below, pinned=cuda))
+    followers.room(slots, host_slots, page_size, known=True)
+    ranked = RankedTier(followers, DEVICE, slots, page_size, device, shapes=shapes)
+    return PagePool(ranked, RankedTier(followers, HOST, host_slots, page_size, cpu, shapes=below, pinned=cuda))
 
 
 def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -> Archive | None:
@@ -99,9 +129,11 @@ def physical_memory() -> int:
         return total
 
 
-def _spare(device: torch.device) -> int:
-    """The default budget: on CUDA what is free now less a tenth for activations, on a CPU a quarter of the RAM."""
+def spare(device: torch.device, ranks: int = 1) -> int:
+    """The default budget: on CUDA what is free now less a tenth for activations, on a CPU a quarter of the RAM that
+    ``ranks`` share.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, free - total // 10)
-    return physical_memory() // 4
+    return physical_memory() // 4 // ranks

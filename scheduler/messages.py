@@ -12,6 +12,18 @@ from enum import StrEnum
 
 import msgspec
 
+# How far llguidance may go for one grammar, by its own names: the server checks with the same as the engine compiles
+# with. What costs memory or time in every step is kept low; a long list of optional properties needs many items.
+GRAMMAR_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "max_items_in_row": 10_000,
+    "step_max_items": 200_000,
+    "max_lexer_states": 10_000,
+    "max_grammar_size": 500_000,
+}
+GRAMMAR_STACK = 256 << 20  # bytes of address space for a thread that compiles: it recurses once per nested rule
+
 
 class FinishReason(StrEnum):
     """Why a turn ended. Every submitted turn ends with exactly one."""
@@ -57,6 +69,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     session's cache already stores. ``session`` is the client's name for the session within ``tenant``,
     or None for an anonymous one. ``logprobs`` asks for the log-probability of each generated token
     and of that many alternatives (None: none at all); ``prompt_logprobs`` the same for prompt tokens.
+    ``grammar`` (of llguidance, as one string) is what the reply must match: where it is complete the turn ends.
+    With ``special`` the text shows special tokens too, but never the one that ended the turn.
+    An anonymous turn with a ``salt`` reuses, and leaves behind, KV for turns of the same tenant and salt only.
+    ``keep_until`` pins the KV of whatever session it runs on, as ``Pin`` does, and never shortens a pin.
     """
 
     turn: str
@@ -67,6 +83,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     stopping: Stopping = Stopping()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str | None = None
+    special: bool = False
+    salt: str = ""
+    keep_until: float = 0.0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -152,6 +172,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     pages: int
     fingerprint: str
     encoder_decoder: bool = False
+    tensor_parallel: int = 1  # ranks among which the model is divided
 
 
 class Miss(StrEnum):
@@ -220,7 +241,9 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A turn that was not admitted. ``code``: queue_full, session_busy, context_length_exceeded or invalid_prompt."""
+    """A turn that was not admitted. ``code``: queue_full, session_busy, context_length_exceeded, invalid_prompt or
+    invalid_grammar; the last one is told while the turn waits.
+    """
 
     turn: str
     code: str
@@ -344,6 +367,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     remote: str | None = None  # fsspec URL of the tier below the disk
     remote_space: int | None = None  # bytes of that tier; None: no limit
     kv_at_rest: str = "exact"  # exact | int8 | fp8: how KV is written to disk
+    tensor_parallel: int = 1  # ranks among which the model is divided, one process and one device each
     tenant_share: float = 1.0  # of every tier that one tenant may hold when others need the room
 
 

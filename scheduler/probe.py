@@ -16,14 +16,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from transformers.cache_utils import DynamicCache
 
 from cache import state as states
+from cache import transfer
 from cache.attention import Unsupported
 from cache.layers import Layer
 from cache.pages import PagePool
+from cache.ranks import RankLost
 from cache.session import SessionCache
 from cache.store import SessionStore
 from cache.tier import MemoryTier, PageShape
+from scheduler.followers import Followers
 from scheduler.linear import Packing
 from scheduler.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
 from scheduler.rope import LongRope
@@ -92,18 +96,24 @@ def probe(
     rope: LongRope | None = None,
     first: str = "",
     packing: Packing | None = None,
+    followers: Followers | None = None,
 ) -> Verdict:
     """Choose and install the mode for ``model``. Raises ``Refused``; the model is then as it was.
 
     ``first`` is what ``describe`` said of the mode that was chosen at an earlier load: it is measured before
-    all others. ``packing``: weights that programs may read; without it modules run as they are.
+    all others. ``packing``: weights that programs may read; without it modules run as they are. ``followers`` have the
+    other parts of a model that is divided: only ``packed`` without states can be.
     """
     two = bool(model.config.is_encoder_decoder)
     modes, last = (ENCODER_DECODER, ENCODER_DECODER_LAST) if two else (MODES, LAST_RESORT)
     try:
-        trial = _Trial(model, layers, page_size, rope)
+        trial = _Trial(model, layers, page_size, rope, followers)
+    except RankLost:
+        raise
     except Exception as error:  # whatever the model raises: it cannot run text alone
         raise Refused(f"a plain forward fails: {_brief(error)}") from error
+    if followers is not None:
+        return trial.divided()
     verdict = (
         trial.choose((*modes, *last), trial.rounding, only=first)
         or trial.choose(modes, trial.rounding)
@@ -123,12 +133,20 @@ def probe(
 class _Trial:
     """One model, its made-up sessions and what a from-scratch forward says about them."""
 
-    def __init__(self, model: Any, layers: list[Layer], page_size: int, rope: LongRope | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        layers: list[Layer],
+        page_size: int,
+        rope: LongRope | None,
+        followers: Followers | None,
+    ) -> None:
         self.tried: list[str] = []
         self._model = model
         self._layers = layers
         self._page_size = page_size
         self._rope = rope
+        self._followers = followers
         two = bool(model.config.is_encoder_decoder)
         sources = _made_up(model, _SOURCES) if two else [None] * len(_LENGTHS)
         self._sessions = [_session(t, s) for t, s in zip(_made_up(model, _LENGTHS), sources, strict=True)]
@@ -164,6 +182,15 @@ class _Trial:
                 self.tried.append(f"{describe(mode)}: {_brief(error)}")
         return None
 
+    def divided(self) -> Verdict:
+        """The verdict on a model that is divided among ranks. Raises ``Refused``."""
+        if self._trace.stateful or type(self._trace.cache) is not DynamicCache:
+            raise Refused("what it keeps is more than keys and values, and only these can be divided among ranks")
+        verdict = self.choose(MODES[:1], self.rounding)
+        if verdict is None:
+            raise Refused(f"only the packed mode can be divided among ranks; {'; '.join(self.tried)}")
+        return verdict
+
     def drift(self, kinds: tuple[type[Mode], ...]) -> float:
         """What to allow a model whose own cached path differs from its own recompute, by design and a little;
         else 0.
@@ -188,10 +215,14 @@ class _Trial:
     def _runner(self, mode: Mode) -> tuple[ModelRunner, SessionStore]:
         """Room for all sessions."""
         size = self._page_size
-        tier = MemoryTier(sum(-(-n // size) for n in _LENGTHS), size, self._model.device)
+        slots = sum(-(-n // size) for n in _LENGTHS)
+        tier = MemoryTier(slots, size, self._model.device)
+        if self._followers is not None:
+            self._followers.room(slots, 0, size, known=False)
         pool = PagePool(tier, MemoryTier(0, size, torch.device("cpu")))
         threshold = self._rope.threshold if self._rope is not None else None
-        return ModelRunner(mode, tier, self._rope), SessionStore(pool, 0 if mode.stateful else None, threshold)
+        runner = ModelRunner(mode, tier, self._rope, followers=self._followers)
+        return runner, SessionStore(pool, 0 if mode.stateful else None, threshold)
 
     def _begun(self, like: SessionCache, mode: Mode, store: SessionStore) -> SessionCache:
         """A session with the tokens of ``like``, none of them fed."""
@@ -213,6 +244,9 @@ class _Trial:
             parts = torch.split(logits, [count for _, count in work])
             for (i, _), part in zip(work, parts, strict=True):
                 got[i].append(part)
+        if self._followers is not None:
+            length = sessions[0].length
+            self._followers.compare(tier, transfer.rows_of(sessions[0].pages, self._page_size, 0, length))
         errors = [_error(torch.cat(g), want.float()) for g, want in zip(got, self._expected, strict=True)]
         paged = sum(shape.nbytes for shape in tier.shapes.values())
         long, short = (states.nbytes(sessions[i].state) for i in (1, 2))

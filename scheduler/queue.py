@@ -39,6 +39,18 @@ class FairQueue:
         self._lines[tenant].append(turn)
         self._size += 1
 
+    def crowding(self, tenant: str) -> Turn | None:
+        """The newest turn of the longest line, if that line is longer than the tenant's will be with one turn more: in
+        a full queue the new turn may have its place. Turns that clients know to have begun keep theirs, and where
+        preempted ones have more than filled the queue there is no place.
+        """
+        if self._size > self._capacity:
+            return None
+        longest = max(self._lines.values(), key=len, default=deque[Turn]())
+        if len(longest) <= len(self._lines.get(tenant, ())) + 1:
+            return None
+        return next((turn for turn in reversed(longest) if not turn.announced and turn.fetch is None), None)
+
     def put_back(self, turn: Turn) -> None:
         """Line up a preempted turn again, first; never refused."""
         self._lines[turn.request.tenant].appendleft(turn)

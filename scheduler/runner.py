@@ -14,6 +14,7 @@ from cache.packed import PackedStep
 from cache.session import SessionCache
 from cache.stream import put
 from cache.tier import MemoryTier
+from scheduler.followers import Followers
 from scheduler.graphs import Graphs
 from scheduler.modes import Mode
 from scheduler.rope import LongRope
@@ -23,12 +24,18 @@ class ModelRunner:
     """Runs steps in one mode over the pages of one device tier."""
 
     def __init__(
-        self, mode: Mode, tier: MemoryTier, rope: LongRope | None = None, graphs: Graphs | None = None
+        self,
+        mode: Mode,
+        tier: MemoryTier,
+        rope: LongRope | None = None,
+        graphs: Graphs | None = None,
+        followers: Followers | None = None,
     ) -> None:
         self.mode = mode
         self.tier = tier
         self._rope = rope
         self._graphs = graphs
+        self._followers = followers
 
     @torch.inference_mode()
     def run(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
@@ -46,13 +53,18 @@ class ModelRunner:
         graphs = self._graphs if list(rows) == list(range(len(work))) else None
         logits = graphs.run(work) if graphs is not None else None
         if logits is None:
-            step = PackedStep(work, self.tier)
-            keep = put(np.array(list(rows) or [0]), self.tier.device)
-            with self._rope.side(work[0][0].long) if self._rope is not None else nullcontext():
-                logits = self.mode.forward(step, keep)
+            logits = self._packed(work, list(rows) or [0])
             if graphs is not None:
                 graphs.learn(work, logits)
         return logits.float()[: len(rows)]
+
+    def _packed(self, work: Sequence[tuple[SessionCache, int]], rows: list[int]) -> torch.Tensor:
+        """The step without graphs, on all ranks."""
+        with (
+            self._followers.step(self.mode, work, rows) if self._followers is not None else nullcontext(),
+            self._rope.side(work[0][0].long) if self._rope is not None else nullcontext(),
+        ):
+            return self.mode.forward(PackedStep(work, self.tier), put(np.array(rows), self.tier.device))
 
     def _apart(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
         """Sessions on the two sides of a RoPE threshold: a forward for each side, the logits in the order of

@@ -13,6 +13,8 @@ from scheduler.messages import Sampling
 from scheduler.turn import Turn
 
 _STRETCH = 256  # tokens
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # of each byte of a mask
+_BARS = np.where(_BITS, np.float32(0), np.float32("-inf"))  # [256, 8]: what they add to the logits of 8 tokens
 
 
 class Sampled(NamedTuple):
@@ -31,6 +33,7 @@ class Sampler:
 
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
         self._eos = eos_token_ids
+        self._bars: torch.Tensor | None = None  # _BARS, on the device
 
     def sample(self, logits: torch.Tensor, turns: Sequence[Turn]) -> list[Sampled]:
         """``logits [rows, V]`` float32, one row per turn. The device is waited for once, at the end."""
@@ -46,10 +49,14 @@ class Sampler:
         return report(logits, tokens, [turn.request.logprobs for turn in turns])
 
     def _processed(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
-        """Penalties, biases and forbidden ends; rows without any are not copied."""
+        """Penalties, biases, forbidden ends and grammars; where no row has any, nothing is copied."""
         changed = logits
+        bound: list[int] = []
         for row, turn in enumerate(turns):
             wanted, ends = turn.request.sampling, self._forbidden(turn)
+            if turn.constraint is not None:
+                bound.append(row)
+                ends = []  # its mask knows them
             penalised = wanted.presence_penalty or wanted.frequency_penalty or wanted.repetition_penalty != 1.0
             if not (penalised or wanted.logit_bias or ends):
                 continue
@@ -62,14 +69,36 @@ class Sampler:
                 changed[row, ids] += put(np.array(list(wanted.logit_bias.values()), np.float32), logits.device)
             if ends:
                 changed[row, put(np.array(ends), logits.device)] = float("-inf")
-        return changed
+        return self._constrain(logits.clone() if changed is logits else changed, turns, bound) if bound else changed
+
+    def _constrain(self, logits: torch.Tensor, turns: Sequence[Turn], bound: list[int]) -> torch.Tensor:
+        """What the grammars of the rows in ``bound`` do not allow next becomes impossible, in place.
+
+        The masks are made while a GPU still computes the logits, and unpacked where these are.
+        """
+        masks = [c.allowed(self._forbidden(turns[i])) for i in bound if (c := turns[i].constraint) is not None]
+        if self._bars is None:
+            self._bars = put(_BARS, logits.device)
+        packed = put(np.stack(masks).view(np.uint8), logits.device)
+        bars = torch.nn.functional.embedding(packed.int(), self._bars).flatten(1)
+        width = min(bars.shape[1], logits.shape[1])
+        rows = put(np.array(bound), logits.device) if len(bound) < len(turns) else slice(None)
+        part = logits[rows]
+        part[:, :width] += bars[:, :width]
+        part[:, width:] = float("-inf")
+        logits[rows] = part
+        return logits
 
     def _forbidden(self, turn: Turn) -> list[int]:
-        """Tokens that would end the turn before ``min_tokens``."""
+        """Tokens that would end the turn before ``min_tokens``. With a grammar an end of sequence always ends it: where
+        that is to be ignored, it comes last.
+        """
         stopping = turn.request.stopping
-        if turn.generated >= stopping.min_tokens:
-            return []
-        return [*stopping.stop_token_ids, *(() if stopping.ignore_eos else self._eos)]
+        early = turn.generated < stopping.min_tokens
+        ends = early and not stopping.ignore_eos
+        if turn.constraint is not None:
+            ends = early or stopping.ignore_eos
+        return [*(stopping.stop_token_ids if early else ()), *(self._eos if ends else ())]
 
 
 def report(logits: torch.Tensor, tokens: Sequence[int] | torch.Tensor, tops: Sequence[int | None]) -> list[Sampled]:

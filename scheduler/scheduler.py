@@ -136,7 +136,7 @@ class Scheduler:
     def _admit_next(self) -> Turn | None:
         """Admit the next waiting turn that can run now."""
         for turn in self.waiting.in_order(_LOOK_AHEAD):
-            if self._awaits_prefix(turn) or self._awaits_fetch(turn):
+            if turn.compiling or self._awaits_prefix(turn) or self._awaits_fetch(turn):
                 continue
             if (turn.fetch is None or turn.fetch.room) and self._admit(turn):
                 return turn
@@ -155,10 +155,9 @@ class Scheduler:
         """
         if not (self._reuse and turn.reusable):
             return False
-        tenant = turn.request.tenant
-        cached = self.store.match(tenant, turn.ids)
+        cached = self.store.match(turn.scope, turn.ids)
         for other in self.running:
-            if other.request.tenant == tenant and other.session is not None and other.owes > 1:
+            if other.scope == turn.scope and other.session is not None and other.owes > 1:
                 promised = min(common_prefix(other.session.token_ids, turn.ids), len(turn.ids) - 1)
                 if self.store.stateful and promised < other.prompt_length - 1:
                     continue  # there will be no checkpoint where they part
@@ -174,7 +173,7 @@ class Scheduler:
         if archive is None or not (self._reuse and turn.reusable):
             return False
         if turn.fetch is None or not turn.fetch.begun:
-            found = archive.fetch(turn.request.tenant, turn.request.session, turn.ids)
+            found = archive.fetch(turn.scope, turn.request.session, turn.ids)
             turn.fetch = Fetch(done=True) if found is None else found
         if turn.fetch.stuck:
             turn.fetch = Fetch(done=True, miss=Miss.CHEAPER)
@@ -183,13 +182,14 @@ class Scheduler:
     def _admit(self, turn: Turn) -> bool:
         """Waiting -> running, with pages for all it owes; False where there is no room now."""
         reuse = self._reuse and turn.reusable
-        closest = self.store.closest(turn.request.tenant, turn.ids) if reuse and turn.receipt is None else (0, None)
-        acquired = self.store.acquire(turn.request.tenant, turn.request.session, turn.ids, reuse)
+        closest = self.store.closest(turn.scope, turn.ids) if reuse and turn.receipt is None else (0, None)
+        acquired = self.store.acquire(turn.scope, turn.request.session, turn.ids, reuse)
         if acquired is None:
             return False
         self.waiting.remove(turn)
         turn.session, turn.status = acquired.session, TurnStatus.RUNNING
         turn.session.source = turn.source
+        self.store.keep(turn.session, turn.request.keep_until)
         self.running.append(turn)
         if turn.receipt is None:
             turn.receipt = self._receipt(turn, acquired, *closest)

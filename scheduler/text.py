@@ -19,9 +19,16 @@ class Vocabulary:
         self._byte_level = fast is not None and "ByteLevel" in repr(fast.decoder)
         self._bytes: dict[int, bytes] = {}
         self.decode: Callable[[Sequence[int]], str] = self._slow if fast is None else fast.decode
+        self._all: Callable[..., str] = self._slow if fast is None else fast.decode
 
-    def _slow(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """As ``decode``, which leaves special tokens out."""
+        return self._all(ids, skip_special_tokens=False)
+
+    def _slow(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
         return text
 
     def spell(self, token: int) -> tuple[str, bytes]:
@@ -53,19 +60,22 @@ _BYTES = _byte_alphabet()
 
 
 class TextStream:
-    """The text of one turn. ``push`` each token that is to be shown, then ``flush`` once.
+    """The text of one turn. ``push`` each token that is to be shown, then ``flush`` once. ``special``: special tokens
+    have text.
 
     Invariant: what ``push`` and ``flush`` returned, joined, is the decoded text before the stop string, if one was met.
     """
 
-    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stop: tuple[str, ...] = ()) -> None:
-        self._vocabulary = vocabulary
+    def __init__(
+        self, vocabulary: Vocabulary, prompt: Sequence[int], stop: tuple[str, ...] = (), special: bool = False
+    ) -> None:
+        self._decode = vocabulary.decode_all if special else vocabulary.decode
         self._ids = list(prompt[-_CONTEXT:])  # context, then tokens whose text is not complete
         # Context must begin with a character: byte tokens that lack one's beginning spoil all that follow them.
-        while vocabulary.decode(self._ids).startswith(_REPLACEMENT):
+        while self._decode(self._ids).startswith(_REPLACEMENT):
             del self._ids[0]
         self._context = len(self._ids)
-        self._shown = vocabulary.decode(self._ids)
+        self._shown = self._decode(self._ids)
         self._stop = stop
         self._held = ""
         self.stopped: str | None = None  # the stop string that was met
@@ -85,18 +95,18 @@ class TextStream:
 
     def _decoded(self, *, final: bool) -> str:
         end = len(self._ids)
-        text = self._vocabulary.decode(self._ids)
+        text = self._decode(self._ids)
         if text.endswith(_REPLACEMENT) and not final:
             if end - self._context <= _LONGEST:
                 return ""
             end -= _LONGEST // 2  # no character takes so many tokens: all but the last few will never be one
-            text = self._vocabulary.decode(self._ids[:end])
+            text = self._decode(self._ids[:end])
         if len(text) <= len(self._shown):
             return ""
         new = text[len(self._shown) :]
         self._ids = self._ids[self._context :]
         self._context = end - self._context
-        self._shown = self._vocabulary.decode(self._ids[: self._context])
+        self._shown = self._decode(self._ids[: self._context])
         return new
 
     def _release(self, new: str, may_stop: bool) -> str:

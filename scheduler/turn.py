@@ -10,7 +10,9 @@ from enum import StrEnum
 import torch
 
 from cache.archive import Fetch
+from cache.eviction import scoped
 from cache.session import SessionCache
+from scheduler.constraint import Constraint
 from scheduler.messages import FinishReason, Receipt, Submit, TokenLogprob, unpack_ids
 from scheduler.text import TextStream
 
@@ -44,6 +46,8 @@ class Turn:
     fetch: Fetch | None = None  # what the tiers below memory were asked for
     receipt: Receipt | None = None
     announced: bool = False  # the server has its receipt
+    compiling: bool = False  # its grammar is not ready yet
+    constraint: Constraint | None = None  # what its grammar still allows; none for most turns
     overtaken: int = 0  # times that others were tried because there was no room for this one
     last_step: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -57,6 +61,11 @@ class Turn:
         self.prompt_length = len(self.ids)
         seed = self.request.sampling.seed
         self.random = random.Random(None if seed is None else seed % 2**64)  # Random itself drops the sign
+
+    @property
+    def scope(self) -> str:
+        """Whose cached tokens this turn may reuse, and who may reuse its own: the cache's name for its tenant."""
+        return scoped(self.request.tenant, self.request.salt)
 
     @property
     def generated(self) -> int:

@@ -19,12 +19,13 @@ from engine_kit import Kit
 from tiny_models import logits, model_of
 
 from cache import archive as archive_module
-from cache import files, transfer
+from cache import files
 from cache import remover as remover_module
 from cache import saver as saver_module
 from cache.chain import Owner
 from cache.segment import Reader, timeline_hash
 from cache.shelf import folder_of
+from cache.tier import MemoryTier
 from scheduler.clerk import Clerk
 from scheduler.messages import Cancel, Export, Forget, Forgotten, Import, Imported, Inspect, Pin
 
@@ -355,8 +356,8 @@ class Walk:
             patch.setattr(owner, name, hurting)
 
         hurt(saver_module, "write", "write")
-        hurt(transfer, "gather", "gather")
-        hurt(transfer, "scatter", "scatter")
+        hurt(MemoryTier, "gather", "gather")
+        hurt(MemoryTier, "scatter", "scatter")
         hurt(Reader, "read", "read")
         hurt(files, "remove", "remove")
 

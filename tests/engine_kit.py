@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from cache.pages import PagePool
 from cache.remote import RemoteTier
 from cache.store import SessionStore
 from cache.tier import MemoryTier
+from scheduler.constraint import Grammars, tokenizer_of
 from scheduler.engine import Engine, Limits
 from scheduler.linear import pack
-from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Sampling, Stopping, Submit, pack_ids
+from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Refused, Sampling, Stopping, Submit, pack_ids
 from scheduler.probe import Verdict, describe, probe
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
@@ -78,6 +79,11 @@ def in_place_of(name: str) -> frozenset[int]:
     return verdict_on(name).mode.in_place
 
 
+def byte_grammars() -> Grammars:
+    """Grammars over the byte tokenizer."""
+    return Grammars(partial(tokenizer_of, make_tokenizer(), (END,), 259))
+
+
 class Eager(Pace):
     """Models this small are sooner computed than loaded: tests load whatever there is."""
 
@@ -129,7 +135,9 @@ class Kit:
         vocabulary = Vocabulary(make_tokenizer())
         limits = Limits(min(context, (pages - 1) * PAGE), 259)
         self.runner = ModelRunner(self.mode, self.pool.device, self.rope)
-        self.engine = Engine(self.runner, self.scheduler, vocabulary, (END,), limits)
+        self.grammars = byte_grammars()
+        self.engine = Engine(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars)
+        self.refused: dict[str, Refused] = {}
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
         self._sent = 0
 
@@ -146,6 +154,10 @@ class Kit:
         stopping: Stopping | None = None,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
+        grammar: str | None = None,
+        special: bool = False,
+        salt: str = "",
+        keep_until: float = 0.0,
     ) -> str:
         """Submit a turn, greedy unless told otherwise; returns its id."""
         self._sent += 1
@@ -159,6 +171,10 @@ class Kit:
             stopping or Stopping(max_tokens=count, stop=stop, ignore_eos=ignore_eos),
             logprobs,
             prompt_logprobs,
+            grammar,
+            special,
+            salt,
+            keep_until,
         )
         refused = self.engine.submit(request)
         if refused is not None:
@@ -174,6 +190,7 @@ class Kit:
             self.mode.remove()
         for delta in outputs.deltas:
             self.outcomes[delta.turn].add(delta)
+        self.refused |= {refused.turn: refused for refused in self.engine.refusals()}
         self.engine.check_integrity()
 
     def run(self, limit: int = 10_000) -> None:

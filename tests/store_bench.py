@@ -96,5 +96,5 @@ class Bench:
         assert self.pool.host.free == self.pool.host.slots
         assert not self.pool.stranded
         assert not self.store._named
-        assert all(len(index) == 0 for index in self.store._index.values())
+        assert not self.store._index
         assert len(self.store) == 0

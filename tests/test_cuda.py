@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 import torch
+from engine_kit import byte_grammars
 from tiny_models import make_model, make_tokenizer
 
 from cache import gpu, native, paged, transfer, trial, varlen
-from cache.layers import Layer, read_layers
-from cache.native import Scores
+from cache.layers import Layer, Scores, read_layers
 from cache.pages import Page, PagePool
 from cache.store import SessionStore
 from cache.stream import bring, put
@@ -74,26 +74,24 @@ def test_pages_go_to_the_host_and_back() -> None:
     shapes = {0: PageShape(2, 8, 2, 8, torch.bfloat16), 3: PageShape(8, 128, 8, 128, torch.float16, 32)}
     pool = PagePool(MemoryTier(900, PAGE, CUDA, shapes), MemoryTier(900, PAGE, CPU, shapes, pinned=True))
     pages = [pool.alloc() for _ in range(850)]
-    for kind in transfer.POOLS.values():
-        for tensor in kind(pool.device).values():
-            tensor.copy_(torch.randn(tensor.shape))
+    for tensor in pool.device.pools.values():
+        tensor.copy_(torch.randn(tensor.shape))
     rows = transfer.rows_of(pages, PAGE, 0, 850 * PAGE)
-    before = transfer.gather(pool.device, rows)
+    before = pool.device.gather(rows)
     rng = random.Random(1)
     for _ in range(3):
         moved = rng.sample(pages, 600)
         pool.cool(moved)
         pool.demote()
-        for kind in transfer.POOLS.values():  # the slots are others' now
-            for tensor in kind(pool.device).values():
-                tensor[[slot for slot in range(900) if slot in pool.device._free]] = float("nan")
+        for tensor in pool.device.pools.values():  # the slots are others' now
+            tensor[[slot for slot in range(900) if slot in pool.device._free]] = float("nan")
         for page in rng.sample(moved, 20):
-            there = transfer.gather(pool.host, transfer.rows_of([page], PAGE, 0, PAGE))
+            there = pool.host.gather(transfer.rows_of([page], PAGE, 0, PAGE))
             at = pages.index(page) * PAGE
             assert all(torch.equal(there[name], before[name][at : at + PAGE]) for name in before)
         pool.heat(moved)
         pool.promote(moved)
-        after = transfer.gather(pool.device, transfer.rows_of(pages, PAGE, 0, 850 * PAGE))
+        after = pool.device.gather(transfer.rows_of(pages, PAGE, 0, 850 * PAGE))
         assert all(torch.equal(after[name], before[name]) for name in before)
 
 
@@ -102,8 +100,8 @@ def test_what_files_hold_is_put_into_pages() -> None:
     pages = [Page(tier, slot) for slot in (7, 2, 4)]
     rows = transfer.rows_of(pages, PAGE, 5, 41)
     tokens = torch.randn(36, 2, 8).bfloat16()
-    transfer.scatter(tier, rows, "1.key", tokens)
-    assert torch.equal(transfer.gather(tier, rows)["1.key"], tokens)
+    tier.scatter(rows, "1.key", tokens)
+    assert torch.equal(tier.gather(rows)["1.key"], tokens)
 
 
 def test_what_is_sent_is_there_when_it_is_read() -> None:
@@ -126,7 +124,7 @@ class Served:
         self.graphs = Graphs(verdict.mode, tier, 8, 512, capturer()) if graphs else None
         runner = ModelRunner(verdict.mode, tier, graphs=self.graphs)
         scheduler = Scheduler(store, max_running=8, max_step_tokens=64, max_queued=64)
-        self.engine = Engine(runner, scheduler, Vocabulary(make_tokenizer()), (258,), Limits(512, 259))
+        self.engine = Engine(runner, scheduler, Vocabulary(make_tokenizer()), (258,), Limits(512, 259), byte_grammars())
         self.sent = 0
 
     def ask(self, prompts: list[list[int]], count: int, sampling: Sampling) -> list[list[int]]:

@@ -170,7 +170,8 @@ struct Work {
         return (span + size - 1) / size;
     }
     int64_t range(const Segment& s, int64_t span) const {
-        int64_t least = s.size > 8 ? RANGE * (s.size / 8) : RANGE, wanted = (span + RANGES - 1) / RANGES;
+        bool many = s.size > 8;  // queries: fewer ranges, as each holds results of all of them
+        int64_t least = many ? RANGE * (s.size / 8) : RANGE, most = many ? RANGES / 4 : RANGES, wanted = (span + most - 1) / most;
         return wanted <= least ? least : (wanted + BLOCK - 1) / BLOCK * BLOCK;
     }
     int64_t partial_floats(const Segment& s) const { return aligned(call.heads * s.size * (value_row.padded + 2)); }

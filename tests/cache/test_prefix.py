@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from cache.prefix import PrefixIndex, _Node
+from cache.prefix import PrefixIndex, PrefixIndexes, _Node
 from cache.session import SessionCache
 
 
@@ -127,3 +127,22 @@ def test_the_session_that_was_put_last_wins_a_tie() -> None:
     assert index.match(array("i", [1, 2, 3]))[0] is second
     index.put(first)
     assert index.match(array("i", [1, 2, 3]))[0] is first
+
+
+def test_what_has_no_sessions_has_no_index() -> None:
+    indexes: PrefixIndexes[SessionCache] = PrefixIndexes()
+    first, second = session_of([1, 2]), session_of([1, 3])
+    assert indexes.match("a", False, array("i", [1])) == (None, 0)
+    indexes.put("a", False, session_of([]))
+    indexes.remove("b", False, first)
+    assert len(indexes) == 0
+    indexes.put("a", False, first)
+    indexes.put("a", True, second)
+    assert indexes.match("a", False, array("i", [1, 3])) == (first, 1)
+    assert indexes.match("a", True, array("i", [1, 3])) == (second, 2)
+    assert indexes.check_integrity() == 2
+    indexes.remove("a", False, first)
+    assert len(indexes) == 1
+    second.cut(0)
+    indexes.put("a", True, second)
+    assert len(indexes) == 0

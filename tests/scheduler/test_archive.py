@@ -13,10 +13,10 @@ from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
 from cache import saver as saver_module
-from cache import transfer
 from cache.chain import Owner
 from cache.codec import Codec
 from cache.segment import read_header
+from cache.tier import MemoryTier
 from scheduler.clerk import Clerk
 from scheduler.messages import (
     Export,
@@ -57,14 +57,14 @@ def files_of(folder: Path) -> list[Path]:
 def slow_writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Writes wait for the event before they look at the pages."""
     go = threading.Event()
-    gather = transfer.gather
+    gather = MemoryTier.gather
 
     def waiting(*args: Any) -> Any:
         go.wait(20)
         return gather(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(transfer, "gather", waiting)
+        patch.setattr(MemoryTier, "gather", waiting)
         yield go
         go.set()
 

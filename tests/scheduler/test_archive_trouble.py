@@ -16,12 +16,13 @@ from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
 from cache import archive as archive_module
-from cache import files, transfer
+from cache import files
 from cache import saver as saver_module
 from cache import segment as segment_module
 from cache.chain import Owner
 from cache.segment import Reader, write
 from cache.shelf import folder_of
+from cache.tier import MemoryTier
 from scheduler.clerk import Clerk
 from scheduler.messages import Export, Exported, Forget, Forgotten, Import, Imported, Miss
 
@@ -241,7 +242,7 @@ def test_a_session_on_the_host_is_exported_while_it_moves(tmp_path: Path, monkey
     assert session is not None
     assert not session.warm
     kit.archive.saver._paused_until = 0.0
-    with held(monkeypatch, transfer, "gather") as go:
+    with held(monkeypatch, MemoryTier, "gather") as go:
         threading.Timer(0.05, go.set).start()
         clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
         kit.engine.check_integrity()
@@ -328,7 +329,7 @@ def test_what_waited_while_its_beginning_was_evicted_is_written_whole(tmp_path: 
 def test_files_are_in_order_though_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path)
     prompt = TALK
-    with held(monkeypatch, transfer, "gather"):
+    with held(monkeypatch, MemoryTier, "gather"):
         for moment in (2e9, 1e9, 0.5e9):
             monkeypatch.setattr(time, "time", lambda moment=moment: moment)
             outcome = kit.ask(prompt, 3, session="s")
@@ -343,7 +344,7 @@ def test_files_are_in_order_though_the_clock_goes_back(tmp_path: Path, monkeypat
 def test_a_pin_reaches_the_files_that_are_written_after_it(tmp_path: Path) -> None:
     one = size_of_one(tmp_path / "probe")
     kit = Kit(folder=tmp_path / "kv", disk_space=int(one * 2.5))
-    with pytest.MonkeyPatch.context() as patch, held(patch, transfer, "gather"):
+    with pytest.MonkeyPatch.context() as patch, held(patch, MemoryTier, "gather"):
         kit.ask(TALK, 1, session="s")
         kit.store.pin("a", "s", 1e12)
     for number in range(4):

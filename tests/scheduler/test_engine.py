@@ -45,6 +45,37 @@ def test_a_full_queue_refuses() -> None:
     kit.ask([4], 1)
 
 
+def test_one_tenant_does_not_fill_the_queue_for_the_others() -> None:
+    kit = Kit(max_running=1, max_queued=2)
+    kit.send([1], 5)
+    kit.step()
+    waiting = [kit.send([2], 1), kit.send([3], 1, session="s")]
+    other = kit.send([4], 1, tenant="b")
+    (refused,) = kit.engine.refusals()
+    assert (refused.turn, refused.code) == (waiting[-1], "queue_full")
+    assert kit.engine.refusals() == []
+    with pytest.raises(ValueError, match="queue_full"):
+        kit.send([5], 1, tenant="b")  # one of each waits
+    kit.run()
+    assert kit.outcomes[other].finish_reason is FinishReason.LENGTH
+    assert kit.outcomes[waiting[0]].finish_reason is FinishReason.LENGTH
+    kit.ask([3], 1, session="s")  # its name is free again
+
+
+def test_a_queue_overfilled_by_preempted_turns_refuses_and_the_engine_lives() -> None:
+    kit = Kit(pages=60, max_running=4, max_queued=4)
+    sent = [kit.send([number, *range(30, 50)], 60) for number in range(4)]
+    while len(kit.scheduler.running) < 4:
+        kit.step()
+    sent += [kit.send([100 + number, *range(60, 130)], 1) for number in range(4)]
+    while len(kit.scheduler.waiting) <= 4:
+        kit.step()
+    with pytest.raises(ValueError, match="queue_full"):
+        kit.send([99], 1, tenant="b")
+    kit.run()
+    assert all(kit.outcomes[turn].finish_reason is FinishReason.LENGTH for turn in sent)
+
+
 def test_a_session_runs_one_turn_at_a_time() -> None:
     kit = Kit()
     first = kit.send([1, 2], 4, session="s")

@@ -148,6 +148,11 @@ def test_a_life(model: str, started: list[Process], tmp_path: Path) -> None:
     engine.send(submit("empty", [], 4))
     assert engine.until(Refused) == Refused("empty", "invalid_prompt", "The prompt is empty.")
 
+    engine.send(Submit("broken", "a", pack_ids([1]), grammar="start: <|no_such_token|>"))
+    assert engine.until(Refused).code == "invalid_grammar"
+    engine.send(Submit("obeying", "a", pack_ids([1]), grammar='start: "yes" | "no"'))
+    assert "".join(delta.text for delta in engine.turn("obeying")) in ("yes", "no")
+
     engine.send(submit("long", [1], 500))
     engine.until(StepOutputs)
     engine.send(Cancel("long"))

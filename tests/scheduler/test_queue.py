@@ -55,6 +55,28 @@ def test_a_full_queue_refuses_and_keeps_what_it_has() -> None:
     queue.add(turn_of("c"), set())
 
 
+def test_who_crowds_a_full_queue_is_the_newest_of_the_longest_line() -> None:
+    queue = FairQueue(10)
+    assert queue.crowding("a") is None
+    lines = {tenant: [turn_of(tenant) for _ in range(length)] for tenant, length in (("a", 4), ("b", 3), ("c", 1))}
+    for turn in (turn for line in lines.values() for turn in line):
+        queue.add(turn, set())
+    assert queue.crowding("a") is None
+    assert queue.crowding("b") is None  # it would be as long
+    assert queue.crowding("c") is lines["a"][-1]
+    assert queue.crowding("nobody yet") is lines["a"][-1]
+    lines["a"][-1].announced = True
+    assert queue.crowding("c") is lines["a"][-2]
+
+
+def test_where_preempted_turns_overfill_the_queue_nobody_makes_room() -> None:
+    queue = FairQueue(2)
+    for turn in (turn_of("a"), turn_of("a")):
+        queue.add(turn, set())
+    queue.put_back(turn_of("a"))
+    assert queue.crowding("b") is None
+
+
 def test_the_tenant_that_was_served_least_is_first() -> None:
     queue = FairQueue(10)
     a, b = turn_of("a"), turn_of("b")

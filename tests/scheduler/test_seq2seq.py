@@ -109,3 +109,16 @@ def test_a_saved_encoder_decoder_is_loaded_as_one(tmp_path: Path) -> None:
     loaded = load(EngineConfig(address="", model=str(tmp_path)), lambda _: None)
     assert loaded.model.config.is_encoder_decoder
     assert loaded.start == (256,)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_grammar_is_obeyed(name: str) -> None:
+    engine, _ = build(CONFIG, prepare(model_of(name), make_tokenizer()))
+    source, grammar = pack_ids([70, 71, 72]), "start: /[a-c]{5}[x-z]/"
+    assert engine.submit(Submit("t", "a", source, None, Sampling(seed=3), grammar=grammar)) is None
+    text = ""
+    while not engine.idle:
+        text += "".join(delta.text for delta in engine.step().deltas)
+    assert len(text) == 6
+    assert {*text[:5]} <= {*"abc"}
+    assert text[5] in "xyz"

@@ -245,3 +245,14 @@ def test_bytes_that_never_become_a_character_are_not_held_for_ever() -> None:
     assert len(stream._ids) < 30
     assert "".join(shown) + stream.flush() == tokenizer.backend_tokenizer.decode(ids)
     assert "".join(shown).endswith("ü")
+
+
+def test_special_tokens_have_text_where_that_is_asked_for() -> None:
+    vocabulary = Vocabulary(make_tokenizer())
+    for special, wanted in ((False, "a\u20acb"), (True, "a<|im_start|>\u20ac<|endoftext|>b")):
+        stream = TextStream(vocabulary, [70, 257], special=special)
+        ids = [97, 257, *"\u20ac".encode(), 256, 98]
+        assert "".join(stream.push(token) for token in ids) + stream.flush() == wanted
+    stream = TextStream(vocabulary, [70], ("<|im_end|>",), special=True)
+    assert stream.push(97) + stream.push(258) == "a"
+    assert stream.stopped == "<|im_end|>"

@@ -1,0 +1,84 @@
+"""What rank 0 of a model that is divided among ranks tells the others, and asks them."""
+
+from __future__ import annotations
+
+import msgspec
+
+DEVICE, HOST = 0, 1  # the numbers of the two tiers
+
+
+class Plain(msgspec.Struct, tag=True, frozen=True):
+    """A forward of one timeline without our cache, as the load-time probe makes them."""
+
+    ids: list[int]
+    positions: list[int] | None
+    use_cache: bool
+
+
+class Way(msgspec.Struct, tag=True, frozen=True):
+    """How steps are run from now on: what the probe has found out (``Trace``, ``Mode.in_place``)."""
+
+    argument: str
+    first_position: int
+    in_place: list[int]
+
+
+class Step(msgspec.Struct, tag=True, frozen=True):
+    """A packed forward: ``counts`` tokens of each session, which holds ``lengths`` so far; ``tokens`` are int32,
+    slots of pages and rows int64.
+
+    ``tables`` and ``masks`` are rows (places in the batch) that have another page table than in the step before, and
+    those with hidden tokens. The logits of the rows in ``keep`` are wanted; ``long`` is the side of a RoPE threshold.
+    """
+
+    lengths: list[int]
+    counts: list[int]
+    tokens: bytes
+    tables: dict[int, bytes]
+    masks: dict[int, bytes]
+    keep: bytes
+    long: bool
+
+
+class Room(msgspec.Struct, tag=True, frozen=True):
+    """New, empty tiers; ``known``: with the shapes that the last ones have learned. Answered with what went wrong."""
+
+    slots: int
+    host_slots: int
+    page_size: int
+    known: bool
+
+
+class Spare(msgspec.Struct, tag=True, frozen=True):
+    """How many bytes are there for KV? Answered with the number."""
+
+
+class Copy(msgspec.Struct, tag=True, frozen=True):
+    """Pages from one tier to another or the same."""
+
+    source: int
+    target: int
+    there: list[int]
+    here: list[int]
+
+
+class Gather(msgspec.Struct, tag=True, frozen=True):
+    """The tokens at ``rows``, once ``after`` commands have been done; answered by a tensor for each of ``names``."""
+
+    after: int
+    tier: int
+    names: list[str]
+    rows: bytes
+
+
+class Scatter(msgspec.Struct, tag=True, frozen=True):
+    """Put the tensor that follows at ``rows``, once ``after`` commands have been done; answered when it is there."""
+
+    after: int
+    tier: int
+    name: str
+    rows: bytes
+
+
+Ordered = Plain | Way | Step | Room | Spare | Copy
+Beside = Gather | Scatter

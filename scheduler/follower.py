@@ -1,0 +1,174 @@
+"""A rank that is not rank 0: ``python -m scheduler.follower PID LINE LINE``, started by rank 0, which has that PID.
+
+Holds its part of the model and of every page, and does what rank 0 tells it, in that order. Decides nothing. Ends with
+status 0 when rank 0 closes its lines; dies with it where the system can do that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+from transformers.cache_utils import DynamicCache
+
+from cache.commands import Copy, Ordered, Plain, Room, Spare, Step, Way
+from cache.echo import Echoes
+from cache.layers import read_layers
+from cache.line import Line
+from cache.packed import PackedStep
+from cache.share import Share
+from cache.stream import put
+from scheduler.division import Seat, join
+from scheduler.loader import digest, read_config, read_model
+from scheduler.memory import spare
+from scheduler.messages import EngineConfig
+from scheduler.modes import PackedMode
+from scheduler.rope import LongRope
+from scheduler.trace import Trace
+
+_DEATHSIG = 1  # PR_SET_PDEATHSIG of prctl
+
+
+class Follower:
+    """Its part of the model, run as rank 0 runs its own."""
+
+    def __init__(self, model: Any, share: Share) -> None:
+        self._model = model
+        self._share = share
+        self._layers = read_layers(model.config.get_text_config(decoder=True))
+        self._rope = LongRope(model)
+        self._echoes = Echoes()
+        self._mode: PackedMode | None = None
+        self._installed = False
+
+    def obey(self, command: Ordered) -> Any:
+        """Do it; the answer, None where none is awaited."""
+        match command:
+            case Step():
+                self._step(command)
+            case Copy():
+                self._share.copy(command)
+            case Plain():
+                self._plain(command)
+            case Way():
+                self._change(command)
+            case Room():
+                try:
+                    self._share.build(command, self._model.device)
+                except (RuntimeError, MemoryError) as error:
+                    return str(error) or type(error).__name__
+                return ""
+            case Spare():
+                return spare(self._model.device, torch.distributed.get_world_size())
+        return None
+
+    def _change(self, way: Way) -> None:
+        trace = Trace(way.argument, True, DynamicCache(), way.first_position, (), (), ())
+        if self._mode is None:
+            self._mode = PackedMode(self._model, self._layers, trace)
+        self._mode.trace = trace
+        self._mode.in_place = frozenset(way.in_place)
+
+    def _install(self, wanted: bool) -> None:
+        """Our attention for steps, the model's own for plain forwards."""
+        if self._mode is not None and wanted is not self._installed:
+            self._mode.install() if wanted else self._mode.remove()
+            self._installed = wanted
+
+    def _plain(self, command: Plain) -> None:
+        self._install(False)
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([command.ids], device=self._model.device)}
+        if command.positions is not None:
+            inputs["position_ids"] = torch.tensor([command.positions], device=self._model.device)
+        self._model(**inputs, use_cache=command.use_cache, return_dict=True)
+
+    def _step(self, command: Step) -> None:
+        assert self._mode is not None
+        self._install(True)
+        tier = self._share.tiers[0]
+        step = PackedStep(self._echoes.work(command), tier)
+        keep = put(np.frombuffer(command.keep, np.int64).copy(), tier.device)
+        with self._rope.side(command.long):
+            self._mode.forward(step, keep)
+
+
+def follow(ordered: Line, beside: Line) -> None:
+    """Load, then do what comes until the line ends."""
+    config = msgspec.json.decode(ordered.receive(), type=EngineConfig)
+    rank = int(os.environ["RANK"])
+    seat = Seat(rank, config.tensor_parallel, int(os.environ["MASTER_PORT"]))
+    device = torch.device(config.device, rank) if config.device == "cuda" else torch.device(config.device)
+    join(seat, device)
+    model = read_model(config, read_config(config), device)
+    digest(model)  # each rank has to give its part of every weight
+    share = Share()
+    follower = Follower(model, share)
+    threading.Thread(target=_serve, args=(share, beside, device), daemon=True).start()
+    decode = msgspec.msgpack.Decoder(Ordered).decode
+    while True:
+        command = decode(ordered.receive())
+        with torch.inference_mode():
+            answer = follower.obey(command)
+        if answer is not None:
+            ordered.send(msgspec.msgpack.encode(answer))
+        share.done()
+
+
+def _serve(share: Share, beside: Line, device: torch.device) -> None:
+    """Files are read and written beside the steps; a failure ends the process as one of a step does."""
+    torch.set_num_threads(1)  # of this thread
+    torch.set_grad_enabled(False)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread too
+    try:
+        share.serve(beside)
+    except EOFError:
+        os._exit(0)
+    except BaseException:
+        logging.getLogger("warmturn.engine").exception("reading or writing pages failed")
+        os._exit(1)
+
+
+def _die_with(parent: int) -> None:
+    """Where rank 0 is killed, so is this process: it may be in the middle of a step, waiting for it."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_DEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def main() -> int:
+    """Follow rank 0; the exit status."""
+    parent, *lines = map(int, sys.argv[1:])
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    rank = os.environ["RANK"]
+    logging.basicConfig(level=logging.WARNING, format=f"%(name)s: rank {rank}: %(message)s")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    ordered, beside = (Line(socket.socket(fileno=fd)) for fd in lines)
+    try:
+        follow(ordered, beside)
+    except EOFError:
+        return 0
+    except Exception:
+        logging.getLogger("warmturn.engine").exception("this rank cannot go on")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,81 @@
+"""A server whose model is divided between two processes: it answers, and outlives either of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from server_process import START, ServerProcess
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
+
+
+def gone(pid: int) -> bool:
+    """Ended, also where nobody has asked for its status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def follower_of(engine: int) -> int:
+    """The pid of the other rank."""
+    children = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
+    [found] = [c for c in children if b"scheduler.follower" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    return int(found)
+
+
+def healthy(server: ServerProcess) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def say(server: ServerProcess, text: str) -> dict[str, Any]:
+    body = {"session_id": "ada", "temperature": 0, "messages": [{"role": "user", "content": text}]}
+    response = server.post("/v1/chat/completions", body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_two_ranks_behind_a_server(tmp_path: Path) -> None:
+    with ServerProcess(None, tmp_path, "--tensor-parallel", "2", "--device", "cpu") as server:
+        told = httpx.get(f"{server.url}/v1/models/m").json()["warmturn"]
+        assert (told["tensor_parallel"], told["mode"]) == (2, "packed")
+        say(server, "My name is Emma.")
+        answer = say(server, "What is my name?")
+        assert answer["choices"][0]["message"]["content"] == "Your name is Emma."
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+        engine = server.engine_pid()
+        os.kill(follower_of(engine), signal.SIGKILL)
+        until(lambda: gone(engine))
+        until(lambda: healthy(server))
+        again = say(server, "What is my name?")
+        assert again["choices"][0]["message"]["content"] == "Your name is Emma."
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0  # of what both ranks had written
+
+        engine = server.engine_pid()
+        follower = follower_of(engine)
+        os.kill(engine, signal.SIGKILL)
+        until(lambda: gone(follower))
+        assert server.stop() == 0
+    log = server.log_path.read_text()
+    assert "rank 1 ended (-9)" in log or "another rank is gone" in log
+    assert "exit status 1" in log
