@@ -3,6 +3,8 @@
 #   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
 #   make test | test-slow | test-architectures | check | bench | bench-tiers | setup | pins
 #   make test-cuda | bench-gpu   on a machine with a GPU
+#   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
+#   make test-fuzz [REQUESTS=20000] | bench-overload | api-page
 #   make test-crash [KILLS=200] [EVERY=1] [DAMAGES=1000]   an hour or two; EVERY=10 tries a tenth of the crash points
 
 PYTHON ?= python3
@@ -14,10 +16,12 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := .venv/.installed
+CLIENTS := .venv-clients/bin
+CLIENTS_STAMP := .venv-clients/.installed
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-cuda test-crash test-architectures check bench bench-tiers bench-gpu pins clean
+.PHONY: serve setup test test-slow test-cuda test-crash test-architectures check bench bench-tiers bench-gpu pins test-clients test-fuzz bench-overload api-page clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -48,6 +52,10 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
+# OpenAI's and Anthropic's clients, LangChain, LiteLLM, instructor and lm-eval against a real server, about six minutes.
+test-clients: $(STAMP) $(CLIENTS_STAMP)
+	SERVER_PYTHON='$(abspath $(BIN)/python)' $(CLIENTS)/python -m pytest -c tests/clients/clients.ini tests/clients $(ARGS)
+
 bench: $(STAMP)
 	$(BIN)/python tools/bench.py $(if $(MODEL),'$(MODEL)') $(ARGS)
 
@@ -59,13 +67,27 @@ bench-tiers: $(STAMP)
 bench-gpu: $(STAMP)
 	$(BIN)/python -m tools.bench_gpu $(ARGS)
 
+# Random requests to every route, made by schemathesis; half an hour for 20,000.
+test-fuzz: $(STAMP)
+	$(PIP) install -q -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m tools.fuzz --requests $(or $(REQUESTS),20000)
+
+# Ten times more load than the server can serve; about four minutes.
+bench-overload: $(STAMP)
+	$(BIN)/python -m tools.overload $(ARGS)
+
+# Writes docs/api.md anew from the code.
+api-page: $(STAMP)
+	$(BIN)/python -m tools.api_page > docs/api.md.new
+	mv docs/api.md.new docs/api.md
+
 # Writes constraints.txt anew from what is installed in .venv.
 pins: $(STAMP)
 	$(BIN)/python tools/pins.py > constraints.txt.new
 	mv constraints.txt.new constraints.txt
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-clients .pytest_cache .mypy_cache .ruff_cache build dist
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -85,3 +107,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m cache.native || true
 	@$(BIN)/python -m scheduler.program || true
 	@touch $(STAMP)
+
+# instructor wants an older jiter than openai does, and works with the newer one.
+$(CLIENTS_STAMP): pyproject.toml constraints-clients.txt
+	@test -x $(CLIENTS)/python || $(PYTHON) -m venv .venv-clients
+	$(CLIENTS)/python -m pip install -q -c constraints-clients.txt 'pip>=25.1'
+	$(CLIENTS)/python -m pip install -q -c constraints-clients.txt --group clients
+	$(CLIENTS)/python -m pip install -q -c constraints-clients.txt --no-deps instructor
+	@touch $(CLIENTS_STAMP)

@@ -8,10 +8,10 @@ import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import as_api_error
+from server.anthropic_objects import speaks_anthropic
+from server.errors import as_api_error, error_response
 from server.metrics import Metrics
 
 logger = logging.getLogger("warmturn.http")
@@ -19,8 +19,8 @@ CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
 
 class Access:
-    """ASGI middleware: every answer carries ``x-request-id`` and is counted by route and status; ``state["started"]``
-    is when its request came.
+    """ASGI middleware: every answer carries ``x-request-id`` (Anthropic's ``request-id`` too) and is counted by route
+    and status; ``state["started"]`` is when its request came, ``state["request_id"]`` its id.
 
     Nothing that is raised below gets past it: before the answer has begun it becomes a bare 500, after that the
     connection is closed (streams tell their errors themselves).
@@ -35,14 +35,17 @@ class Access:
             await self.app(scope, receive, send)
             return
         request_id = request_id_of(scope)
-        scope.setdefault("state", {})["started"] = time.perf_counter()
+        scope.setdefault("state", {}).update(started=time.perf_counter(), request_id=request_id)
         status = 0
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if speaks_anthropic(scope["path"]):
+                    headers["request-id"] = request_id
             await send(message)
 
         try:
@@ -51,8 +54,7 @@ class Access:
             logger.exception("request %s failed", request_id)
             if status:
                 raise
-            told = as_api_error(error)
-            await Response(told.encoded(), told.status_code, told.headers, "application/json")(scope, receive, sending)
+            await error_response(as_api_error(error), scope)(scope, receive, sending)
         finally:
             self.metrics.answered(route_of(scope), status)
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
 from server import errors
 from server.access import Access
-from server.auth import Guard, Keyring
+from server.auth import Guard, Hosts, Keyring
 from server.body import only_known_parameters
 from server.engine import Engine
 from server.face import Face
 from server.log import SessionLog
-from server.routes import capsules, chat, completions, health, later, models, sessions
+from server.routes import (
+    capsules,
+    chat,
+    completions,
+    conversations,
+    health,
+    messages,
+    models,
+    responses,
+    sessions,
+    tokenize,
+)
 from server.template import UNMEASURED, Stability
 from server.tokens import Tokens
 from server.transfers import Transfers
@@ -28,13 +40,16 @@ def create_app(
     api_keys: Mapping[str, str],
     transfers: Transfers,
     template: Stability = UNMEASURED,
+    allowed_hosts: Collection[str] = (),
 ) -> FastAPI:
-    """The app over these parts. ``api_keys`` is tenant -> key; empty: everybody is tenant "default", without a key."""
+    """The app over these parts. ``api_keys`` is tenant -> key; empty: everybody is tenant "default", without a key, and
+    calls the server by its address, as localhost, or by one of ``allowed_hosts``."""
     app = FastAPI(
         title="warmturn",
         docs_url=None,  # both pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the client's Host header
+        lifespan=lifespan,
         telemetry={"logs": False, "operation_spans": False},  # logs would hold what clients sent
         responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
     )
@@ -42,10 +57,16 @@ def create_app(
     face.metrics.log_opened(log.salvage, log.older)
     app.state.face = face
     app.state.transfers = transfers
-    for module in (capsules, sessions, chat, completions, models, health):
+    for module in (capsules, sessions, chat, completions, responses, conversations, models, messages, tokenize, health):
         app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
-    app.include_router(later.router)  # whatever was asked, the answer is the same
     errors.install(app)
-    app.add_middleware(Guard, keyring=Keyring(api_keys))
+    app.add_middleware(Guard, keyring=Keyring(api_keys), hosts=Hosts(allowed_hosts))
     app.add_middleware(Access, metrics=face.metrics)  # added last: outermost
     return app
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    """What runs on its own ends with the app."""
+    yield
+    await app.state.face.background.close()

@@ -16,6 +16,7 @@ from server.errors import ApiError, ClientLeft, bad_request
 
 MAX_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
+MAX_PARTS = 100_000
 MAX_INTEGER = 1 << 63
 INLINE_BYTES = 32 * 1024  # larger bodies are parsed on a thread
 
@@ -119,10 +120,14 @@ def parse(data: bytes) -> object:
 
 
 def check_values(value: object) -> None:
-    """Level by level instead of by recursion: at most MAX_DEPTH levels, and integers that fit 64 bits."""
-    level = [value]
+    """Level by level instead of by recursion: at most MAX_DEPTH levels and MAX_PARTS objects, lists and names, as each
+    of them is validated on the event loop, and integers that fit 64 bits."""
+    level, parts = [value], 0
     for _ in range(MAX_DEPTH):
         below: list[object] = []
+        parts += len(level) + sum(len(container) for container in level if isinstance(container, dict))
+        if parts > MAX_PARTS:
+            raise bad_request(f"The body holds more than {MAX_PARTS} objects, lists and names.", code="invalid_json")
         for container in level:
             for item in container.values() if isinstance(container, dict) else container:  # type: ignore[attr-defined]
                 if isinstance(item, (dict, list)):

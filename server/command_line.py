@@ -93,7 +93,7 @@ def _add(parser: argparse.ArgumentParser, config: type[BaseSettings], name: str,
     }
     if choices:
         options["choices"] = choices
-    if typing.get_origin(field.annotation) is dict:
+    if typing.get_origin(field.annotation) in (dict, list):
         options["action"] = "append"
     if extra.get("positional"):
         parser.add_argument(name, nargs="?", **options)

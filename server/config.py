@@ -5,6 +5,7 @@ The command line (``server.command_line``), the environment and ``--help`` are m
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import uuid
@@ -22,6 +23,7 @@ DEMO_FOLDER = Path(__file__).resolve().parent / "demo"
 
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 KEY = re.compile(r"[!-+\--~]{1,512}")  # visible ASCII without the comma
+HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\*")
 REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://\S+")  # fsspec chains protocols with ::
 PATH_LIKE = re.compile(r"[./~]")  # how a folder starts that cannot be a hub id
 
@@ -49,6 +51,14 @@ def parse_api_keys(given: object) -> object:
     return keys
 
 
+def parse_hosts(given: object) -> object:
+    """Names of hosts, from a comma list or a list of them, in small letters."""
+    entries = given.split(",") if isinstance(given, str) else given
+    if not isinstance(entries, list) or not all(isinstance(name, str) and HOST.fullmatch(name) for name in entries):
+        raise ValueError("expected the name of a host, without a port")
+    return [name.lower().rstrip(".") for name in entries]
+
+
 def default_data_dir() -> Path:
     """Where people's programs keep data: $XDG_DATA_HOME/warmturn, else ~/.local/share/warmturn."""
     base = os.environ.get("XDG_DATA_HOME", "")
@@ -57,6 +67,7 @@ def default_data_dir() -> Path:
 
 Count = Annotated[int, Field(ge=1)]
 Memory = Annotated[ByteSize, Field(ge=0)]
+Hosts = Annotated[list[str], NoDecode, BeforeValidator(parse_hosts)]
 ApiKeys = Annotated[dict[str, str], NoDecode, BeforeValidator(parse_api_keys)]
 
 
@@ -107,13 +118,18 @@ class ServeConfig(BaseSettings):
     )
     kv_memory: Memory | None = Field(
         default=None,
-        description="KV cache on the device, in bytes: 512M, 4G, 4GiB",
+        description="KV cache on the device (with tensor parallel on each), in bytes: 512M, 4G, 4GiB",
         json_schema_extra={"metavar": "BYTES", "default": "measured from what is free"},
     )
     host_memory: Memory | None = Field(
         default=None,
         description="KV cache in host memory for sessions pushed off the device, in bytes",
         json_schema_extra={"metavar": "BYTES", "default": "0 on CPU, a quarter of the memory with CUDA"},
+    )
+    tensor_parallel: Count = Field(
+        default=1,
+        description="processes among which the model is divided, a GPU for each with CUDA",
+        json_schema_extra={"metavar": "RANKS"},
     )
     max_running: Count = Field(
         default=256, description="turns in the batch at once", json_schema_extra={"metavar": "TURNS"}
@@ -141,6 +157,25 @@ class ServeConfig(BaseSettings):
         description="the session log in a database: postgresql://user@host/name, which several servers may share; "
         "a password is safer in the environment",
         json_schema_extra={"metavar": "URL", "default": "SQLite in the data dir"},
+    )
+    client_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="how long a client may take to send a request (longer if it is large) or leave an answer unread",
+        json_schema_extra={"metavar": "SECONDS", "default": "30"},
+    )
+    allowed_host: Hosts = Field(
+        default=[],
+        description="a name under which the server is reached, repeatable (environment: a comma list), needed where "
+        "there is no key; addresses and localhost always are allowed, * allows every name",
+        json_schema_extra={"metavar": "NAME", "default": "none"},
+    )
+    response_template: Path | None = Field(
+        default=None,
+        description="what tells reasoning, content and calls of replies apart: a response template of transformers, "
+        "as JSON",
+        json_schema_extra={"metavar": "FILE", "default": "the tokenizer's, else measured"},
     )
     drain_seconds: float = Field(
         default=30.0,
@@ -197,6 +232,16 @@ class ServeConfig(BaseSettings):
             raise ValueError("there is no such folder")
         return model
 
+    @field_validator("response_template")
+    @classmethod
+    def _response_template_is_json(cls, path: Path | None) -> Path | None:
+        try:
+            if path is not None:
+                json.loads(path.expanduser().read_text())
+        except (OSError, ValueError, RecursionError):
+            raise ValueError("a file of JSON is needed") from None
+        return path
+
     @field_validator("remote")
     @classmethod
     def _remote_is_a_url(cls, remote: str | None) -> str | None:
@@ -237,6 +282,7 @@ class ServeConfig(BaseSettings):
             remote_space=None if self.remote_space is None else int(self.remote_space),
             kv_at_rest=self.kv_at_rest,
             tenant_share=self.tenant_share,
+            tensor_parallel=self.tensor_parallel,
         )
 
 

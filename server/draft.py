@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scheduler.messages import Delta, FinishReason, TokenLogprob
@@ -29,10 +30,14 @@ class Draft:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    reasoning_tokens: int = 0
     calls: list[ToolCall] = field(default_factory=list)
     finish: Finish | None = None
+    stop: str | int | None = None  # the stop string or stop token id that ended it
     _content: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
+    _untold: int = 0  # tokens whose text is held back
+    _thinks: bool = False  # whether what was told last is reasoning
 
     def add(self, delta: Delta) -> list[Part]:
         """Append one delta; what its text was read as."""
@@ -43,13 +48,34 @@ class Draft:
         if delta.finish_reason is not None:
             parts += self.reading.finish()
         for part in parts:
-            self._take(part)
+            self.take(part)
+        self._count(len(delta.tokens), parts)
         if delta.finish_reason is not None:
+            self.stop = delta.stop
             finish = FINISH[delta.finish_reason]
             self.finish = "tool_calls" if finish == "stop" and self.calls else finish
         return parts
 
-    def _take(self, part: Part) -> None:
+    def _count(self, tokens: int, parts: Sequence[Part]) -> None:
+        """Tell reasoning from the rest: what is held back belongs to what was told before it, and where several tokens
+        come at once, characters tell."""
+        if not parts:
+            self._untold += tokens
+            return
+        if self._thinks or isinstance(parts[0], Reasoning):
+            self.reasoning_tokens += self._untold
+        self._untold = 0
+        self._thinks = isinstance(parts[-1], Reasoning)
+        lengths = [
+            (isinstance(part, Reasoning), len(part.name if isinstance(part, Call) else part.text)) for part in parts
+        ]
+        whole = sum(length for _, length in lengths)
+        if whole:
+            thought = sum(length for is_thought, length in lengths if is_thought)
+            self.reasoning_tokens += round(tokens * thought / whole)
+
+    def take(self, part: Part) -> None:
+        """Add a part."""
         match part:
             case Content(text):
                 self._content.append(text)
@@ -82,3 +108,26 @@ class Draft:
                 for call in self.calls
             ]
         return message
+
+
+class Told:
+    """Reads nothing: tells the parts of a reply that is there already."""
+
+    def __init__(self, message: Message) -> None:
+        self._parts: list[Part] = []
+        if thought := message.get("reasoning_content"):
+            self._parts.append(Reasoning(thought))
+        if message["content"]:
+            self._parts.append(Content(message["content"]))
+        for index, call in enumerate(message.get("tool_calls", ())):
+            self._parts.append(Call(index, call["id"], call["function"]["name"]))
+            self._parts.append(Arguments(index, call["function"]["arguments"]))
+
+    def feed(self, text: str) -> list[Part]:
+        """All of it, at once."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def finish(self) -> list[Part]:
+        """Nothing was held back."""
+        return []

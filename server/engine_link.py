@@ -54,7 +54,7 @@ class EngineLink:
                 *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=2,  # whatever a library prints belongs to the log, not to our output
-                env=_environment(),
+                env=_environment(config.device),
                 start_new_session=True,  # Ctrl-C in the terminal is for the server, which then ends the engine
             )
         except BaseException:
@@ -152,7 +152,7 @@ class EngineLink:
         return not isinstance(sent.exception(), zmq.Again)
 
 
-def _environment() -> dict[str, str]:
+def _environment(device: str) -> dict[str, str]:
     """Ours without its secrets, and from a source tree that is not installed the place where ``scheduler`` lies (the
     command's -P keeps the user's working directory out of the engine's imports).
 
@@ -162,6 +162,8 @@ def _environment() -> dict[str, str]:
     root = Path(__file__).resolve().parent.parent
     ours = {name: value for name, value in os.environ.items() if name not in SECRETS}
     environment = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128", **ours}
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""  # transformers divides a model for the best device that it sees
     if root.name not in ("site-packages", "dist-packages"):
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{known}" if known else str(root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import unavailable
+from server.errors import error_response, unavailable
 
 RETRY_AFTER = 2  # seconds; how long a model loads is not known before it has
 
@@ -24,11 +24,10 @@ class Entrance:
         if self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _loading(scope["path"])(scope, receive, send)
+            await _loading(scope)(scope, receive, send)
 
 
-def _loading(path: str) -> Response:
-    if path == "/health":
+def _loading(scope: Scope) -> Response:
+    if scope["path"] == "/health":
         return JSONResponse({"status": "loading"}, 503, {"retry-after": str(RETRY_AFTER)})
-    error = unavailable("The model is still loading.", RETRY_AFTER)
-    return Response(error.encoded(), error.status_code, error.headers, "application/json")
+    return error_response(unavailable("The model is still loading.", RETRY_AFTER), scope)

@@ -1,10 +1,10 @@
-"""Exceptions of the HTTP face, and every exception's way into OpenAI's error body.
+"""Exceptions of the HTTP face, and every exception's way into an error body.
 
     HTTPException (starlette)
     +-- ApiError            status, message, type, param and code are ours and safe to show
 
-Whatever else is raised (by the framework, the engine or the log) becomes an ApiError here, in one place. Messages
-never repeat what the client sent.
+Whatever else is raised (by the framework, the engine or the log) becomes an ApiError here, in one place, and leaves in
+OpenAI's shape, or where Anthropic's API is in Anthropic's. Messages never repeat what the client sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from server.anthropic_objects import error_body, speaks_anthropic
 from server.engine import EngineDied, EngineUnavailable, TurnRefused
 from server.log import (
     LogFull,
@@ -31,6 +33,7 @@ from server.log import (
     UnknownSession,
 )
 from server.tokens import TemplateRefused
+from server.workers import Crowded, Hung
 
 INVALID = "invalid_request_error"
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}  # 4xx otherwise INVALID, 5xx server_error
@@ -121,6 +124,10 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(410, message, code="session_damaged")
         case LogUnavailable():
             return unavailable("The session log cannot be read or written now.", 5, "log_unavailable")
+        case Hung():
+            return bad_request("This takes the server too long to read.", code="invalid_prompt")
+        case Crowded():
+            return unavailable("The server is busy reading other requests.", 2, "overloaded")
         case TemplateRefused():
             return bad_request(error.message, "messages", "invalid_prompt")
         case HTTPException():
@@ -143,8 +150,16 @@ async def on_error(request: Request, error: Exception) -> Response:
     """The exception handler of the app."""
     if isinstance(error, ClientLeft):
         return Response(status_code=499)  # nobody reads it; the access log and the metrics do
-    told = as_api_error(error)
-    return Response(told.encoded(), told.status_code, headers=told.headers, media_type="application/json")
+    return error_response(as_api_error(error), request.scope)
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The answer to a request, in the shape that its path has."""
+    data = error.encoded()
+    if speaks_anthropic(scope["path"]):
+        request_id = scope.get("state", {}).get("request_id")
+        data = msgspec.json.encode(error_body(error.status_code, error.detail, request_id))
+    return Response(data, error.status_code, error.headers, "application/json")
 
 
 def install(app: FastAPI) -> None:
@@ -160,6 +175,8 @@ def install(app: FastAPI) -> None:
         SessionExists,
         UnknownSession,
         LogUnavailable,
+        Hung,
+        Crowded,
         TemplateRefused,
         ClientLeft,
     ):

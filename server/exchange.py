@@ -15,12 +15,12 @@ from server.choices import Choices
 from server.draft import Draft
 from server.face import Face, headers_of
 from server.identity import Session
-from server.log import Idempotency, SessionRecord
-from server.objects import CachedTokens, CacheReceipt, Usage
+from server.log import Idempotency, Message, SessionRecord
+from server.objects import CachedTokens, CacheReceipt, CompletionTokens, Usage
 from server.prompts import Prompt
 from server.receipt import Past, receipt_of, summed
 from server.replies import Reply, encoder
-from server.schemas import GenerationRequest
+from server.schemas import TurnRequest
 from server.sse import EventStream, while_connected
 
 
@@ -35,7 +35,7 @@ class Exchange:
     def __init__(
         self,
         face: Face,
-        body: GenerationRequest,
+        body: TurnRequest,
         session: Session | None,
         record: SessionRecord | None,
         prompts: Sequence[Prompt],
@@ -60,24 +60,31 @@ class Exchange:
         """The response, once its status is certain. ``held`` (the session's claim) is closed when all is over."""
         with ExitStack() as cleanup:
             cleanup.push(held.pop_all())
-            choices = Choices(self._face.engine, self._face.metrics, self._submits, request.state.started)
+            choices = self.submitted(request.state.started)
             cleanup.callback(choices.close)
             if not self._stream:
                 body = await while_connected(request.receive, self._whole(choices))
                 return Response(body, headers=headers_of(self._session), media_type="application/json")
             await while_connected(request.receive, choices.opened())
-            events = self._events(choices)
+            events = self.events(choices)
             close = cleanup.pop_all().close
             reply = self._reply
             return EventStream(events, close, headers_of(self._session), done=reply.done, failed=reply.failed)
 
+    def submitted(self, started: float) -> Choices:
+        """The turns, handed to the engine; the caller closes them. ``started`` is when the request came, by
+        ``time.perf_counter``. Raises EngineUnavailable."""
+        return Choices(self._face.engine, self._face.metrics, self._submits, started)
+
     async def _whole(self, choices: Choices) -> bytes:
         async for index, delta in choices.deltas():
-            self._drafts[index].add(delta)
+            parts = self._drafts[index].add(delta)
+            self._reply.note(index, delta, parts)
         await self._commit(choices)
         return encoder.encode(self._reply.body(self._drafts, self._usage(choices), self._cache(choices)))
 
-    async def _events(self, choices: Choices) -> AsyncGenerator[bytes]:
+    async def events(self, choices: Choices) -> AsyncGenerator[bytes]:
+        """The reply as a stream, up to its last event; whoever reads it to the end has the turn committed."""
         reply = self._reply
         for index in range(len(self._drafts)):
             for told in reply.opening(index, self._usage_field(choices)):
@@ -104,16 +111,18 @@ class Exchange:
         prompt, draft, receipt = self._prompts[0], self._drafts[0], choices.receipts[0]
         assert draft.finish is not None
         assert receipt is not None
+        beside = self._reply.beside(draft, self._usage(choices), self._cache(choices))
         await self._face.log.commit(
             self._session.tenant,
             self._session.name,
             tokens=[*prompt.ids, *draft.tokens],
-            messages=[*prompt.messages, draft.message()],
+            messages=[*prompt.messages, with_beginning(prompt.said, self._reply.message(draft))],
             prompt_tokens=len(prompt.ids),
             fingerprint=self._fingerprint,
             finish_reason=draft.finish,
             cached=receipt.cached,
             idempotency=self._idempotency,
+            beside=beside,
             expect=0 if self._record is None else self._record.version,
         )
 
@@ -127,7 +136,8 @@ class Exchange:
         prompt = sum(len(prompt.ids) for prompt in self._prompts)
         completion = sum(len(draft.tokens) for draft in self._drafts)
         cached = sum(receipt.cached for receipt in choices.receipts[:: self._per_prompt] if receipt is not None)
-        return Usage(prompt, completion, prompt + completion, CachedTokens(cached))
+        thought = sum(draft.reasoning_tokens for draft in self._drafts)
+        return Usage(prompt, completion, prompt + completion, CachedTokens(cached), CompletionTokens(thought))
 
     def _usage_field(self, choices: Choices) -> Usage | msgspec.UnsetType | None:
         wish = self._reply.wish
@@ -141,3 +151,8 @@ class Exchange:
             receipts.append(receipt_of(prompt, receipt, self._past, self._face.tokens.decode))
         prefills = [seconds for seconds in choices.prefills[:: self._per_prompt] if seconds is not None]
         return summed(receipts, max(prefills, default=None))
+
+
+def with_beginning(said: str, reply: Message) -> Message:
+    """A reply that goes on with what was ``said``, as one; ``begun`` tells how many characters were."""
+    return {**reply, "content": said + reply["content"], "begun": len(said)} if said else reply

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from starlette.requests import Request
 
 from scheduler.messages import ModelFacts
+from server.background import Background
 from server.engine import Engine
 from server.errors import ApiError, bad_request, unavailable
+from server.grammars import GrammarCheck
 from server.identity import Session
 from server.log import SessionLog, SessionRecord
 from server.metrics import Metrics
 from server.prompts import check_ids
-from server.schemas import GenerationRequest
+from server.schemas import GenerationRequest, TurnRequest
 from server.template import UNMEASURED, Stability
 from server.tokens import Tokens
 
@@ -36,6 +39,16 @@ class Face:
     metrics: Metrics = field(default_factory=Metrics)
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @cached_property
+    def background(self) -> Background:
+        """The responses that run on their own."""
+        return Background(self.log)
+
+    @cached_property
+    def grammars(self) -> GrammarCheck:
+        """What tells whether the grammar of a request is one."""
+        return GrammarCheck(self.tokens.special_tokens)
+
     @property
     def facts(self) -> ModelFacts:
         """What the engine measured. Raises a 503 while there is no engine."""
@@ -53,13 +66,19 @@ class Face:
         if name not in ("", self.served_name):
             raise model_not_found("model")
 
-    def check(self, body: GenerationRequest, session: Session | None, choices: int) -> ModelFacts:
+    def check(self, body: TurnRequest, session: Session | None, choices: int) -> ModelFacts:
         """Everything about a request that can be told without its prompt. Raises a 503 while no turn is taken."""
         self.check_model(body.model)
         if self.engine.state() == "stopping":
             raise unavailable("The server is shutting down.", STOPPING_RETRY)
         if session is not None and choices > 1:
-            raise bad_request("A session has one timeline: a request that names one asks for one choice.", "n")
+            message = "A session has one timeline: a request that names one asks for one choice."
+            raise bad_request(message, "n" if isinstance(body, GenerationRequest) and body.n > 1 else "prompt")
+        if session is not None and body.salt:
+            message = (
+                "cache_salt is for requests that keep nothing: what a session or a stored response has is its tenant's."
+            )
+            raise bad_request(message, "cache_salt", "invalid_value")
         facts = self.facts
         check_ids(list(body.logit_bias), facts.vocab_size, "logit_bias")
         check_ids(body.stop_token_ids, facts.vocab_size, "stop_token_ids")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import sqlalchemy as sql
 from msgspec import UNSET, UnsetType
 from sqlalchemy.exc import IntegrityError
 
-from server import session_rows
+from server import response_rows, session_rows
 from server.database import Database, LogFull, LogUnavailable
 from server.folds import Fold, Folds, Key
 from server.listing import Filter, Page, page
 from server.portable import PortableLog, portable, rows_of
+from server.response_rows import Beside
 from server.retries import Idempotency, Replayed, remember_key, replayed
 from server.session_rows import (
     ADD_ROW,
@@ -44,6 +46,7 @@ from server.timeline import (
     edit_row,
     place_of_token,
     place_of_turn,
+    revised_row,
     rewind_row,
     turn_row,
 )
@@ -141,10 +144,11 @@ class Ledger:
         fingerprint: str,
         finish_reason: str,
         idempotency: Idempotency | None,
+        beside: Beside,
         expect: int | None,
         now: float,
     ) -> TurnRecord:
-        """One more turn."""
+        """One more turn, and what it brings along."""
 
         def work(connection: sql.Connection) -> TurnRecord:
             row = find(connection, tenant, session, lock=True)
@@ -154,11 +158,12 @@ class Ledger:
             if row is None:
                 if expect:
                     raise SessionMoved
-                row = begin(connection, tenant, session, now)
+                parent, turn = beside.parent or (None, None)
+                row = begin(connection, tenant, session, now, ttl=beside.ttl, parent=parent, parent_turn=turn)
             elif expect is not None and expect != version_of(row):
                 raise SessionMoved
             fold = self._folds.read(connection, row)
-            turn = turn_row(
+            added = turn_row(
                 fold.timeline,
                 tokens,
                 messages,
@@ -170,7 +175,12 @@ class Ledger:
             )
             if idempotency is not None:
                 remember_key(connection, row, idempotency, now)
-            self._append(connection, row, fold, turn, now)
+            self._append(connection, row, fold, added, now)
+            if beside.metadata is not None:
+                set_metadata(connection, row.id, beside.metadata)
+            if beside.response is not None:
+                response = replace(beside.response, row=fold.timeline.number)
+                response_rows.put(connection, row, self._server, response)
             return fold.timeline.turns[-1]
 
         return self._write(tenant, session, work)
@@ -248,7 +258,7 @@ class Ledger:
         session: str,
         turn: int | None,
         tokens: int | None,
-        text: str | None,
+        reply: Message | None,
         expect: int | None,
         now: float,
     ) -> SessionSummary:
@@ -258,7 +268,7 @@ class Ledger:
             place = (
                 place_of_turn(timeline.turns, turn or 0) if tokens is None else place_of_token(timeline.turns, tokens)
             )
-            return rewind_row(timeline, place, text, int(now))
+            return rewind_row(timeline, place, reply, int(now))
 
         return self._change(tenant, session, expect, now, row_for)
 
@@ -267,6 +277,14 @@ class Ledger:
     ) -> SessionSummary:
         """Another content for a message."""
         return self._change(tenant, session, expect, now, lambda timeline: edit_row(timeline, index, content, int(now)))
+
+    def revise(
+        self, tenant: str, session: str, keep: int, messages: Sequence[Message], expect: int | None, now: float
+    ) -> SessionSummary:
+        """Other messages from number ``keep`` on."""
+        return self._change(
+            tenant, session, expect, now, lambda timeline: revised_row(timeline, keep, messages, int(now))
+        )
 
     # --- the end ------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from server.ledger import Ledger
 from server.listing import Filter, Page
 from server.mending import opened
 from server.portable import InvalidLog, PortableLog, PortableTurn
+from server.response_rows import Beside, ResponseLog, StoredResponse
 from server.retries import Idempotency, Replayed
 from server.tables import ANYONE, ballast
 from server.timeline import (
@@ -37,12 +38,15 @@ from server.timeline import (
     SessionSummary,
     TurnRecord,
     UnknownSession,
+    at_turn,
     common_prefix,
     drop_reply,
     locate,
+    turn_of_row,
 )
 
 __all__ = [
+    "Beside",
     "Filter",
     "Idempotency",
     "InvalidLog",
@@ -63,11 +67,14 @@ __all__ = [
     "SessionMoved",
     "SessionRecord",
     "SessionSummary",
+    "StoredResponse",
     "TurnRecord",
     "UnknownSession",
+    "at_turn",
     "common_prefix",
     "drop_reply",
     "locate",
+    "turn_of_row",
 ]
 
 T = TypeVar("T")
@@ -101,8 +108,9 @@ class SessionLog:
         restart. Raises LogUnavailable, whose message is one line and names no password.
 
         A file that is damaged is set aside, and the log goes on with what is left of it: see ``salvage``, which is None
-        otherwise. ``older``: this is not the log that was here before. ``stranger`` is called where this server has not
-        used this log before, or so long ago that nobody knows what was deleted since: its cache has to be emptied.
+        otherwise. ``older``: this is not the log that was here before. ``responses`` are those of its sessions.
+        ``stranger`` is called where this server has not used this log before, or so long ago that nobody knows what was
+        deleted since: its cache has to be emptied.
         """
         self._claims = Claims()
         self._database, self.salvage, self.older = opened(where, durability)
@@ -111,6 +119,8 @@ class SessionLog:
             if stranger is not None and not self._ledger.is_known():
                 stranger()
             self._ledger.register(now())
+            self.responses = ResponseLog(self._database, server, self._in_thread)
+            self.responses.fail_unfinished()
         except BaseException:
             self._database.close()
             raise
@@ -198,6 +208,7 @@ class SessionLog:
         finish_reason: str,
         cached: int = 0,
         idempotency: Idempotency | None = None,
+        beside: Beside | None = None,
         expect: int | None = None,
     ) -> TurnRecord:
         """Make this whole timeline the session's, as one more turn; the session begins here if it is unknown.
@@ -205,7 +216,8 @@ class SessionLog:
         The reply begins at ``prompt_tokens`` (None: not known) and is the last of ``messages``, which are kept as they
         are and must not be changed afterwards. Where the timeline leaves the logged one, what is common is kept, and
         the turns that end behind that are dropped. Raises SessionMoved, also if a turn of this idempotency key is
-        committed already, and where ``expect`` is not 0 and the session was deleted meanwhile.
+        committed already, and where ``expect`` is not 0 and the session was deleted meanwhile. What is ``beside`` the
+        turn is written with it.
         """
         ids = array("i", tokens)
         begins = len(ids) if prompt_tokens is None else prompt_tokens
@@ -220,6 +232,7 @@ class SessionLog:
                 fingerprint=fingerprint,
                 finish_reason=finish_reason,
                 idempotency=idempotency,
+                beside=beside or Beside(),
                 expect=expect,
                 now=now(),
             )
@@ -266,14 +279,15 @@ class SessionLog:
         *,
         turn: int | None = None,
         tokens: int | None = None,
-        text: str | None = None,
+        reply: Message | None = None,
         expect: int | None = None,
     ) -> SessionSummary:
-        """Back to the end of a turn (0: empty), or to a token: see ``locate`` for where that ends, and give the
-        ``text`` that it asks for. One of ``turn`` and ``tokens``. Raises UnknownSession, SessionMoved, NoSuchPlace."""
+        """Back to the end of a turn (0: empty), or to a token: see ``locate`` for where that ends, and give what is
+        left of the ``reply`` that is cut there. One of ``turn`` and ``tokens``. Raises UnknownSession, SessionMoved,
+        NoSuchPlace."""
         if (turn is None) == (tokens is None):
             raise ValueError("a rewind goes to a turn or to a token")
-        return await self._in_thread(lambda: self._ledger.rewind(tenant, session, turn, tokens, text, expect, now()))
+        return await self._in_thread(lambda: self._ledger.rewind(tenant, session, turn, tokens, reply, expect, now()))
 
     async def edit(
         self, tenant: str, session: str, index: int, content: str, *, expect: int | None = None
@@ -282,6 +296,15 @@ class SessionLog:
         the last reply before it, what is behind that is unrendered. Raises UnknownSession, SessionMoved,
         NoSuchPlace("index")."""
         return await self._in_thread(lambda: self._ledger.edit(tenant, session, index, content, expect, now()))
+
+    async def revise(
+        self, tenant: str, session: str, keep: int, messages: Sequence[Message], *, expect: int | None = None
+    ) -> SessionSummary:
+        """Make ``messages`` those that follow the first ``keep`` ones. The tokens go back to the end of the last reply
+        before, what is behind that is unrendered; where nothing is left out that was answered, they stay. Raises
+        UnknownSession, SessionMoved, NoSuchPlace("index")."""
+        kept = [*messages]
+        return await self._in_thread(lambda: self._ledger.revise(tenant, session, keep, kept, expect, now()))
 
     async def restore(
         self,

@@ -19,6 +19,14 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokens(msgspec.Struct, frozen=True):
+    """How many generated tokens were thought. Predictions are taken, and never save one."""
+
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of a whole request; each prompt counts once, however many choices it has."""
 
@@ -26,6 +34,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: CompletionTokens = CompletionTokens()
 
 
 class MissReason(StrEnum):
@@ -111,12 +120,30 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """The reply."""
+class CalledFunction(msgspec.Struct, frozen=True):
+    """What is called; ``arguments`` is text, JSON if all went well."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The reply. ``content`` is null when there is nothing but calls."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    annotations: tuple[()] = ()
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -139,6 +166,23 @@ class ChatCompletion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.
     cache: CacheReceipt | None
     system_fingerprint: str
     session_id: str | UnsetType = UNSET
+    service_tier: str | UnsetType = UNSET
+
+
+class FunctionDelta(msgspec.Struct, frozen=True):
+    """More of a call: its name when it begins, then pieces of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """More of the ``index``-th call of a reply; id and type when it begins."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -146,6 +190,8 @@ class ChatDelta(msgspec.Struct, frozen=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -168,6 +214,8 @@ class ChatChunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.compl
     usage: Usage | UnsetType | None = UNSET
     session_id: str | UnsetType = UNSET
     cache: CacheReceipt | UnsetType | None = UNSET
+    service_tier: str | UnsetType = UNSET
+    obfuscation: str | UnsetType = UNSET
 
 
 # --- completions --------------------------------------------------------------------------------------------
@@ -202,3 +250,4 @@ class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_comp
     usage: Usage | UnsetType | None = UNSET
     session_id: str | UnsetType = UNSET
     cache: CacheReceipt | UnsetType | None = UNSET
+    obfuscation: str | UnsetType = UNSET

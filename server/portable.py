@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from scheduler.messages import unpack_ids
 from server.timeline import Message, Row, Timeline, copied
 
 FORMAT = 1
-ROLES = frozenset({"system", "developer", "user", "assistant"})
 LARGEST = 2**31 - 1
 
 
@@ -24,6 +25,40 @@ class InvalidLog(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+
+class LoggedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a call calls; ``arguments`` is text that a model wrote, JSON if all went well."""
+
+    name: str
+    arguments: str
+
+
+class LoggedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call of a tool in a reply."""
+
+    id: str
+    function: LoggedFunction
+    type: Literal["function"]
+
+
+class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message as the log holds it. ``tools`` and ``template`` (see ``server.manner``) hold from this one on;
+    for ``items`` see ``server.items``, for ``instructions`` and ``dropped`` ``server.response_prompts``. ``begun``: so
+    many characters of a reply are what its client began it with."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str
+    name: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[LoggedCall] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+    tools: list[dict[str, Any]] | UnsetType = UNSET
+    template: dict[str, str | int | float | bool] | UnsetType = UNSET
+    items: list[list[str | int]] | UnsetType = UNSET
+    instructions: bool | UnsetType = UNSET
+    dropped: bool | UnsetType = UNSET
+    begun: Annotated[int, msgspec.Meta(ge=0)] | UnsetType = UNSET
 
 
 class PortableTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,8 +162,10 @@ def own_ids(turn: PortableTurn) -> array[int]:
 
 
 def check_messages(messages: list[Message]) -> None:
-    """A role and a text each. Raises InvalidLog."""
-    for message in messages:
-        is_text = message.keys() == {"role", "content"} and all(isinstance(value, str) for value in message.values())
-        if not is_text or message["role"] not in ROLES:
-            raise InvalidLog("a message is not a role and a text")
+    """Nothing but messages. Raises InvalidLog."""
+    try:
+        msgspec.convert(messages, list[LoggedMessage])
+    except msgspec.ValidationError:
+        raise InvalidLog("a message is not one that a log holds") from None
+    if any((message["role"] == "tool") != ("tool_call_id" in message) for message in messages):
+        raise InvalidLog("a tool message answers no call, or another message does")

@@ -2,51 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.messages import ModelFacts
 from server.errors import ApiError, bad_request
 from server.log import SessionRecord
-from server.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from server.stateful import Message, continued_ids, full_ids
+from server.manner import NO_WISH, PLAIN, Manner, Scalar, Wish, in_force, marked, without_reasoning
+from server.message_schemas import check_calls
+from server.schemas import ChatRequest, CompletionRequest, ReplyRequest, TurnRequest
+from server.stateful import CannotGoOn, continued_ids, full_ids
+from server.timeline import Message
 from server.tokens import Tokens
 
 BYTES_PER_TOKEN = 16  # more than any tokenizer packs into one on average over a whole context
 SLACK_BYTES = 4096
+TAIL = 48  # tokens that tell how a reply begins
+
+
+NOTHING = SessionRecord("", [], [], "", 0)  # what a conversation that begins continues
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One timeline to run. ``ids`` is all of it; ``messages`` is what the log holds before the reply; ``echo`` is the
-    text that the client may want in front of the reply, and starts at ``echo_from`` in ``ids``."""
+    text that the client may want in front of the reply, and starts at ``echo_from`` in ``ids``. Of a chat, ``manner``
+    is how it was rendered, ``tail`` the text that the ids end with, and ``said`` the beginning of the reply, if it is
+    among them: what is generated goes on with it."""
 
     ids: list[int]
     messages: list[Message] = field(default_factory=list)
     echo: str = ""
     echo_from: int = 0
+    manner: Manner = PLAIN
+    tail: str = ""
+    said: str = ""
 
 
 def chat_prompt(body: ChatRequest, tokens: Tokens, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
     """The prompt of a chat. With a ``record`` the messages are its continuation. Blocking: run it on the pool."""
     new: list[Message] = [message.plain() for message in body.messages]
-    check_bytes((m["content"] for m in new), facts, "messages")
-    if record is None:
-        return Prompt(full_ids(tokens, new), new)
-    return continuation(tokens, facts, record, new)
+    return conversation(tokens, facts, record, new, wish_of(body, tokens))
 
 
-def continuation(tokens: Tokens, facts: ModelFacts, record: SessionRecord, new: list[Message]) -> Prompt:
+def same_prompt(body: ReplyRequest, tokens: Tokens, facts: ModelFacts, record: SessionRecord) -> Prompt:
+    """The prompt of another reply to the last message of a session. Blocking."""
+    return continuation(tokens, facts, record, [], wish_of(body, tokens))
+
+
+def conversation(
+    tokens: Tokens, facts: ModelFacts, record: SessionRecord | None, new: list[Message], wish: Wish = NO_WISH
+) -> Prompt:
+    """The prompt of ``new`` messages, which continue ``record`` if there is one. Blocking. Raises a 400 for messages
+    that cannot follow each other."""
+    check_calls([] if record is None else record.messages, new)
+    check_bytes(texts_of(new, wish), facts, "messages")
+    return continuation(tokens, facts, record or NOTHING, new, wish)
+
+
+def continuation(
+    tokens: Tokens, facts: ModelFacts, record: SessionRecord, new: list[Message], wish: Wish = NO_WISH
+) -> Prompt:
     """What follows when ``new`` messages are added to a session; without any, its last message is to be answered."""
+    before = in_force(record.messages[: record.rendered])
     whole = [*record.messages, *new]
-    if record.fingerprint != tokens.fingerprint(facts.vocab_size):
-        # Logged under another tokenizer: its ids mean nothing here, its words do.
-        return Prompt(full_ids(tokens, whole), whole)
-    rendered, unrendered = record.messages[: record.rendered], whole[record.rendered :]
-    if not unrendered:
-        return Prompt(record.tokens, whole)
-    ends = {*facts.eos_token_ids, *tokens.special_ids}
-    return Prompt(continued_ids(tokens, record.tokens, rendered, unrendered, ends), whole)
+    kept, begun = (whole[:-1], whole[-1]) if wish.goes_on else (whole, None)
+    manner = wish.over(in_force(kept))
+    kept = with_manner(kept, min(len(record.messages), len(kept) - 1), manner)
+    whole = kept if begun is None else [*kept, begun]
+    ids = prompt_ids(tokens, facts, record, whole, manner, before, wish)
+    said = "" if begun is None else begun["content"]
+    return Prompt(ids, kept, manner=manner, tail=tokens.decode(ids[-TAIL:]), said=said)
+
+
+def prompt_ids(
+    tokens: Tokens,
+    facts: ModelFacts,
+    record: SessionRecord,
+    whole: list[Message],
+    manner: Manner,
+    before: Manner,
+    wish: Wish,
+) -> list[int]:
+    """The ids of all messages of a session, which begin with those of ``record`` wherever these still hold."""
+    try:
+        forgets = wish.forget and any("reasoning_content" in message for message in whole)
+        if forgets or record.fingerprint != tokens.fingerprint(facts.vocab_size):
+            # Logged under another tokenizer, or with what is to be left out: its ids mean nothing here, its words do.
+            shown = without_reasoning(whole) if wish.forget else whole
+            return full_ids(tokens, shown, manner, goes_on=wish.goes_on)
+        rendered, unrendered = whole[: record.rendered], whole[record.rendered :]
+        if not unrendered and manner == before:
+            return record.tokens
+        if not unrendered:
+            return full_ids(tokens, whole, manner)
+        ends = {*facts.eos_token_ids, *tokens.special_ids}
+        return continued_ids(
+            tokens, record.tokens, rendered, unrendered, ends, manner, before=before, goes_on=wish.goes_on
+        )
+    except CannotGoOn:
+        message = "This model's chat template leaves nothing to go on with."
+        raise bad_request(message, "continue_final_message", "invalid_value") from None
+
+
+def with_manner(messages: list[Message], at: int, manner: Manner) -> list[Message]:
+    """``messages`` with ``manner`` in force from message ``at`` on."""
+    if not messages:
+        return messages
+    return [*messages[:at], marked(messages[at], in_force(messages[:at]), manner), *messages[at + 1 :]]
+
+
+def wish_of(body: ReplyRequest, tokens: Tokens) -> Wish:
+    """What a chat asks for beside its messages. Raises a 400 for a variable that the template does not read."""
+    tools = None if body.tools is None else [tool.plain() for tool in body.tools]
+    for name in body.chat_template_kwargs:
+        if name not in tokens.variables:
+            param = "chat_template_kwargs"
+            raise bad_request(f"{param} names what this model's chat template does not read.", param, "invalid_value")
+    template = {**effort_variables(body.reasoning_effort, tokens), **body.chat_template_kwargs}
+    return Wish(tools, template, body.reasoning_history == "drop", body.goes_on)
+
+
+def effort_variables(effort: str | None, tokens: Tokens) -> dict[str, Scalar]:
+    """What the chat template is told of an effort: those of its variables that speak of it."""
+    if effort is None:
+        return {}
+    known: dict[str, Scalar] = {"enable_thinking": effort != "none", "thinking": effort != "none"}
+    if effort != "none":
+        known["reasoning_effort"] = effort
+    return {name: value for name, value in known.items() if name in tokens.variables}
+
+
+def texts_of(messages: Iterable[Message], wish: Wish = NO_WISH) -> Iterator[str]:
+    """All that is to be rendered."""
+    for message in messages:
+        yield message["content"]
+        yield message.get("reasoning_content", "")
+        for call in message.get("tool_calls", ()):
+            yield call["function"]["arguments"]
+    yield json.dumps(wish.tools or "", ensure_ascii=False)
+    yield from (value for value in wish.template.values() if isinstance(value, str))
 
 
 def completion_prompts(
@@ -55,6 +151,8 @@ def completion_prompts(
     """The prompts of a completion. With a ``record`` the only one is appended to it as it is. Blocking."""
     prompts = body.prompts
     before, past = history(tokens, facts, record)
+    if body.suffix:
+        return [Prompt(gap_ids(body, tokens, facts, given), past) for given in prompts]
     made = []
     for given in prompts:
         if isinstance(given, str):
@@ -68,6 +166,22 @@ def completion_prompts(
             raise bad_request("prompt cannot be empty: this model needs at least one token.", "prompt", "invalid_value")
         made.append(Prompt([*before, *new], [*past, {"role": "user", "content": text}], text, len(before)))
     return made
+
+
+def gap_ids(body: CompletionRequest, tokens: Tokens, facts: ModelFacts, given: str | list[int]) -> list[int]:
+    """A prompt whose reply is to stand between what is ``given`` and the suffix. Raises a 400 for a tokenizer that has
+    no tokens to say that with."""
+    if tokens.fill_in is None:
+        message = "suffix cannot be used: this model's tokenizer knows no fill-in-the-middle tokens."
+        raise bad_request(message, "suffix", "unsupported_parameter")
+    front, behind, gap = tokens.fill_in
+    check_bytes([body.suffix], facts, "suffix")
+    if isinstance(given, str):
+        check_bytes([given], facts, "prompt")
+        return tokens.encode(front + given + behind + body.suffix + gap, special=True)
+    check_ids(given, facts.vocab_size, "prompt")
+    rest = tokens.encode(behind + body.suffix + gap, special=False)
+    return [*tokens.encode(front, special=True), *given, *rest]
 
 
 def history(tokens: Tokens, facts: ModelFacts, record: SessionRecord | None) -> tuple[list[int], list[Message]]:
@@ -98,7 +212,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         )
 
 
-def room(prompt: Prompt, body: GenerationRequest, facts: ModelFacts, param: str) -> None:
+def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts, param: str) -> None:
     """Refuse a prompt that leaves no room for what is to be generated: the limit, without one the minimum, or one."""
     wanted = max(1, body.min_tokens) if body.token_limit is None else body.token_limit
     if max(fed(prompt, facts) + wanted, len(prompt.ids)) > facts.max_context:

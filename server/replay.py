@@ -6,27 +6,29 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncGenerator, Callable
+from typing import get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.messages import Delta
-from server.draft import Draft
+from server.draft import Draft, Told
 from server.errors import ApiError, bad_request
 from server.face import Face, headers_of
 from server.identity import Session
-from server.log import Idempotency, Replayed
-from server.objects import CachedTokens, Finish, Usage
+from server.log import Idempotency, Message, Replayed
+from server.objects import CachedTokens, CompletionTokens, Finish, Usage
 from server.replies import Reply, encoder
-from server.schemas import GenerationRequest
+from server.schemas import TurnRequest
 from server.sse import EventStream
+from server.tokens import Tokens
 
 HEADER = "idempotency-key"
 KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 HOW_ONLY = {"stream", "stream_options", "session_id"}  # fields that leave the turn what it is; the session is the key's
 
 
-def idempotency_of(request: Request, body: GenerationRequest) -> Idempotency | None:
+def idempotency_of(request: Request, body: TurnRequest) -> Idempotency | None:
     """The key that the client sent, with a hash of what it asked for. Raises a 400."""
     keys = request.headers.getlist(HEADER)
     if not keys:
@@ -40,7 +42,7 @@ def idempotency_of(request: Request, body: GenerationRequest) -> Idempotency | N
 
 async def replayed(
     request: Request,
-    body: GenerationRequest,
+    body: TurnRequest,
     face: Face,
     session: Session | None,
     reply: Callable[[int], Reply],
@@ -57,22 +59,30 @@ async def replayed(
     if found is None:
         return None
     if found.request_hash != idempotency.request_hash:
-        message = "This Idempotency-Key was used for another request on this session."
-        raise ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
+        raise other_request()
     made = reply(found.created)
     headers = {**headers_of(session), "idempotent-replayed": "true"}
+    draft = Draft(Told({**found.reply, "content": found.reply["content"][found.reply.get("begun", 0) :]}))
+    usage = _usage(found, await face.tokens.run(thought, face.tokens, found.reply))
     if body.stream:
-        return EventStream(_events(made, found), lambda: None, headers, done=made.done, failed=made.failed)
-    draft = Draft()
-    draft.add(Delta("", text=found.text))
+        return EventStream(
+            _events(made, draft, usage, found), lambda: None, headers, done=made.done, failed=made.failed
+        )
+    draft.add(Delta(""))
     draft.finish = _finish(found)
-    answer = encoder.encode(made.body([draft], _usage(found), None))
+    answer = encoder.encode(made.body([draft], usage, None))
     return Response(answer, headers=headers, media_type="application/json")
 
 
-async def _events(reply: Reply, found: Replayed) -> AsyncGenerator[bytes]:
+def other_request() -> ApiError:
+    """422: a key that stands for something else."""
+    message = "This Idempotency-Key was used for another request on this session."
+    return ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
+
+
+async def _events(reply: Reply, draft: Draft, usage: Usage, found: Replayed) -> AsyncGenerator[bytes]:
     """A stream of one piece. Its receipt is null: nothing was computed."""
-    usage, draft, delta = _usage(found), Draft(), Delta("", text=found.text)
+    delta = Delta("", text=found.reply["content"])
     field = usage if reply.wish.everywhere else reply.wish.elsewhere
     parts = draft.add(delta)
     draft.finish = _finish(found)
@@ -85,11 +95,17 @@ async def _events(reply: Reply, found: Replayed) -> AsyncGenerator[bytes]:
         yield reply.event(told)
 
 
-def _usage(found: Replayed) -> Usage:
+def _usage(found: Replayed, reasoning: int) -> Usage:
     prompt, completion = found.prompt_tokens, found.completion_tokens
-    return Usage(prompt, completion, prompt + completion, CachedTokens(found.cached))
+    details = CompletionTokens(min(reasoning, completion))
+    return Usage(prompt, completion, prompt + completion, CachedTokens(found.cached), details)
+
+
+def thought(tokens: Tokens, reply: Message) -> int:
+    """How many tokens the reasoning of a reply has. Blocking."""
+    return len(tokens.encode(reply.get("reasoning_content", ""), special=False))
 
 
 def _finish(found: Replayed) -> Finish:
-    """Only ``stop`` and ``length`` are ever committed."""
-    return "length" if found.finish_reason == "length" else "stop"
+    """As it was committed."""
+    return next((reason for reason in get_args(Finish) if reason == found.finish_reason), "stop")

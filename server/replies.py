@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import secrets
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,11 +17,13 @@ from scheduler.messages import Delta, TokenLogprob
 from server import objects
 from server.draft import Draft
 from server.errors import ApiError
+from server.log import Beside, Message
 from server.prompts import Prompt
-from server.reading import Content, Part
+from server.reading import Arguments, Call, Content, Part, Reasoning
 from server.schemas import GenerationRequest
 from server.sse import DONE, event
 
+PIECE = 64  # bytes, of which the events of an obfuscated stream are multiples
 FLOOR = -9999.0  # what OpenAI writes for impossible tokens; JSON has no infinity
 UsageField = objects.Usage | UnsetType | None
 CacheField = objects.CacheReceipt | UnsetType | None  # null: nothing was computed
@@ -47,12 +50,13 @@ class Head:
 @dataclass(frozen=True)
 class UsageWish:
     """Where a stream carries usage: ``at_end`` in a chunk behind the last one, or ``everywhere``; ``elsewhere`` is what
-    the field holds in the other chunks.
+    the field holds in the other chunks. ``obfuscated``: how long a piece of the reply is does not show.
     """
 
     at_end: bool
     everywhere: bool
     elsewhere: UnsetType | None
+    obfuscated: bool = False
 
     @classmethod
     def of(cls, body: GenerationRequest) -> UsageWish:
@@ -60,11 +64,17 @@ class UsageWish:
         options = body.stream_options
         everywhere = options is not None and options.continuous_usage_stats
         at_end = everywhere or (options is not None and options.include_usage)
-        return cls(at_end, everywhere, None if at_end else UNSET)
+        obfuscated = options is not None and options.include_obfuscation
+        return cls(at_end, everywhere, None if at_end else UNSET, obfuscated)
 
 
 NO_USAGE = UsageWish(at_end=False, everywhere=False, elsewhere=UNSET)
 encoder = msgspec.json.Encoder()
+
+
+def padding(size: int) -> str:
+    """Random letters that make ``size`` bytes as many as those of any other piece of about that size."""
+    return secrets.token_urlsafe(PIECE)[: -size % PIECE]
 
 
 class Reply(ABC):
@@ -79,11 +89,25 @@ class Reply(ABC):
 
     def event(self, told: msgspec.Struct) -> bytes:
         """An object as an event of the stream."""
-        return event(encoder.encode(told))
+        data = encoder.encode(told)
+        if self.wish.obfuscated and isinstance(told, objects.ChatChunk | objects.Completion) and told.choices:
+            data = encoder.encode(msgspec.structs.replace(told, obfuscation=padding(len(data))))
+        return event(data)
 
     def failed(self, error: ApiError) -> bytes:
         """The last event of a stream that failed; ``done`` does not follow."""
         return event(error.encoded())
+
+    def note(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:  # noqa: B027 most need not
+        """Of a reply that is not streamed: a delta, and what its text was read as."""
+
+    def message(self, draft: Draft) -> Message:
+        """What the log holds of a reply that has ended."""
+        return draft.message()
+
+    def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
+        """What is committed with the turn of a reply that has ended."""
+        return Beside()
 
     @abstractmethod
     def opening(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
@@ -109,19 +133,31 @@ class Reply(ABC):
 class ChatReply(Reply):
     """Chat completions."""
 
-    def __init__(self, head: Head, wish: UsageWish, logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: Head,
+        wish: UsageWish,
+        logprobs: bool,
+        tier: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """``tier``: the service tier that the client asked for, if it did; ``metadata``: other ones for the session."""
         super().__init__(head, wish)
+        self._beside = Beside(metadata=metadata)
         self._logprobs = logprobs
+        self._tier = UNSET if tier is None else "default"  # there is no other one
+
+    def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
+        return self._beside
 
     def opening(self, index: int, usage: UsageField) -> Sequence[objects.ChatChunk]:
         return [self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta("assistant", ""))], usage)]
 
     def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[objects.ChatChunk]:
-        text = "".join(part.text for part in parts if isinstance(part, Content))
-        if not text and not (self._logprobs and delta.logprobs):
+        if not parts and not (self._logprobs and delta.logprobs):
             return ()
-        logprobs = self._entries(delta.logprobs)
-        return [self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta(content=text), logprobs)], usage)]
+        choice = objects.ChatChunkChoice(index, chat_delta(parts), self._entries(delta.logprobs))
+        return [self._chunk([choice], usage)]
 
     def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[objects.ChatChunk]:
         choice = objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=draft.finish)
@@ -137,10 +173,10 @@ class ChatReply(Reply):
         choices = []
         for index, draft in enumerate(drafts):
             assert draft.finish is not None
-            message = objects.ChatMessage(draft.content)
-            choices.append(objects.ChatChoice(index, message, draft.finish, self._entries(draft.logprobs)))
+            logprobs = self._entries(draft.logprobs)
+            choices.append(objects.ChatChoice(index, chat_message(draft), draft.finish, logprobs))
         return objects.ChatCompletion(
-            head.id, head.created, head.model, choices, usage, cache, head.fingerprint, head.session
+            head.id, head.created, head.model, choices, usage, cache, head.fingerprint, head.session, self._tier
         )
 
     def _chunk(
@@ -148,13 +184,47 @@ class ChatReply(Reply):
     ) -> objects.ChatChunk:
         head = self.head
         return objects.ChatChunk(
-            head.id, head.created, head.model, choices, head.fingerprint, usage, head.session, cache
+            head.id, head.created, head.model, choices, head.fingerprint, usage, head.session, cache, self._tier
         )
 
     def _entries(self, logprobs: Iterable[TokenLogprob]) -> objects.ChatLogprobs | None:
         if not self._logprobs:
             return None
         return objects.ChatLogprobs([chat_logprob(entry) for entry in logprobs])
+
+
+def chat_message(draft: Draft) -> objects.ChatMessage:
+    """A reply that has ended."""
+    calls = [objects.ToolCall(call.id, objects.CalledFunction(call.name, call.arguments)) for call in draft.calls]
+    return objects.ChatMessage(
+        content=draft.content if draft.content or not calls else None,
+        reasoning_content=draft.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def chat_delta(parts: Sequence[Part]) -> objects.ChatDelta:
+    """What one delta was read as. Without any part it is content that is empty: its tokens' logprobs need a place."""
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    begun = {part.index: part for part in parts if isinstance(part, Call)}
+    arguments: dict[int, str] = dict.fromkeys(begun, "")
+    for part in parts:
+        if isinstance(part, Arguments):
+            arguments[part.index] = arguments.get(part.index, "") + part.text
+    calls = [call_delta(index, begun.get(index), text) for index, text in arguments.items()]
+    return objects.ChatDelta(
+        content=content if content or not parts else UNSET,
+        reasoning_content=reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def call_delta(index: int, call: Call | None, arguments: str) -> objects.ToolCallDelta:
+    """More of a call; ``call`` if it begins."""
+    if call is None:
+        return objects.ToolCallDelta(index, objects.FunctionDelta(arguments=arguments))
+    return objects.ToolCallDelta(index, objects.FunctionDelta(call.name, arguments), call.id, "function")
 
 
 def chat_logprob(entry: TokenLogprob) -> objects.ChatLogprob:
@@ -169,10 +239,20 @@ def finite(logprob: float | None) -> float:
 
 
 class CompletionReply(Reply):
-    """Text completions. ``prompts`` has one entry per choice; with ``echo`` each text starts with its prompt."""
+    """Text completions. ``prompts`` has one entry per choice; with ``echo`` each text starts with its prompt. ``best``
+    of every so many choices are told, those with the highest log-probability per token: (2, 5) tells two of five."""
 
-    def __init__(self, head: Head, wish: UsageWish, prompts: Sequence[Prompt], echo: bool, logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: Head,
+        wish: UsageWish,
+        prompts: Sequence[Prompt],
+        echo: bool,
+        logprobs: bool,
+        best: tuple[int, int] = (1, 1),
+    ) -> None:
         super().__init__(head, wish)
+        self._best = best
         self._echoes = [prompt.echo if echo else "" for prompt in prompts]
         self._columns = [LogprobColumns(prompt.echo, prompt.echo_from) if logprobs else None for prompt in prompts]
 
@@ -196,11 +276,15 @@ class CompletionReply(Reply):
     def body(
         self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
     ) -> objects.Completion:
-        choices = []
-        for index, draft in enumerate(drafts):
-            logprobs = self._entries(index, draft.prompt_logprobs, draft.logprobs)
-            text = self._echoes[index] + draft.content
-            choices.append(objects.CompletionChoice(index, text, logprobs, draft.finish))
+        choices: list[objects.CompletionChoice] = []
+        told, of = self._best
+        for first in range(0, len(drafts), of):
+            group = sorted(range(first, first + of), key=lambda index: -likelihood(drafts[index]))
+            for index in group[:told] if told < of else range(first, first + of):
+                draft = drafts[index]
+                logprobs = self._entries(index, draft.prompt_logprobs, draft.logprobs)
+                text = self._echoes[index] + draft.content
+                choices.append(objects.CompletionChoice(len(choices), text, logprobs, draft.finish))
         return self._chunk(choices, usage, cache)
 
     def _chunk(
@@ -216,6 +300,12 @@ class CompletionReply(Reply):
     ) -> objects.CompletionLogprobs | None:
         columns = self._columns[index]
         return None if columns is None else columns.take(prompt, generated)
+
+
+def likelihood(draft: Draft) -> float:
+    """The mean log-probability of a choice's tokens."""
+    values = [finite(entry.logprob) for entry in draft.logprobs]
+    return sum(values) / len(values) if values else FLOOR
 
 
 class LogprobColumns:

@@ -9,7 +9,7 @@ import sqlalchemy as sql
 from server.database import SessionDamaged
 from server.stored import SessionRow, row_of
 from server.tables import retries, turns
-from server.timeline import SessionMoved
+from server.timeline import Message, SessionMoved
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Idempotency:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A committed turn as its answer needs it: ``text`` of the reply, ``created`` in Unix seconds."""
+    """A committed turn as its answer needs it: the ``reply``, ``created`` in Unix seconds."""
 
     request_hash: str
-    text: str
+    reply: Message
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
@@ -59,7 +59,7 @@ def replayed(connection: sql.Connection, row: SessionRow, key: str) -> Replayed 
         raise SessionDamaged("an idempotency key of the session log is damaged")
     return Replayed(
         kept.request_hash,
-        turn.messages[-1]["content"],
+        turn.messages[-1],
         turn.finish_reason,
         turn.prompt_tokens,
         turn.keep_tokens + len(turn.tokens) - turn.prompt_tokens,

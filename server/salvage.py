@@ -23,8 +23,21 @@ import sqlalchemy as sql
 
 from server.database import Database, Durability, LogDamaged, LogUnavailable, SessionDamaged
 from server.pages import Image, Place, Record
+from server.response_rows import checksum as response_checksum
 from server.stored import row_of
-from server.tables import ANYONE, FORMAT, labels, log_format, metadata, prepare, retries, sessions, tombstones, turns
+from server.tables import (
+    ANYONE,
+    FORMAT,
+    labels,
+    log_format,
+    metadata,
+    prepare,
+    responses,
+    retries,
+    sessions,
+    tombstones,
+    turns,
+)
 from server.timeline import Timeline
 
 logger = logging.getLogger("warmturn.sessions")
@@ -65,9 +78,10 @@ class Finds:
     label_keys: set[tuple[int, str, int]] = field(default_factory=set)  # session, key and row id, in one index
     label_values: dict[int, Named] = field(default_factory=dict)  # key and value by row id, in another one
     retries: dict[int, list[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(list))
+    responses: dict[int, list[Place]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, record: Record) -> None:
-        """One record. A row of a timeline is only noted: it is read again when it is copied."""
+        """One record. Rows of timelines and responses are only noted: they are read again when they are copied."""
         values = record.values
         match values, record.rowid:
             case (None, str(), str(), *_), int(id_) if len(values) == len(sessions.columns):
@@ -79,6 +93,8 @@ class Finds:
                 self.labels[id_].append(values)
             case (int(id_), str(), str(), int(), int()), int():
                 self.retries[id_].append(values)
+            case (int(id_), str(), str(), str(), int(), *_), int() if len(values) == len(responses.columns):
+                self.responses[id_].append(record.place)
             case (*_, str(tenant), str(session)), int() if 2 <= len(values) <= 3:
                 self.buried.add((tenant, session))
             case ("table", str(name), *_), int() if len(values) == 5:
@@ -144,6 +160,17 @@ class Wreck:
                 except SessionDamaged:
                     continue
                 found[number] = columns
+        return found
+
+    def responses(self, id_: int, name: Named) -> dict[str, Mapping[str, Any]]:
+        """The responses of a session whose checksum holds, by key, as columns of ``responses``."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for place in self.finds.responses[id_]:
+            record = self._image.record(place)
+            if record is not None:
+                columns: dict[str, Any] = dict(zip(responses.columns.keys(), record.values, strict=True))
+                if response_checksum(*name, columns) == columns["checksum"]:
+                    found[str(columns["key"])] = columns
         return found
 
     def facts(self, id_: int, name: Named) -> dict[str, Any]:
@@ -276,9 +303,10 @@ class Copy:
             for _, key, hash_, number, created in finds.retries[id_]
             if whole and number in made and made[number]["created"] == created  # the row of a key is as old as it
         }
-        for table, lines in ((labels, pairs), (retries, keys)):
+        made_of = self._wreck.responses(id_, (values["tenant"], values["session"])) if whole else {}
+        for table, lines in ((labels, pairs), (retries, keys), (responses, made_of)):
             if lines:
-                connection.execute(sql.insert(table), [*lines.values()])
+                connection.execute(sql.insert(table), [dict(line) for line in lines.values()])
 
 
 def salvaged(path: Path, durability: Durability) -> Salvage:

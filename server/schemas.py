@@ -5,127 +5,45 @@ What a later version will honour is in ``LATER``, with the values that ask for n
 
 from __future__ import annotations
 
+import hashlib
 import re
+import time
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduler.messages import Sampling, Stopping
+from server.formats import Formatted
+from server.message_schemas import MAX_MESSAGES, Content, Messages
+from server.metadata import Metadata
+from server.strict import Harmless, Strict, wrong
+from server.tool_schemas import Tooled
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_CHOICES = 16
-MAX_MESSAGES = 10_000
 MAX_PROMPTS = 128
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
+HALF_AN_HOUR, DAY = 1800, 86_400  # seconds
 TOKEN_ID = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
-MESSAGE_NOUN = {"tool": "tool messages", "function": "function messages"}
-PART_TYPES = frozenset({"image_url", "input_audio", "file", "refusal", "video_url", "audio_url", "image"})
-
-
-class Strict(BaseModel):
-    """A JSON object of known fields. ``LATER``: field -> harmless values. ``NULLS``: where null is a value."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-    LATER: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    NULLS: ClassVar[frozenset[str]] = frozenset()
-
-    @model_validator(mode="before")
-    @classmethod
-    def only_known(cls, data: object) -> object:
-        """Drop nulls and harmless values; refuse the first field that is unknown or not served yet."""
-        if not isinstance(data, dict):
-            return data
-        kept = {}
-        for name, value in data.items():
-            if value is None and name not in cls.NULLS and (name in cls.model_fields or name in cls.LATER):
-                continue
-            if name in cls.model_fields:
-                kept[name] = value
-            elif name not in cls.LATER:
-                raise PydanticCustomError("unknown", "is unknown", {"field": name})
-            elif not any(type(value) is type(harmless) and value == harmless for harmless in cls.LATER[name]):
-                raise PydanticCustomError("unsupported", "is not supported by this server yet", {"field": name})
-        return kept
-
-
-class TextPart(Strict):
-    """A piece of text within a message."""
-
-    LATER = dict.fromkeys(sorted(PART_TYPES), ())  # parts of another kind hold their content under its name
-    type: Annotated[Literal["text"], BeforeValidator(lambda value: only_text(value))]
-    text: str
-
-
-def only_text(value: object) -> object:
-    """A better word for the part types that exist elsewhere."""
-    if isinstance(value, str) and value in PART_TYPES:
-        raise ValueError("names a kind of content that is not supported by this server yet: only text is")
-    return value
-
-
-def only_roles(value: object) -> object:
-    """The same for the roles that come with tools."""
-    if isinstance(value, str) and value in MESSAGE_NOUN:
-        raise ValueError(f"cannot be this: {MESSAGE_NOUN[value]} are not supported by this server yet")
-    return value
-
-
-Content = Annotated[
-    Annotated[str, Tag("<text>")]
-    | Annotated[Annotated[list[TextPart], Field(min_length=1, max_length=1000), Field(fail_fast=True)], Tag("<parts>")],
-    Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
-]
-
-
-def plain_text(content: str | list[TextPart]) -> str:
-    """A message's content as one text. Parts are joined by line ends."""
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-class Message(Strict):
-    """One message of a chat. The harmless values are what clients send back of an earlier reply."""
-
-    LATER = {
-        "name": (),
-        "refusal": (),
-        "audio": (),
-        "function_call": (),
-        "tool_calls": ([],),
-        "tool_call_id": (),
-        "annotations": ([],),
-        "reasoning": (),
-        "reasoning_content": (),
-    }
-    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(only_roles)]
-    content: Content
-
-    def plain(self) -> dict[str, str]:
-        """Role and text, as templates and the log take them."""
-        return {"role": self.role, "content": plain_text(self.content)}
-
-
-Messages = Annotated[list[Message], Field(fail_fast=True)]
 
 
 class StreamOptions(Strict):
     """What a stream carries besides its content."""
 
-    LATER = {"include_obfuscation": (False,)}
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class CacheOptions(Strict):
+    """For how long the cache is to be kept at least. All that is computed is kept: there are no breakpoints."""
+
+    mode: Literal["implicit"] = "implicit"
+    ttl: Literal["30m"] = "30m"
 
 
 def bias(value: object) -> object:
@@ -178,22 +96,14 @@ Bias = Annotated[
 ]
 
 LATER_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
-    "store": (False,),
-    "metadata": ({},),
     "service_tier": ("auto", "default"),
-    "prompt_cache_key": (),
-    "prompt_cache_retention": (),
-    "safety_identifier": (),
-    "cache_salt": (),
 }
 
 
-class GenerationRequest(Strict):
-    """What chats and completions have in common."""
+class TurnRequest(Strict):
+    """What every endpoint that generates has: how to sample, when to end, and whether to stream."""
 
     model: str = Field("", max_length=512)
-    session_id: str | None = None
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
     top_k: int = Field(0, ge=-1, le=INT32)
@@ -208,8 +118,12 @@ class GenerationRequest(Strict):
     min_tokens: int = Field(0, ge=0, le=INT32)
     ignore_eos: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
     user: str = Field("", max_length=512)  # the client's own note about its user; kept out of everything
+
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None  # a tenant's requests find each other anyway
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_options: CacheOptions | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
 
     @model_validator(mode="after")
     def fits_together(self) -> Self:
@@ -217,9 +131,24 @@ class GenerationRequest(Strict):
         limit = self.token_limit
         if limit is not None and self.min_tokens > limit:
             raise PydanticCustomError("value_error", "cannot be more than max_tokens", {"field": "min_tokens"})
-        if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("value_error", "needs stream: true", {"field": "stream_options"})
         return self
+
+    @property
+    def salt(self) -> str:
+        """What parts the cache of this request from its tenant's other ones; "" where nothing does."""
+        return "" if self.cache_salt is None else hashlib.sha256(self.cache_salt.encode()).hexdigest()[:32]
+
+    @property
+    def keep_seconds(self) -> int:
+        """For how long the cache is asked to be kept; 0: as long as there is room."""
+        if self.prompt_cache_retention == "24h":
+            return DAY
+        return 0 if self.prompt_cache_options is None else HALF_AN_HOUR
+
+    @property
+    def keep_until(self) -> float:
+        """The same as a time that begins now, for ``Submit``."""
+        return time.time() + self.keep_seconds if self.keep_seconds else 0.0
 
     @property
     def token_limit(self) -> int | None:
@@ -259,25 +188,51 @@ class GenerationRequest(Strict):
         )
 
 
-class ReplyRequest(GenerationRequest):
+class GenerationRequest(Formatted, TurnRequest):
+    """What chats and completions have in common."""
+
+    session_id: str | None = None
+    safety_identifier: str = Field("", max_length=512)  # another such note
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def streams(self) -> Self:
+        """What is said about a stream needs one."""
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("value_error", "needs stream: true", {"field": "stream_options"})
+        return self
+
+
+class Prediction(Strict):
+    """What a client expects the reply to say. It saves nothing here, and the reply does not depend on it."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class ReplyRequest(Tooled, GenerationRequest):
     """A chat without its messages: how the reply is to be made."""
 
-    LATER = {
+    LATER: ClassVar[Harmless] = {
         **LATER_EVERYWHERE,
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "functions": ([],),
-        "function_call": ("none",),
-        "parallel_tool_calls": (),
-        "response_format": ({"type": "text"},),
+        "functions": (),
+        "function_call": (),
         "modalities": (["text"],),
         "audio": (),
-        "prediction": (),
-        "reasoning_effort": (),
-        "verbosity": (),
+        "verbosity": ("medium",),
         "web_search_options": (),
         "moderation": (),
     }
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_history: Literal["keep", "drop"] = "keep"
+    chat_template_kwargs: Annotated[dict[str, str | int | float | bool], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    service_tier: Literal["auto", "default"] | None = None
+    store: bool = False
+    metadata: Metadata | None = None
+    prediction: Prediction | None = None
     max_tokens: int | None = Field(None, ge=1, le=INT32)
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32)
     logprobs: bool = False
@@ -294,6 +249,11 @@ class ReplyRequest(GenerationRequest):
         return self
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the last message is the beginning of the reply."""
+        return False
+
+    @property
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -306,12 +266,31 @@ class ChatRequest(ReplyRequest):
     """``POST /v1/chat/completions``."""
 
     messages: Messages = Field(min_length=1, max_length=MAX_MESSAGES)
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+
+    @model_validator(mode="after")
+    def ends_where_the_reply_begins(self) -> Self:
+        """The beginning of a reply is an assistant's words, and the last of all."""
+        if any(message.prefix for message in self.messages[:-1]):
+            raise wrong("messages", "can have prefix: true in the last message only")
+        last = self.messages[-1].plain()
+        if self.goes_on and (last["role"] != "assistant" or not last["content"] or "tool_calls" in last):
+            raise wrong("messages", "must end with text of the assistant, if the reply is to continue that")
+        if self.add_generation_prompt is not None and self.add_generation_prompt is self.goes_on:
+            problem = "cannot be true where the final message is continued, nor false where it is not"
+            raise wrong("add_generation_prompt", problem)
+        return self
+
+    @property
+    def goes_on(self) -> bool:
+        return self.continue_final_message or self.messages[-1].prefix
 
 
 class CompletionRequest(GenerationRequest):
     """``POST /v1/completions``."""
 
-    LATER = {**LATER_EVERYWHERE, "suffix": ("",)}
+    LATER: ClassVar[Harmless] = {**LATER_EVERYWHERE, "store": (False,), "metadata": ({},)}
     prompt: (
         str
         | TokenIds
@@ -322,19 +301,28 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
+    suffix: str = ""
 
     @model_validator(mode="after")
     def agrees(self) -> Self:
         """Checks across the fields of completions."""
-        if self.best_of is not None and self.best_of != self.n:
-            message = "is not supported by this server yet, unless it equals n"
-            raise PydanticCustomError("value_error", message, {"field": "best_of"})
+        if self.candidates < self.n:
+            raise wrong("best_of", "cannot be less than n")
+        if self.candidates > self.n and self.stream:
+            raise wrong("best_of", "cannot be more than n in a stream: which choices are best is known at the end")
+        if self.suffix and (self.echo or self.session_id is not None):
+            raise wrong("suffix", "cannot be used together with echo or a session")
         if not self.prompt and isinstance(self.prompt, list):
             raise PydanticCustomError("value_error", "cannot be empty", {"field": "prompt"})
-        if len(self.prompts) * self.n > MAX_PROMPTS:
-            message = f"asks for more than {MAX_PROMPTS} choices, counting prompts times n"
-            raise PydanticCustomError("value_error", message, {"field": "n"})
+        if len(self.prompts) * self.candidates > MAX_PROMPTS:
+            message = f"asks for more than {MAX_PROMPTS} choices, counting prompts times n or best_of"
+            raise wrong("n" if self.candidates == self.n else "best_of", message)
         return self
+
+    @property
+    def candidates(self) -> int:
+        """Choices of each prompt that are generated; the ``n`` best of them are told."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def prompts(self) -> list[str | list[int]]:

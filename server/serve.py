@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import uvicorn
@@ -23,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from scheduler.messages import ModelFacts
 from server import data_dir
 from server.config import ServeConfig, UsageError
+from server.connection import HttpConfig
 from server.engine import EngineFailed
 from server.engine_link import ENGINE_COMMAND
 from server.engine_process import EngineProcess
@@ -39,6 +42,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FLUSH_SECONDS = 30.0  # at most, for KV that is not on disk yet when the turns are over
 HTTP_SECONDS = 5  # for the last bytes of their answers, and once more for their readers to take them
 CUT_OFF_SECONDS = 1.0  # for requests that are no turns, once everything else is over
+UNSENT_BYTES = 64 * 1024  # of an answer in the kernel
+MOST_CONNECTIONS = 65_536
+FILES = 512  # open files that are kept for everything but connections
 LOOK_SECONDS = 0.05  # between two looks at whether something is over
 
 
@@ -82,19 +88,9 @@ class Service:
             on_forgotten=lambda tenant, session: self._housekeeper.forgotten(tenant, session),
         )
         self._housekeeper = Housekeeper(self._engine, log)
+        most = most_connections()
         self._http = HttpServer(
-            uvicorn.Config(
-                self._entrance,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=HTTP_SECONDS,
-            )
+            HttpConfig(self._entrance, patience=config.client_seconds, most=most, goodbye=HTTP_SECONDS)
         )
         self._stop = asyncio.Event()
 
@@ -127,7 +123,7 @@ class Service:
 
     async def _load(self, stack: AsyncExitStack) -> None:
         """Wait for engine and tokenizer, then let the app in. Raises EngineFailed or UsageError."""
-        tokenizer = in_daemon_thread(lambda: _load_tokens(self._config.source))
+        tokenizer = in_daemon_thread(lambda: _load_tokens(self._config))
         facts = await self._engine.wait_ready()
         try:
             tokens = await tokenizer
@@ -138,7 +134,7 @@ class Service:
         from server.transfers import Transfers
 
         config = self._config
-        template = await tokens.run(stability, tokens)
+        template = await in_daemon_thread(lambda: stability(tokens))
         app = create_app(
             self._engine,
             self._log,
@@ -147,6 +143,7 @@ class Service:
             api_keys=config.api_key,
             transfers=Transfers(config.data_dir / "transfer", int(config.max_capsule)),
             template=template,
+            allowed_hosts=config.allowed_host,
         )
         stack.callback(tokens.close)
         await stack.enter_async_context(app.router.lifespan_context(app))
@@ -214,6 +211,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         raise UsageError(f"--host: {host} is not an address of this machine") from None
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections inherit it: what is not read waits here, counted
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         try:
             listener.bind(address)
             listener.listen(2048)
@@ -222,6 +221,16 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
                 raise UsageError(f"--port: {port} is in use on {host}; another one: --port {port + 1}") from None
             raise UsageError(f"--host, --port: cannot listen on {host}, port {port}: {error.strerror}") from None
         yield listener
+
+
+def most_connections() -> int:
+    """How many connections may be open at once: what the limit of open files, raised as far as it goes, leaves."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(FILES, min(MOST_CONNECTIONS, soft - FILES))
 
 
 def url(listener: socket.socket) -> str:
@@ -251,10 +260,13 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _load_tokens(source: str) -> Tokens:
+def _load_tokens(config: ServeConfig) -> Tokens:
     from server.tokens import Tokens  # imports transformers, and while it does the port is answered already
 
-    return Tokens.load(source)
+    file = config.response_template
+    tokens = Tokens.load(config.source, None if file is None else json.loads(file.expanduser().read_text()))
+    _ = tokens.dialect  # measured here, not by the first request
+    return tokens
 
 
 def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,6 +13,7 @@ from scheduler.messages import Holding
 from server.engine import EngineDied, EngineUnavailable
 from server.face import Face
 from server.identity import Session
+from server.items import bare
 from server.log import SessionRecord, SessionSummary, TurnRecord
 
 INSPECT_SECONDS = 5.0  # for the engine to tell, between two of its steps; then kv is null
@@ -68,12 +69,19 @@ class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.t
 
 
 class MessageObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.message"):
-    """A message. ``turn`` is the one that brought it; null while no turn has answered it."""
+    """A message. ``turn`` is the one that brought it; null while no turn has answered it. ``tools`` are those that hold
+    from this message on, ``template`` what the chat template is told besides."""
 
     index: int
     role: str
     content: str
     turn: int | None
+    name: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+    tools: list[dict[str, Any]] | UnsetType = UNSET
+    template: dict[str, Any] | UnsetType = UNSET
 
 
 class SessionList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
@@ -160,5 +168,5 @@ def message_objects(record: SessionRecord) -> list[MessageObject]:
     for index, message in enumerate(record.messages):
         while turn is not None and turn.messages <= index:
             turn = next(turns, None)
-        made.append(MessageObject(index, message["role"], message["content"], turn.number if turn else None))
+        made.append(MessageObject(index=index, turn=turn.number if turn else None, **bare(message)))
     return made

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from server.stored import SessionRow, columns_of, label, metadata_of, summary_of
-from server.tables import ANYONE, labels, retries, servers, sessions, tombstones, turns
+from server.tables import ANYONE, labels, responses, retries, servers, sessions, tombstones, turns
 from server.timeline import Row, SessionExists, SessionSummary, Timeline, UnknownSession
 
 # The statements of every turn are built once: that costs more than to run them.
@@ -114,7 +114,7 @@ def summary_now(connection: sql.Connection, session_id: int, now: float) -> Sess
 
 def bury(connection: sql.Connection, row: SessionRow) -> None:
     """Delete all of a session, and put a tombstone in its place for every server."""
-    for table in (retries, labels, turns):
+    for table in (responses, retries, labels, turns):
         connection.execute(sql.delete(table).where(table.c.session_id == row.id))
     connection.execute(sql.delete(sessions).where(sessions.c.id == row.id))
     stone = sql.and_(tombstones.c.tenant == row.tenant, tombstones.c.session == row.session)

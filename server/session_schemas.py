@@ -4,36 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.identity import check_id
-from server.schemas import INT32, MAX_MESSAGES, Content, Messages, Strict, plain_text
+from server.message_schemas import MAX_MESSAGES, Content, Messages, plain_text
+from server.metadata import Metadata
+from server.schemas import INT32
+from server.strict import Strict
 
-MAX_PAIRS = 16
-MAX_KEY_CHARS = 64
-MAX_VALUE_CHARS = 512
 MAX_TTL = 10 * 365 * 86_400  # seconds
 MAX_PIN = 7 * 86_400
 MAX_TIME = 2**53  # Unix seconds that every JSON reader can hold
 
 
-def pairs(value: object) -> object:
-    """Metadata as OpenAI limits it."""
-    if isinstance(value, dict):
-        if len(value) > MAX_PAIRS:
-            raise ValueError(f"can hold at most {MAX_PAIRS} pairs")
-        if not all(isinstance(key, str) and 1 <= len(key) <= MAX_KEY_CHARS for key in value):
-            raise ValueError(f"must have keys of 1 to {MAX_KEY_CHARS} characters")
-        if not all(isinstance(text, str) and len(text) <= MAX_VALUE_CHARS for text in value.values()):
-            raise ValueError(f"must have strings of at most {MAX_VALUE_CHARS} characters as values")
-        if any("\0" in key or "\0" in text for key, text in value.items()):
-            raise ValueError("cannot hold the character NUL")  # no database would take it
-    return value
-
-
 SessionId = Annotated[str, AfterValidator(check_id)]
-Metadata = Annotated[dict[str, str], BeforeValidator(pairs)]
 Ttl = Annotated[int, Field(ge=1, le=MAX_TTL)]
 PinSeconds = Annotated[int, Field(ge=0, le=MAX_PIN)]
 Count = Annotated[int, Field(ge=0, le=INT32)]

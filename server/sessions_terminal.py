@@ -221,7 +221,13 @@ def listed(answer: Answer) -> Iterable[str]:
             names = ("prompt_tokens", "cached_tokens", "completion_tokens", "finish_reason")
             return table(head, [(t["number"], moment(t["created_at"]), *(t[name] for name in names)) for t in data])
         case _:
-            return [f"[{m['index']}] {m['role']}: {m['content']}" for m in data]
+            return [f"[{m['index']}] {m['role']}: {m['content']}{called(m)}" for m in data]
+
+
+def called(message: Answer) -> str:
+    """The calls of a message, a line each."""
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    return "".join(f"\n    {function['name']}({function['arguments']})" for function in functions)
 
 
 def described(session: Answer) -> Iterable[str]:

@@ -1,7 +1,7 @@
 """The tables of the log.
 
 Format 1 knew turns only. Format 2 has rows of every kind, their checksums, and in ``sessions`` all that a list shows.
-Format 3 has tombstones per server.
+Format 3 has tombstones per server. Format 4 has responses.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sqlalchemy import Column, Index
 
 from server.database import REMEDY, LogDamaged, LogUnavailable
 
-FORMAT = 3
+FORMAT = 4
 MIGRATION_LOCK = 0x7761726D  # of PostgreSQL: one server at a time prepares the tables
 
 ANYONE = ""  # in place of a server: the next one that registers
@@ -91,6 +91,22 @@ retries = sql.Table(
 )
 Index("retries_created", retries.c.created)
 
+responses = sql.Table(
+    "responses",  # see server.response_rows.StoredResponse
+    metadata,
+    Column("session_id", sql.ForeignKey("sessions.id"), primary_key=True),
+    Column("key", sql.String(32), primary_key=True),
+    Column("status", sql.String(16), nullable=False),
+    Column("server", sql.String(64), nullable=False),  # that runs it, or has
+    Column("created", sql.BigInteger, nullable=False),
+    Column("row", sql.Integer),
+    Column("body", sql.Text, nullable=False),
+    Column("inputs", sql.Text, nullable=False),
+    Column("events", sql.LargeBinary),
+    Column("checksum", sql.LargeBinary, nullable=False),
+)
+Index("responses_unfinished", responses.c.server, responses.c.status, responses.c.created)
+
 servers = sql.Table(
     "servers",  # each with a cache of its own, of which it has to forget what is deleted
     metadata,
@@ -154,6 +170,8 @@ def format_of_columns(connection: sql.Connection) -> int:
         return 1
     if "server" in lacks(tombstones):
         return 2
+    if responses.name not in inspector.get_table_names():
+        return 3
     return 0 if any(lacks(table) for table in metadata.tables.values()) else FORMAT
 
 

@@ -12,7 +12,8 @@ from itertools import product
 import msgspec
 
 from server.log import common_prefix
-from server.stateful import Message, full_ids
+from server.stateful import full_ids
+from server.timeline import Message
 from server.tokens import TemplateRefused, Tokens
 
 SYSTEM = "Answer in a few words."

@@ -42,6 +42,7 @@ class TurnRecord:
 
     ``prompt_tokens`` is the length of the timeline where the reply begins, ``tokens`` at its end (equal: it is not
     known where the reply begins); ``messages`` counts those up to its end. ``cached`` prompt tokens were reused.
+    ``row`` is the one of the log that added the turn: no two turns of a session have the same.
     """
 
     number: int  # 1, 2... in the current timeline
@@ -52,6 +53,7 @@ class TurnRecord:
     cached: int
     finish_reason: str
     fingerprint: str
+    row: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class SessionRecord:
 @dataclass(frozen=True)
 class Place:
     """Where a rewind ends: ``turns`` turns and ``tokens`` tokens are left. ``reply`` is the token at which the reply
-    begins that is cut there: decode ``record.tokens[reply:tokens]`` for its new text; None: no reply is cut."""
+    begins that is cut there: read ``record.tokens[reply:tokens]`` for what is left of it; None: no reply is cut."""
 
     turns: int
     tokens: int
@@ -161,6 +163,19 @@ def drop_reply(record: SessionRecord) -> SessionRecord:
     else:
         tokens, rendered = (turns[-1].tokens, turns[-1].messages) if turns else (0, 0)
     return replace(record, tokens=record.tokens[:tokens], messages=messages, rendered=rendered, turns=turns)
+
+
+def at_turn(record: SessionRecord, turn: TurnRecord) -> SessionRecord:
+    """The record as it was at the end of one of its turns, for another session to begin with: its ``version`` is 0."""
+    return replace(
+        record,
+        tokens=record.tokens[: turn.tokens],
+        messages=record.messages[: turn.messages],
+        rendered=turn.messages,
+        turns=record.turns[: turn.number],
+        fingerprint=turn.fingerprint,
+        version=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -215,6 +230,7 @@ class Timeline:
                     row.cached,
                     row.finish_reason,
                     row.fingerprint,
+                    self.number,
                 )
             )
 
@@ -261,13 +277,13 @@ def turns_within(turns: Sequence[TurnRecord], tokens: int, messages: int) -> int
     return sum(turn.tokens <= tokens and turn.messages <= messages for turn in turns)
 
 
-def rewind_row(timeline: Timeline, place: Place, text: str | None, now: int) -> Row:
-    """Back to a place. ``text`` is that of a reply which is cut there."""
+def rewind_row(timeline: Timeline, place: Place, reply: Message | None, now: int) -> Row:
+    """Back to a place. ``reply`` is what is left of a reply which is cut there."""
     if place.reply is None:
         tokens, messages = timeline.ends(place.turns)
         return Row("rewind", now, timeline.fingerprint, place.turns, tokens, keep_messages=messages)
-    if text is None:
-        raise ValueError("a reply is cut here: its text is needed")
+    if reply is None:
+        raise ValueError("a reply is cut here: what is left of it is needed")
     cut = timeline.turns[place.turns - 1]
     return Row(
         "rewind",
@@ -276,7 +292,7 @@ def rewind_row(timeline: Timeline, place: Place, text: str | None, now: int) -> 
         place.turns - 1,
         place.tokens,
         keep_messages=cut.messages - 1,
-        messages=[{**timeline.messages[cut.messages - 1], "content": text}],
+        messages=[reply],
         prompt_tokens=cut.prompt_tokens,
         cached=cut.cached,
         finish_reason="length",
@@ -287,16 +303,7 @@ def edit_row(timeline: Timeline, index: int, content: str, now: int) -> Row:
     """Another content for a message; everything behind it is dropped. Raises NoSuchPlace("index")."""
     if not 0 <= index < len(timeline.messages):
         raise NoSuchPlace("index", len(timeline.messages) - 1)
-    turns = sum(turn.messages <= index for turn in timeline.turns)
-    return Row(
-        "edit",
-        now,
-        timeline.fingerprint,
-        turns,
-        timeline.ends(turns)[0],
-        keep_messages=index,
-        messages=[{**timeline.messages[index], "content": content}],
-    )
+    return revised_row(timeline, index, [{**timeline.messages[index], "content": content}], now)
 
 
 def copied(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterator[Row]:
@@ -324,6 +331,21 @@ def copied(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterat
     # Also without messages: the fingerprint of the tokens can be a later one than that of the last turn kept.
     kept = len(timeline.turns) if turns is None else turns
     yield Row(kind, now, timeline.fingerprint, kept, tokens, keep_messages=messages, messages=rest)
+
+
+def revised_row(timeline: Timeline, keep: int, messages: Sequence[Message], now: int) -> Row:
+    """The messages from number ``keep`` on are these now; the tokens go back to the end of the last reply before.
+    Raises NoSuchPlace("index")."""
+    if not 0 <= keep <= len(timeline.messages):
+        raise NoSuchPlace("index", len(timeline.messages))
+    turns = sum(turn.messages <= keep for turn in timeline.turns)
+    tokens = timeline.ends(turns)[0]
+    return Row("edit", now, timeline.fingerprint, turns, tokens, keep_messages=keep, messages=messages)
+
+
+def turn_of_row(turns: Sequence[TurnRecord], row: int) -> TurnRecord | None:
+    """The turn that a row of the log has added; None where the timeline has left it since."""
+    return next((turn for turn in turns if turn.row == row), None)
 
 
 def place_of_turn(turns: Sequence[TurnRecord], number: int) -> Place:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from scheduler.messages import Delta, Receipt
+from server.errors import ApiError
+
+BACKLOG = 4096  # tokens and log-probabilities that wait for a reader that does not come
+READER_SECONDS = 5.0  # for a reader to come when so many wait
+MERGE_AT = 64  # deltas that wait are made one: it takes a tenth of their room
 
 
 class Turn:
     """A mailbox between the task that reads the engine's socket and the one that writes the response.
 
     Invariant: deltas leave in the order in which they came, each exactly once, and the failure (if any) after
-    the last of them. ``push`` and ``fail`` never wait: a slow reader costs memory for its own turn only.
+    the last of them. ``push`` and ``fail`` never wait. For a reader that stays away no more than ``BACKLOG`` tokens are
+    kept (and what came within ``READER_SECONDS``): then the turn is cancelled, what waits is dropped, and it fails.
     """
 
     def __init__(self, name: str, cancel: Callable[[str], None]) -> None:
@@ -22,6 +29,8 @@ class Turn:
         self._cancel = cancel
         self._receipt: Receipt | None = None
         self._deltas: list[Delta] = []
+        self._waiting = 0  # tokens and log-probabilities in them
+        self._taken = time.monotonic()  # when the reader was here
         self._failure: Exception | None = None
         self._closed = False  # nothing more will be pushed
         self._read_to_end = False
@@ -38,7 +47,7 @@ class Turn:
             self._receipt = delta.receipt
         self._closed = delta.finish_reason is not None
         if self._closed or delta.tokens or delta.text or delta.logprobs or delta.prompt_logprobs:
-            self._deltas.append(delta)
+            self._keep(delta)
         self._news.set()
 
     def fail(self, failure: Exception) -> None:
@@ -47,6 +56,17 @@ class Turn:
             self._closed = True
             self._failure = failure
             self._news.set()
+
+    def _keep(self, delta: Delta) -> None:
+        self._waiting += len(delta.tokens) + sum(1 + len(entry.top) for entry in delta.logprobs)
+        self._deltas.append(delta)
+        if len(self._deltas) >= MERGE_AT:
+            self._deltas = [merge(self._deltas)]
+        if self._waiting > BACKLOG and time.monotonic() - self._taken > READER_SECONDS:
+            self._deltas = []
+            self.cancel()
+            self._closed = True
+            self._failure = ApiError(408, "The reply was not read in time.", code="reader_too_slow")
 
     # --- the side of the response -------------------------------------------------------------------------
 
@@ -69,7 +89,7 @@ class Turn:
                 raise StopAsyncIteration
             await self._wait()
         delta = merge(self._deltas)
-        self._deltas = []
+        self._deltas, self._waiting, self._taken = [], 0, time.monotonic()
         self._read_to_end = delta.finish_reason is not None
         return delta
 

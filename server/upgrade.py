@@ -13,7 +13,10 @@ from server.timeline import Row, Timeline, turns_within
 
 
 def from_format(version: int, connection: sql.Connection) -> None:
-    """Bring a log of format 1 or 2 up to date, in the caller's transaction."""
+    """Bring a log of an older format up to date, in the caller's transaction."""
+    if version == 3:
+        metadata.create_all(connection)
+        return
     old = sql.Table(tombstones.name, sql.MetaData(), sql.Column("tenant"), sql.Column("session"))
     buried = [] if version == 1 else connection.execute(sql.select(old)).all()
     old.drop(connection, checkfirst=True)

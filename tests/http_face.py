@@ -24,6 +24,7 @@ from server.transfers import Transfers
 
 P = ParamSpec("P")
 MODEL = "demo"
+HOST = "warm"
 MAX_CAPSULE = 1 << 20  # bytes
 PATIENCE = 20.0  # seconds until a test that hangs fails
 FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # the log's fsyncs cost nothing there
@@ -60,9 +61,9 @@ class Site:
 
 
 @asynccontextmanager
-async def site(api_keys: Mapping[str, str] | None = None) -> Any:
-    """A Site that is taken down again."""
-    tokens = demo_tokens()
+async def site(api_keys: Mapping[str, str] | None = None, tokens: Tokens | None = None) -> Any:
+    """A Site that is taken down again; ``tokens``: the demo model's."""
+    tokens = tokens or demo_tokens()
     with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
         log = SessionLog(Path(folder) / "log.sqlite")
         engine = FakeEngine(tokens)
@@ -73,15 +74,17 @@ async def site(api_keys: Mapping[str, str] | None = None) -> Any:
             served_name=MODEL,
             api_keys=api_keys or {},
             transfers=Transfers(Path(folder) / "transfer", MAX_CAPSULE),
+            allowed_hosts=[HOST],
         )
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://warm") as http:
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as http:
             yield Site(app, engine, log, http)
         await log.close()
 
 
 def served(
     api_keys: Mapping[str, str] | None = None,
+    tokens: Callable[[], Tokens] | None = None,
 ) -> Callable[[Callable[Concatenate[Site, P], Awaitable[None]]], Callable[P, None]]:
     """Make a test of a coroutine function whose first parameter is the Site."""
 
@@ -89,7 +92,7 @@ def served(
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             async def within() -> None:
-                async with site(api_keys) as made:
+                async with site(api_keys, tokens() if tokens else None) as made:
                     await asyncio.wait_for(test(made, *args, **kwargs), PATIENCE)
 
             asyncio.run(within())
@@ -152,7 +155,7 @@ class Call:
             "root_path": "",
             "headers": [
                 (name.lower().encode(), value.encode())
-                for name, value in {"host": "warm", "content-type": "application/json", **(headers or {})}.items()
+                for name, value in {"host": HOST, "content-type": "application/json", **(headers or {})}.items()
             ],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),

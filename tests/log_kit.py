@@ -88,5 +88,6 @@ async def rewind_to_token(log: SessionLog, tokens: int, session: str = "s") -> S
     record = await read(log, session)
     place = locate(record, tokens)
     cut = None if place.reply is None else text(record)[place.reply : place.tokens]
-    await log.rewind("a", session, tokens=tokens, text=cut, expect=record.version)
+    reply = None if cut is None else {"role": "assistant", "content": cut}
+    await log.rewind("a", session, tokens=tokens, reply=reply, expect=record.version)
     return await read(log, session)

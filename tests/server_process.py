@@ -23,7 +23,8 @@ class ServerProcess:
     def __init__(self, model: Path | None, data: Path, *flags: str, port: int | None = None) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "server", "serve", *([str(model)] if model else [])]
+        python = os.environ.get("SERVER_PYTHON", sys.executable)  # clients may live elsewhere
+        command = [python, "-m", "server", "serve", *([str(model)] if model else [])]
         command += ["--port", str(self.port), "--data-dir", str(data), "--served-model-name", "m", *flags]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("WARMTURN_")}
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}

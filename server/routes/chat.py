@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 from scheduler.messages import Submit, pack_ids
 from server.body import JsonRoute
+from server.draft import Draft
+from server.errors import bad_request
 from server.exchange import Exchange
 from server.face import Face, face_of
 from server.identity import Session, named_session
@@ -19,14 +21,20 @@ from server.prompts import Prompt, chat_prompt, room
 from server.replay import idempotency_of, replayed
 from server.replies import ChatReply, Head, Reply, UsageWish
 from server.schemas import ChatRequest, ReplyRequest
+from server.tools import calls_of, is_read, reply_grammar
 
 router = APIRouter(route_class=JsonRoute)
+Writer = Callable[[Head, bool], Reply]  # from a head, and whether the turn is replayed from the log
 
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
-    """The reply to a whole conversation, or with ``session_id`` to what is new in one."""
-    return await chat(body, request, named_session(request, body.session_id))
+    """The reply to a whole conversation, or with ``session_id`` to what is new in one. A conversation that is to be
+    stored and has no session begins one."""
+    session = named_session(request, body.session_id)
+    if session is None and body.store:
+        session = Session(request.state.tenant, f"sess_{uuid.uuid4().hex}", stateful=False)
+    return await chat(body, request, session)
 
 
 @router.post("/v1/sessions/{session_id}/chat/completions")
@@ -35,17 +43,20 @@ async def continue_chat(session_id: str, body: ChatRequest, request: Request) ->
     return await chat(body, request, named_session(request, body.session_id, session_id))
 
 
-async def chat(body: ChatRequest, request: Request, session: Session | None) -> Response:
-    """Render, then answer."""
+async def chat(body: ChatRequest, request: Request, session: Session | None, writer: Writer | None = None) -> Response:
+    """Render, then answer in the words of ``writer``; None: as a chat completion."""
     face = face_of(request)
     facts = face.check(body, session, choices=body.n)
+    if body.metadata and session is None:
+        raise bad_request("metadata is kept with a session: it needs one, or store: true.", "metadata", "invalid_value")
     with ExitStack() as held:
         record = await face.open(session, held)
-        if (again := await replayed(request, body, face, session, chat_replay(body, face, session))) is not None:
+        again = await replayed(request, body, face, session, chat_replay(body, face, session, writer))
+        if again is not None:
             return again
         base = record if session is not None and session.stateful else None
         prompt = await face.tokens.run(chat_prompt, body, face.tokens, facts, base)
-        return await answer(body, request, face, session, record, prompt, held)
+        return await answer(body, request, face, session, record, prompt, held, writer)
 
 
 async def answer(
@@ -56,6 +67,7 @@ async def answer(
     record: SessionRecord | None,
     prompt: Prompt,
     held: ExitStack,
+    writer: Writer | None = None,
 ) -> Response:
     """Run one turn per choice on ``prompt`` and reply; a session with a name is committed as ``prompt`` and its reply.
 
@@ -69,6 +81,12 @@ async def answer(
     facts = face.facts
     name = session.name if session else None
     room(prompt, body, facts, "messages")
+    calls = calls_of(prompt.manner.tools, body.tool_choice, body.parallel_tool_calls)
+    dialect = face.tokens.dialect
+    grammar = await reply_grammar(body, calls, prompt.tail, face.tokens, face.grammars)
+    # A reply whose first word a format shapes, or that goes on with one, thinks no more.
+    reasons = not prompt.said and (body.wanted() is None or calls.constrained)
+    drafts = [Draft(dialect.reading(prompt.tail, calls, reasons=reasons)) for _ in range(body.n)]
     ids = pack_ids(prompt.ids)
     submits = [
         Submit(
@@ -79,22 +97,34 @@ async def answer(
             sampling=body.sampling(choice),
             stopping=body.stopping(body.token_limit),
             logprobs=body.token_logprobs,
+            grammar=grammar,
+            special=is_read(dialect, calls, reasons=reasons),
+            salt=body.salt,
+            keep_until=body.keep_until,
         )
         for choice in range(body.n)
     ]
     head = Head.new("chatcmpl", face.served_name, facts.fingerprint, name)
-    reply = ChatReply(head, UsageWish.of(body), body.logprobs)
+    reply = (writer or chat_writer(body))(head, False)
     key = idempotency_of(request, body)
-    return await Exchange(face, body, session, record, [prompt], submits, reply, key).respond(request, held)
+    return await Exchange(face, body, session, record, [prompt], submits, reply, key, drafts).respond(request, held)
 
 
-def chat_replay(body: ReplyRequest, face: Face, session: Session | None) -> Callable[[int], Reply]:
-    """The objects of a replayed chat, for ``replayed``: without logprobs, which the log does not hold."""
+def chat_writer(body: ReplyRequest) -> Writer:
+    """Chat completions; without logprobs where they are replayed, as the log does not hold them."""
+    wish, tier, metadata = UsageWish.of(body), body.service_tier, body.metadata
+    return lambda head, replayed: ChatReply(head, wish, body.logprobs and not replayed, tier, metadata)
+
+
+def chat_replay(
+    body: ReplyRequest, face: Face, session: Session | None, writer: Writer | None = None
+) -> Callable[[int], Reply]:
+    """The objects of a replayed chat, for ``replayed``."""
     name = session.name if session else None
     fingerprint = face.facts.fingerprint
 
     def reply(created: int) -> Reply:
         head = Head.new("chatcmpl", face.served_name, fingerprint, name, created)
-        return ChatReply(head, UsageWish.of(body), logprobs=False)
+        return (writer or chat_writer(body))(head, True)
 
     return reply

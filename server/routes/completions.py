@@ -13,6 +13,7 @@ from scheduler.messages import Submit, pack_ids
 from server.body import JsonRoute
 from server.exchange import Exchange
 from server.face import Face, face_of
+from server.formats import format_grammar
 from server.identity import Session, named_session
 from server.prompts import Prompt, completion_prompts, fed, room
 from server.replay import idempotency_of, replayed
@@ -29,7 +30,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     face = face_of(request)
     session = named_session(request, body.session_id)
     name = session.name if session else None
-    facts = face.check(body, session, choices=body.n * len(body.prompts))
+    facts = face.check(body, session, choices=body.candidates * len(body.prompts))
     with ExitStack() as held:
         record = await face.open(session, held)
         if (again := await replayed(request, body, face, session, completion_replay(body, face, session))) is not None:
@@ -38,6 +39,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         prompts = await face.tokens.run(completion_prompts, body, face.tokens, facts, base)
         for prompt in prompts:
             room(prompt, body, facts, "prompt")
+        grammar = await format_grammar(body, face.grammars)
         submits = [
             Submit(
                 turn=uuid.uuid4().hex,
@@ -46,15 +48,19 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
                 session=name,
                 sampling=body.sampling(choice),
                 stopping=body.stopping(limit(body, facts.max_context - fed(prompt, facts))),
-                logprobs=body.token_logprobs,
+                logprobs=0 if body.candidates > body.n and body.logprobs is None else body.logprobs,
                 prompt_logprobs=body.token_logprobs if body.echo else None,
+                grammar=grammar,
+                salt=body.salt,
+                keep_until=body.keep_until,
             )
             for prompt in prompts
-            for choice in range(body.n)
+            for choice in range(body.candidates)
         ]
         head = Head.new("cmpl", face.served_name, facts.fingerprint, name)
-        per_choice = [prompt for prompt in prompts for _ in range(body.n)]
-        reply = CompletionReply(head, UsageWish.of(body), per_choice, body.echo, body.logprobs is not None)
+        per_choice = [prompt for prompt in prompts for _ in range(body.candidates)]
+        best = (body.n, body.candidates)
+        reply = CompletionReply(head, UsageWish.of(body), per_choice, body.echo, body.logprobs is not None, best)
         key = idempotency_of(request, body)
         return await Exchange(face, body, session, record, prompts, submits, reply, key).respond(request, held)
 

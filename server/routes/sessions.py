@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -20,11 +21,19 @@ from starlette.responses import Response
 
 from server import session_objects as objects
 from server.body import JsonRoute
+from server.cutting import cut_reply
 from server.errors import ApiError, bad_request
 from server.face import Face, face_of
 from server.identity import Session, named_session
-from server.log import NoSuchPlace, SessionBusy, SessionRecord, UnknownSession, common_prefix, drop_reply, locate
-from server.prompts import check_bytes, continuation
+from server.log import (
+    NoSuchPlace,
+    SessionBusy,
+    SessionRecord,
+    UnknownSession,
+    drop_reply,
+)
+from server.message_schemas import check_calls
+from server.prompts import check_bytes, same_prompt
 from server.replay import replayed
 from server.routes.chat import answer, chat_replay
 from server.schemas import INT32, ReplyRequest
@@ -37,12 +46,10 @@ from server.session_schemas import (
     RewindSession,
     UpdateSession,
 )
-from server.tokens import Tokens
 
 router = APIRouter(route_class=JsonRoute)
 DELETE_SECONDS = 10.0  # for a running turn to end once it was told to
 NUDGE_SECONDS = 0.25  # a turn that was just about to start is told again
-CONTEXT = 8  # tokens decoded before a reply: at the start of a text, tokenizers write no space before a word
 
 
 def named(request: Request, session_id: str) -> Session:
@@ -82,6 +89,7 @@ async def create_session(body: CreateSession, request: Request) -> Response:
     """A session before its first turn, with a past to begin from."""
     face = face_of(request)
     messages = [message.plain() for message in body.messages]
+    check_calls([], messages)
     if face.engine.facts is not None:
         check_bytes((m["content"] for m in messages), face.engine.facts, "messages")
     session = Session(request.state.tenant, body.id or new_id(), stateful=True)
@@ -187,29 +195,15 @@ async def rewind_session(session_id: str, body: RewindSession, request: Request)
     """Back to the end of a turn, or to a token."""
     face, session = face_of(request), named(request, session_id)
     with face.log.claim(session.tenant, session.name), places():
-        text = expect = None
+        reply = expect = None
         if body.tokens is not None:
             record = await found(face, session)
-            text = await face.tokens.run(cut_text, face.tokens, record, body.tokens)
+            reply = await face.tokens.run(cut_reply, face.tokens, record, body.tokens)
             expect = record.version
         summary = await face.log.rewind(
-            session.tenant, session.name, turn=body.turn, tokens=body.tokens, text=text, expect=expect
+            session.tenant, session.name, turn=body.turn, tokens=body.tokens, reply=reply, expect=expect
         )
         return body_of(await seen(face, session, summary))
-
-
-def cut_text(tokens: Tokens, record: SessionRecord, at: int) -> str | None:
-    """The text of the reply that a rewind to token ``at`` cuts; None when it cuts none. Raises NoSuchPlace.
-
-    A character that is cut in half, and what a stop string hid, is not in it.
-    """
-    place = locate(record, at)
-    if place.reply is None:
-        return None
-    whole = record.messages[record.turns[place.turns - 1].messages - 1]["content"]
-    before = record.tokens[max(0, place.reply - CONTEXT) : place.reply]
-    text = tokens.decode([*before, *record.tokens[place.reply : at]])[len(tokens.decode(before)) :]
-    return str(whole[: common_prefix(whole, text)])
 
 
 @router.put("/v1/sessions/{session_id}/messages/{index}")
@@ -239,17 +233,27 @@ async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> R
         if (again := await replayed(request, body, face, session, chat_replay(body, face, session))) is not None:
             return again
         before = drop_reply(record)
-        if not before.messages or before.messages[-1]["role"] != "user":
-            message = "There is nothing to answer: the session ends with no user message, answered or not."
+        if not before.messages or before.messages[-1]["role"] not in ("user", "tool"):
+            message = "There is nothing to answer: the session ends with no user or tool message, answered or not."
             raise bad_request(message, code="nothing_to_answer")
-        prompt = await face.tokens.run(continuation, face.tokens, facts, before, [])
+        prompt = await face.tokens.run(same_prompt, body, face.tokens, facts, before)
+        old = record.messages[-1]
+        if old.get("begun") and prompt.ids == before.tokens:  # which end with what its client began the reply with
+            prompt = replace(prompt, said=old["content"][: old["begun"]])
         return await answer(body, request, face, session, record, prompt, held)
 
 
 @router.delete("/v1/sessions/{session_id}")
 async def delete_session(session_id: str, request: Request) -> Response:
     """Remove it for ever. A running turn ends as cancelled."""
-    face, session = face_of(request), named(request, session_id)
+    session = named(request, session_id)
+    if not await end_session(face_of(request), session):
+        raise UnknownSession
+    return body_of(objects.SessionDeleted(session.name))
+
+
+async def end_session(face: Face, session: Session) -> bool:
+    """Remove a session, its turn and its cache; False if there was nothing of it."""
     ending = None
     try:
         with face.log.claim(session.tenant, session.name):
@@ -263,9 +267,7 @@ async def delete_session(session_id: str, request: Request) -> Response:
     finally:
         if ending is not None:
             ending.cancel()
-    if not existed and ending is None:
-        raise UnknownSession
-    return body_of(objects.SessionDeleted(session.name))
+    return existed or ending is not None
 
 
 async def end_turn(face: Face, session: Session) -> None:

@@ -20,23 +20,27 @@ def pid_of(victim: Victim, process: str) -> int:
 
 
 def settle(victim: Victim) -> None:
-    """Wait until everything is written behind, or the server is gone."""
+    """Wait until everything is written behind, or the server or its engine is gone. After each step of the work, so
+    that a slow disk does not write two turns at once, and each run makes the same calls.
+    """
     deadline = time.monotonic() + IDLE
     while time.monotonic() < deadline:
         try:
             if victim.process.metric("warmturn_disk_pending_sessions") == 0:
+                return
+            if httpx.get(victim.url + "/health").status_code != 200:
                 return
         except httpx.TransportError:
             return
         time.sleep(0.05)
 
 
-def storage_thread(victim: Victim, process: str, log: Path, whole: bool) -> tuple[int, Counter[str]]:
-    """The storage thread, and what it calls in the whole work, or in one turn."""
+def storage_thread(victim: Victim, process: str, log: Path, suffix: str | None = None) -> tuple[int, Counter[str]]:
+    """The storage thread, and what it calls in the whole work on sessions of a ``suffix``, or in one turn."""
     settle(victim)
     with StorageThread(pid_of(victim, process), victim.data, log) as thread:
-        if whole:
-            assert work(victim.url, f"-{process}").last is None
+        if suffix is not None:
+            assert work(victim.url, suffix, lambda: settle(victim)).last is None
         else:
             assert turn("a", "Hello.")(victim.url, f"-warm-{pid_of(victim, process)}") is Outcome.ACKNOWLEDGED
         settle(victim)
@@ -59,7 +63,9 @@ class Sweep:
 
     def run(self, every: int) -> None:
         """All points. The last ones may not come: how much is written together varies a little."""
-        counts = storage_thread(self._victim, self._process, self._log, whole=True)[1]
+        storage_thread(self._victim, self._process, self._log, "-first")
+        # Counted the second time: from then on the same words share what is stored of them.
+        counts = storage_thread(self._victim, self._process, self._log, "-second")[1]
         print(f"{self._process}: {dict(counts)}", flush=True)
         for call, count in counts.items():
             for number in range(1, count + 1, every):
@@ -70,9 +76,9 @@ class Sweep:
         """One crash, and what is there afterwards."""
         victim, suffix = self._victim, f"-{self._process}-{call}-{number}"
         pid = pid_of(victim, self._process)
-        thread = storage_thread(victim, self._process, self._log, whole=False)[0]
+        thread = storage_thread(victim, self._process, self._log)[0]
         with kill_at(thread, call, number):
-            progress = work(victim.url, suffix)
+            progress = work(victim.url, suffix, lambda: settle(victim))
             settle(victim)
             time.sleep(0.2)
         if alive(pid):

@@ -64,11 +64,12 @@ class Progress:
     last: Outcome | None
 
 
-def work(url: str, suffix: str) -> Progress:
-    """Every step in order, up to one that fails."""
+def work(url: str, suffix: str, between: Callable[[], None]) -> Progress:
+    """Every step in order, up to one that fails; ``between`` is called after each."""
     for number, step in enumerate(STEPS):
         if (outcome := step(url, suffix)) is not Outcome.ACKNOWLEDGED:
             return Progress(number, outcome)
+        between()
     return Progress(len(STEPS), None)
 
 

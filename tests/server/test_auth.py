@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from http_face import Site, served
 
-from server.auth import DEFAULT_TENANT, Keyring
+from server.auth import DEFAULT_TENANT, Hosts, Keyring
 
 KEYS = {"ann": "key-a", "bob": "kéy-b"}
 ROUTES = [
@@ -102,3 +102,57 @@ async def test_websockets_are_closed(site: Site) -> None:
 
     await site.app({"type": "websocket", "path": "/health", "headers": []}, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "localhost:8000", "LOCALHOST", "localhost.", "127.0.0.1", "127.0.0.1:8000", "10.1.2.3:80"),
+        *("[::1]", "[::1]:8000", "[2001:db8::1]", "our.name", "OUR.name:8000"),
+    ],
+)
+def test_without_keys_a_server_answers_to_addresses_localhost_and_its_names(host: str) -> None:
+    assert Hosts(["our.name"]).allow([host])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "our.name.example"),
+        *(
+            "",
+            " ",
+            "[::1",
+            "[evil.example]",
+            "localhost/",
+            "localhost@evil.example",
+            "evil.example#127.0.0.1",
+            "*",
+            "a,b",
+        ),
+    ],
+)
+def test_a_name_that_anybody_can_point_here_is_refused(host: str) -> None:
+    assert not Hosts(["our.name"]).allow([host])
+
+
+def test_hosts_are_one_or_none_and_a_star_is_all() -> None:
+    assert Hosts([]).allow([])
+    assert not Hosts([]).allow(["localhost", "evil.example"])
+    assert not Hosts([]).allow(["127.0.0.1", "evil.example"])
+    assert Hosts(["*"]).allow(["evil.example"])
+
+
+@served()
+async def test_a_page_of_another_name_gets_nothing_but_the_health(site: Site) -> None:
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/metrics"), ("GET", "/x")):
+        response = await site.http.request(method, path, headers={"host": "evil.example:8000"})
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert "evil" not in response.text
+    assert (await site.http.get("/health", headers={"host": "evil.example"})).status_code == 200
+
+
+@served(KEYS)
+async def test_where_keys_are_hosts_do_not_matter(site: Site) -> None:
+    headers = {"host": "proxy.example", "authorization": "Bearer key-a"}
+    assert (await site.http.get("/v1/models", headers=headers)).status_code == 200

@@ -5,7 +5,7 @@ import json
 import pytest
 from http_face import HELLO, Call, Site, served
 
-from server.body import MAX_BYTES, MAX_DEPTH, parse
+from server.body import MAX_BYTES, MAX_DEPTH, MAX_PARTS, parse
 from server.errors import ApiError
 
 CHAT = "/v1/chat/completions"
@@ -60,6 +60,14 @@ async def test_an_empty_body_is_called_empty(site: Site) -> None:
 
 def test_depth_is_counted_exactly() -> None:
     parse(nested(MAX_DEPTH))
+    parse(b'{"a": [%s]}' % b",".join([b"{}"] * (MAX_PARTS - 3)))
+    parse(b'{"a": [%s]}' % b",".join([b"1"] * (2 * MAX_PARTS)))  # token ids
+    for many in (
+        b'{"a": [%s]}' % b",".join([b"{}"] * (MAX_PARTS - 2)),
+        b'{"a": [%s]}' % b",".join([b'{"b": 1}'] * (MAX_PARTS // 2)),
+    ):
+        with pytest.raises(ApiError, match="more than"):
+            parse(many)
     with pytest.raises(ApiError):
         parse(nested(MAX_DEPTH + 1))
 

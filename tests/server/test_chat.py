@@ -19,7 +19,7 @@ async def test_body_has_the_shape_of_openai(site: Site) -> None:
     assert body["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": "Hello there, friend.", "refusal": None},
+            "message": {"role": "assistant", "content": "Hello there, friend.", "refusal": None, "annotations": []},
             "logprobs": None,
             "finish_reason": "stop",
         }
@@ -53,6 +53,11 @@ async def test_usage_counts_tokens_and_what_was_cached(site: Site) -> None:
         "completion_tokens": len(reply_ids()) + 1,
         "total_tokens": prompt + len(reply_ids()) + 1,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     second = (await site.chat()).json()["usage"]
     assert second["prompt_tokens_details"] == {"cached_tokens": prompt - 1}

@@ -3,10 +3,15 @@
 from typing import Any
 
 import pytest
+from fake_engine import FACTS
 from http_face import Site, demo_tokens, events, reply_ids, served
+from msgspec.structs import replace
+from transformers import AutoTokenizer
 
-from scheduler.messages import TokenLogprob, unpack_ids
+from scheduler.messages import Delta, Submit, TokenLogprob, unpack_ids
 from server.replies import LogprobColumns, alternatives
+from server.tokens import Tokens
+from server.turns import Turn
 
 
 def prompts_of(site: Site) -> list[list[int]]:
@@ -128,8 +133,6 @@ async def test_without_max_tokens_openais_16_hold_and_fit_a_nearly_full_context(
         ({"prompt": None}, "prompt"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": ["a"] * 65, "n": 2}, "n"),
-        ({"best_of": 2}, "best_of"),
-        ({"suffix": "end"}, "suffix"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"echo": 1}, "echo"),
@@ -168,3 +171,63 @@ def test_a_sessions_past_is_skipped_across_deltas() -> None:
 def test_impossible_tokens_have_a_number_and_the_drawn_token_is_always_there() -> None:
     drawn = TokenLogprob(1, "a", b"a", -2.0, ((2, "b", b"b", -0.1), (3, "c", b"c", float("-inf"))))
     assert alternatives(drawn) == {"b": -0.1, "c": -9999.0, "a": -2.0}
+
+
+@served()
+async def test_the_best_of_several_choices_are_told(site: Site) -> None:
+    """The fake engine's log-probabilities are all alike, so each choice gets its own here."""
+    likely = iter([-3.0, -1.0, -2.0, -1.5, -0.5, -4.0])
+    deltas = site.engine._deltas
+
+    def ranked(request: Submit, turn: Turn) -> list[Delta]:
+        value = next(likely)
+        made = deltas(request, turn)
+        return [
+            replace(d, text=d.text and f"{value}", logprobs=tuple(replace(e, logprob=value) for e in d.logprobs))
+            if number == 0
+            else replace(d, text="", logprobs=())
+            for number, d in enumerate(made)
+        ]
+
+    site.engine._deltas = ranked  # type: ignore[method-assign]
+    body = (await site.complete(prompt=["A", "B"], n=2, best_of=3)).json()
+    assert [choice["text"] for choice in body["choices"]] == ["-1.0", "-2.0", "-0.5", "-1.5"]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in body["choices"])
+    assert len(site.engine.submitted) == 6
+    assert body["usage"]["completion_tokens"] == 6 * (len(reply_ids()) + 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": ["a"] * 100, "best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "echo": True}, "suffix"),
+        ({"suffix": "x", "session_id": "s"}, "suffix"),
+    ],
+)
+@served()
+async def test_best_of_and_suffix_are_refused_where_they_mean_nothing(
+    site: Site, body: dict[str, Any], param: str
+) -> None:
+    response = await site.complete(**body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def filling() -> Tokens:
+    tokenizer = AutoTokenizer.from_pretrained(demo_tokens()._tokenizer.name_or_path)
+    tokenizer.add_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], special_tokens=True)
+    return Tokens(tokenizer)
+
+
+@served(tokens=filling)
+async def test_a_gap_is_filled_where_the_tokenizer_has_tokens_for_that(site: Site) -> None:
+    given = demo_tokens().encode("Once", special=False)
+    for prompt in ("Once", given):
+        site.engine.facts = replace(FACTS, vocab_size=2048)
+        await site.complete(prompt=prompt, suffix="the end")
+        text = filling().decode(unpack_ids(site.engine.submitted[-1].prompt))
+        assert text.replace(" ", "") == "<|fim_prefix|>Once<|fim_suffix|>theend<|fim_middle|>"

@@ -12,23 +12,10 @@ from server.log import LogFull, SessionExists, SessionLog, SessionMoved, Unknown
 
 SECRET = "s3cr3t"
 UNSUPPORTED: dict[str, Any] = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "required",
-    "functions": [{"name": "f"}],
-    "function_call": "auto",
-    "parallel_tool_calls": True,
-    "response_format": {"type": "json_object"},
     "modalities": ["text", "audio"],
     "audio": {"voice": "alloy"},
-    "prediction": {"type": "content", "content": "x"},
-    "reasoning_effort": "low",
     "verbosity": "low",
     "web_search_options": {},
-    "store": True,
-    "metadata": {"a": "b"},
-    "service_tier": "priority",
-    "prompt_cache_key": "k",
-    "safety_identifier": "u",
 }
 
 
@@ -67,10 +54,10 @@ async def test_harmless_is_compared_by_type_too(site: Site) -> None:
         ([{"role": "user", "content": []}], "messages[0].content"),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "boss", "content": "x"}], "messages[0].role"),
-        ([{"role": "tool", "content": "x", "tool_call_id": None}], "messages[0].role"),
+        ([{"role": "tool", "content": "x", "tool_call_id": None}], "messages[0].tool_call_id"),
         ([{"role": "function", "content": "x"}], "messages[0].role"),
-        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls"),
-        ([{"role": "user", "content": "x", "name": "ann"}], "messages[0].name"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[0].tool_calls[0].id"),
+        ([{"role": "user", "content": "x", "name": "an n"}], "messages[0].name"),
         ([{"role": "user", "content": "x", "colour": "red"}], "messages[0].colour"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].image_url"),
         ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0].type"),
@@ -151,16 +138,6 @@ async def test_wrong_addresses_are_answered_in_shape(site: Site, method: str, pa
     assert in_shape(response.json()["error"])
     if status == 405:
         assert response.headers["allow"]
-
-
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/resp_1/cancel", "/v1/conversations/conv_1"])
-@served()
-async def test_resources_of_a_later_version_are_a_clear_400(site: Site, path: str, method: str) -> None:
-    response = await site.http.request(method, path, json={} if method == "POST" else None)
-    assert response.status_code == 400
-    assert response.json()["error"]["code"] == "unsupported_endpoint"
-    assert "not supported by this server yet" in response.json()["error"]["message"]
 
 
 @served()
@@ -268,12 +245,18 @@ async def test_every_route_refuses_unknown_parameters_of_the_url_by_their_name(s
     routes = [(method.upper(), path) for path, verbs in site.app.openapi()["paths"].items() for method in verbs]
     assert len(routes) >= 20
     for method, path in routes:
-        url = path.format(session_id="s", index=0, model="demo")
+        ids = {"session_id": "s", "response_id": "resp_s_1", "conversation_id": "conv_s", "item_id": "msg_s_1"}
+        url = path.format(**ids, index=0, model="demo")
         body: Any = None if method in ("GET", "DELETE") else {}
         for name, param in (("colour", "colour"), ("a%0Ab", None), ("", None)):
             response = await site.http.request(method, f"{url}?{name}={SECRET}", json=body)
             error = response.json()["error"]
-            assert (response.status_code, error["param"], error["code"]) == (400, param, "unknown_parameter"), path
+            assert response.status_code == 400, path
+            if path.startswith("/v1/messages"):  # Anthropic's shape, in which the sentence alone names it
+                assert error["type"] == "invalid_request_error"
+                assert param is None or param in error["message"]
+            else:
+                assert (error["param"], error["code"]) == (param, "unknown_parameter"), path
             assert SECRET not in response.text
     assert await site.log.get("default", "s") is not None
 

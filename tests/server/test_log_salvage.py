@@ -17,6 +17,7 @@ from prometheus_client import generate_latest
 from server import mending, salvage
 from server.log import Idempotency, LogUnavailable, SessionDamaged, SessionLog
 from server.metrics import Metrics
+from server.tables import FORMAT
 
 PAGE = 4096
 
@@ -163,7 +164,7 @@ def test_what_else_a_session_has_is_salvaged_too(tmp_path: Path) -> None:
         assert await told(log) == truth
         replayed = await log.replay("a", "keyed", "key")
         assert replayed is not None
-        assert (replayed.request_hash, replayed.text) == ("h", "b")
+        assert (replayed.request_hash, replayed.reply["content"]) == ("h", "b")
         assert await log.tombstones() == [("a", "gone")]
         assert await log.pinned(0.0) == [("b", "facts", 2**31)]
 
@@ -321,7 +322,7 @@ def test_a_file_of_another_program_is_left_where_it_is(tmp_path: Path) -> None:
         assert path.read_bytes()[100:] == content[100:]  # SQLite marks in its header how it was opened
 
 
-@pytest.mark.parametrize("version", [1, 4])
+@pytest.mark.parametrize("version", [1, FORMAT + 1])
 def test_a_damaged_log_of_another_version_is_left_where_it_is(tmp_path: Path, version: int) -> None:
     path = tmp_path / "log.sqlite"
     with_log(path, three_turns)

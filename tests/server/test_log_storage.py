@@ -16,6 +16,7 @@ from log_kit import assistant, read, text, texts, three_turns, turn, user, with_
 
 from server.database import Durability
 from server.log import LogDamaged, LogFull, LogUnavailable, SessionLog, drop_reply
+from server.tables import FORMAT
 
 FORMAT_1 = """
 CREATE TABLE log_format (version INTEGER NOT NULL);
@@ -87,7 +88,7 @@ def test_a_log_of_format_1_is_brought_up_to_date(tmp_path: Path) -> None:
         assert text(await read(log)) == "aXY"
 
     with_log(path, scenario)
-    assert sqlite(path, "SELECT version FROM log_format") == [(3,)]
+    assert sqlite(path, "SELECT version FROM log_format") == [(FORMAT,)]
 
     async def again(log: SessionLog) -> None:
         assert text(await read(log)) == "aXY"
@@ -145,8 +146,8 @@ def test_an_upgrade_that_fails_leaves_the_old_log(tmp_path: Path, monkeypatch: p
 def test_a_log_of_a_later_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     with_log(path, three_turns)
-    sqlite(path, "UPDATE log_format SET version = 4")
-    with pytest.raises(LogUnavailable, match="format 4"):
+    sqlite(path, f"UPDATE log_format SET version = {FORMAT + 1}")
+    with pytest.raises(LogUnavailable, match=f"format {FORMAT + 1}"):
         SessionLog(path)
     sqlite(path, "UPDATE log_format SET version = 3")
     with_log(path, lambda log: read(log))

@@ -174,7 +174,7 @@ def test_another_reply_takes_the_place_of_the_last_one_when_it_commits(where: Wh
         assert after.turns[2].prompt_tokens == 9
         replayed = await log.replay("a", "s", "k")
         assert replayed is not None
-        assert (replayed.text, replayed.completion_tokens) == (again, len(again))
+        assert (replayed.reply["content"], replayed.completion_tokens) == (again, len(again))
 
     with_log(where, scenario)
 

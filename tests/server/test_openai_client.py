@@ -77,3 +77,30 @@ async def test_it_gets_its_typed_errors(site: Site) -> None:
         with pytest.raises(openai.APIError, match="The server failed"):
             async for _ in await ai.chat.completions.create(model="demo", messages=messages, stream=True):
                 pass
+
+
+@served({"ann": "key-a"})
+async def test_it_streams_calls_of_tools_and_answers_them(site: Site) -> None:
+    messages: Any = [{"role": "user", "content": "How is Rome?"}]
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    tools: Any = [{"type": "function", "function": function}]
+    said = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    site.engine.reply = f"{said}\n{said[12:]}"
+    async with client(site) as ai:
+        async with ai.chat.completions.stream(model="demo", messages=messages, tools=tools) as stream:
+            deltas = [e.arguments_delta async for e in stream if e.type == "tool_calls.function.arguments.delta"]
+            message = (await stream.get_final_completion()).choices[0].message
+        assert message.content == "Let me see."
+        assert message.tool_calls is not None
+        assert [(c.function.name, c.function.arguments) for c in message.tool_calls] == [
+            ("weather", '{"city": "Rome"}')
+        ] * 2
+        assert "".join(deltas) == '{"city": "Rome"}' * 2
+        site.engine.reply = "Sunny."
+        results: Any = [{"role": "tool", "tool_call_id": c.id, "content": "Sun."} for c in message.tool_calls]
+        told: Any = message.model_dump(
+            exclude={"tool_calls": {"__all__": {"function": {"parsed_arguments"}}}, "parsed": True}
+        )
+        final = await ai.chat.completions.create(model="demo", messages=[*messages, told, *results], tools=tools)
+        assert final.choices[0].message.content == "Sunny."
+        assert final.choices[0].finish_reason == "stop"

@@ -12,9 +12,9 @@ import pytest
 from http_face import HELLO, Call, Site, demo_tokens, events, served
 
 from scheduler.messages import FinishReason, unpack_ids
+from server.cutting import cut_reply
 from server.engine import EngineDied
 from server.log import SessionRecord, TurnRecord
-from server.routes.sessions import cut_text
 
 URL = "/v1/sessions"
 END = 2
@@ -354,8 +354,8 @@ def test_the_text_of_a_cut_reply_begins_as_the_reply_did() -> None:
     turn = TurnRecord(1, 0, 3, 6, 2, 0, "stop", "f")
     messages = [*HELLO, {"role": "assistant", "content": " w4 w5 w6"}]
     record = SessionRecord("s", [1, 2, 3, 4, 5, 6], messages, "f", 0, turns=(turn,))
-    assert cut_text(Words(), record, 5) == " w4 w5"  # type: ignore[arg-type]
-    assert cut_text(Words(), record, 3) is None  # type: ignore[arg-type]
+    assert cut_reply(Words(), record, 5) == {"role": "assistant", "content": " w4 w5"}  # type: ignore[arg-type]
+    assert cut_reply(Words(), record, 3) is None  # type: ignore[arg-type]
 
 
 @served()

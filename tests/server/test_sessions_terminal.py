@@ -42,7 +42,7 @@ def run(app: FastAPI) -> Callable[..., str]:
         command = parse(["sessions", *arguments])
         assert isinstance(command, SessionsCommand)
         out = io.StringIO()
-        client: Any = TestClient(app)
+        client: Any = TestClient(app, base_url="http://localhost")
         assert sessions(command, client, out) == status
         return out.getvalue()
 
@@ -51,7 +51,7 @@ def run(app: FastAPI) -> Callable[..., str]:
 
 def chat(app: FastAPI, name: str, text: str) -> None:
     body = {"session_id": name, "messages": [{"role": "user", "content": text}]}
-    assert TestClient(app).post("/v1/chat/completions", json=body).status_code == 200
+    assert TestClient(app, base_url="http://localhost").post("/v1/chat/completions", json=body).status_code == 200
 
 
 def test_a_session_through_all_verbs(app: FastAPI, run: Callable[..., str], tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_key_and_path_are_sent_as_they_must_be() -> None:
 def test_what_cannot_be_meant_is_a_usage_error(
     app: FastAPI, run: Callable[..., str], arguments: tuple[str, ...]
 ) -> None:
-    TestClient(app).post("/v1/sessions", json={"id": "s"})
+    TestClient(app, base_url="http://localhost").post("/v1/sessions", json={"id": "s"})
     with pytest.raises(UsageError) as refusal:
         run(*arguments)
     assert "\n" not in str(refusal.value)

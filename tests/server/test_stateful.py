@@ -7,6 +7,9 @@ import pytest
 from http_face import demo_tokens
 from jinja2 import Environment
 
+from server.dialect import Dialect
+from server.manner import PLAIN as SAME_MANNER
+from server.manner import Manner
 from server.stateful import continued_ids, full_ids, text_after_reply
 
 END = 2  # <|im_end|> of the demo tokenizer
@@ -37,7 +40,11 @@ class Renderer:
         self.template = Environment().from_string(template)
         self.rendered: list[Sequence[dict[str, Any]]] = []
 
-    def render(self, messages: Sequence[dict[str, Any]], *, generation_prompt: bool) -> str:
+    dialect = Dialect()
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], *, generation_prompt: bool, manner: Manner = SAME_MANNER
+    ) -> str:
         self.rendered.append(messages)
         return self.template.render(messages=messages, add_generation_prompt=generation_prompt)
 

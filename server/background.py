@@ -1,0 +1,121 @@
+"""Responses that run on their own: nobody's connection holds them, and anybody's may follow them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from server.errors import ApiError, as_api_error
+from server.identity import Session
+from server.log import LogUnavailable, SessionLog, UnknownSession
+from server.response_rows import UNFINISHED
+
+if TYPE_CHECKING:  # they know the face, and the face knows this
+    from server.choices import Choices
+    from server.exchange import Exchange
+    from server.response_reply import ResponseReply
+
+logger = logging.getLogger("warmturn.http")
+
+MOST = 64  # responses in the background at once
+FULL_RETRY = 5  # seconds, told to who comes when there are so many
+
+Id = tuple[str, str]  # tenant, response
+
+
+class Running:
+    """One of them. ``reply`` has what it has said so far, and the recording of its events."""
+
+    def __init__(self, reply: ResponseReply) -> None:
+        self.reply = reply
+        self.cancelled = False
+        self.ends = False  # how it ended is being written: that is not to be cut short
+        self.task: asyncio.Task[None] | None = None
+
+    async def cancel(self) -> None:
+        """End it, unless it is just about to end; then it is over."""
+        assert self.task is not None
+        if not self.ends:
+            self.cancelled = True
+            self.task.cancel()
+        await asyncio.wait((self.task,))
+
+
+class Background:
+    """The responses that run. What has become of one is in the log before it is no longer here."""
+
+    def __init__(self, log: SessionLog) -> None:
+        self._log = log
+        self._running: dict[Id, Running] = {}
+        self._slots = 0
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Room for one more. Raises a 429."""
+        if self._slots >= MOST:
+            headers = {"retry-after": str(FULL_RETRY)}
+            message = f"{MOST} responses are running in the background: more are not taken now."
+            raise ApiError(429, message, code="too_many_background_responses", headers=headers)
+        self._slots += 1
+        try:
+            yield
+        finally:
+            self._slots -= 1
+
+    def get(self, tenant: str, response: str) -> Running | None:
+        """A response that runs; None for any other."""
+        return self._running.get((tenant, response))
+
+    def start(
+        self, session: Session, reply: ResponseReply, exchange: Exchange, choices: Choices, held: ExitStack
+    ) -> None:
+        """Run a response whose turn was submitted. ``held`` is closed when it is over."""
+        id = session.tenant, reply.head.id
+        running = self._running[id] = Running(reply)
+        kept = held.pop_all()
+        kept.callback(self._running.pop, id)
+        running.task = asyncio.create_task(self._run(session, running, exchange, choices))
+        running.task.add_done_callback(lambda _: kept.close())
+
+    async def close(self) -> None:
+        """End what still runs. It has failed when the log is opened again."""
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, session: Session, running: Running, exchange: Exchange, choices: Choices) -> None:
+        reply = running.reply
+        assert reply.recording is not None
+        try:
+            await choices.opened()
+            async for _ in exchange.events(choices):
+                pass  # the reply records them
+        except asyncio.CancelledError:
+            if not running.cancelled:
+                raise
+            await self._settle(session, running, reply.cancel)
+        except Exception as error:
+            told = as_api_error(error)
+            if told.status_code == 500:
+                logger.exception("a response in the background failed", exc_info=error)
+            await self._settle(session, running, lambda: reply.failed(told))
+        finally:
+            choices.close()
+            reply.recording.end()
+
+    async def _settle(self, session: Session, running: Running, end: Callable[[], object]) -> None:
+        """Write how it ended, unless its turn was committed after all."""
+        running.ends = True
+        reply = running.reply
+        with suppress(LogUnavailable, UnknownSession):  # it has failed when the log is opened again, or is deleted
+            kept = reply.stored()
+            there = await self._log.responses.get(session.tenant, session.name, kept.key)
+            if there is None or there.status not in UNFINISHED:
+                return
+            end()
+            assert reply.recording is not None
+            await self._log.responses.put(session.tenant, session.name, reply.stored(reply.recording.whole()))

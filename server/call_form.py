@@ -1,0 +1,130 @@
+"""How a model writes calls of tools: the literal texts around names and arguments, and the patterns that read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import regex
+
+NAME = r"(?P<name>[a-zA-Z0-9_-]{1,64})"
+SPACE = r"\s{0,64}"  # bounded, as are names: a head that does not end is none
+OBJECT = regex.compile(r'(?P<before>.*)\{\s*"(?P<key>\w+)"\s*:\s*"\Z', regex.DOTALL)
+MIDDLE = regex.compile(r'"\s*,\s*"(?P<key>\w+)"\s*:\s*\Z')
+
+
+@dataclass(frozen=True)
+class ParameterForm:
+    """Parameters one by one: opening KEY middle VALUE closing. A value that is no string is JSON."""
+
+    opening: str
+    middle: str
+    closing: str
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """start opening NAME middle ARGUMENTS closing (separator opening NAME middle ARGUMENTS closing)* end.
+
+    Arguments are one JSON object, or with ``parameter`` written one by one. ``several``: a reply may hold more than one
+    call. Whoever reads takes any space where there is some; whoever writes keeps to the letter.
+    """
+
+    start: str
+    opening: str
+    middle: str
+    closing: str
+    separator: str = ""
+    end: str = ""
+    parameter: ParameterForm | None = None
+    several: bool = True
+
+    @cached_property
+    def keys(self) -> tuple[str, str] | None:
+        """Under which names a call's JSON object holds its name and its arguments; None when it is no such object."""
+        before, middle = OBJECT.match(self.opening), MIDDLE.match(self.middle)
+        if self.parameter is not None or before is None or middle is None:
+            return None
+        return before["key"], middle["key"]
+
+    @cached_property
+    def mark(self) -> str:
+        """What stands where calls begin; "" when that is nothing but a JSON object."""
+        if self.keys is None:
+            return first_line(self.start + self.opening)
+        found = OBJECT.match(self.start + self.opening)
+        assert found is not None
+        return first_line(found["before"].rstrip("[ \t\r\n"))
+
+    @cached_property
+    def again(self) -> str:
+        """What stands where one more call begins behind a separator; "" when that is the mark again."""
+        if self.mark and not self.start.strip():
+            return ""
+        return first_line(self.opening) if self.keys is None else "{"
+
+    @cached_property
+    def head(self) -> Any:
+        """A pattern from the mark to where the arguments begin, with a group ``name``."""
+        return regex.compile(self._head(self.start + self.opening, self.mark))
+
+    @cached_property
+    def next_head(self) -> Any:
+        """The same from ``again``."""
+        return regex.compile(self._head(self.opening, ""))
+
+    @cached_property
+    def closings(self) -> list[str]:
+        """The marks behind the arguments, or behind the object that they are in, in order."""
+        closing = self.closing.lstrip()
+        return (closing.removeprefix("}") if self.keys is not None else closing).split()
+
+    def _head(self, opening: str, mark: str) -> str:
+        if self.keys is not None:
+            name, arguments = map(regex.escape, self.keys)
+            colon, comma = f"{SPACE}:{SPACE}", f"{SPACE},{SPACE}"
+            fields = rf'"{name}"{colon}"{NAME}"{comma}"{arguments}"{colon}(?=\{{)'
+            return rf"{loose(mark)}{SPACE}(?:\[{SPACE})?\{{{SPACE}{fields}"
+        middle = loose(self.middle)
+        if self.parameter is None:
+            behind = r"(?=\{)"
+        elif middle:
+            behind = ""
+        else:
+            behind = f"(?={loose(self.parameter.opening)}|{loose(self.closing)})"
+        return rf"{loose(opening)}{SPACE}{NAME}{SPACE}{middle}{SPACE if self.parameter is None else ''}{behind}"
+
+
+def first_line(text: str) -> str:
+    """The first line that is not empty, without the space around it."""
+    return text.strip().split("\n")[0].rstrip()
+
+
+def loose(text: str) -> str:
+    """A pattern of a literal that does not mind how much space is where there is some."""
+    return r"\s{1,64}".join(regex.escape(word) for word in text.split())
+
+
+def called(text: str, keys: tuple[str, str], tools: Container[str]) -> list[tuple[str, str]] | None:
+    """Names and arguments of the calls that ``text`` is the JSON of: one object, or a list of them. None when it is
+    anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    calls = []
+    for item in value if isinstance(value, list) else [value]:
+        name = item.get(keys[0]) if isinstance(item, dict) else None
+        if not isinstance(name, str) or name not in tools:
+            return None
+        arguments = item.get(keys[1], {})
+        if isinstance(arguments, str):  # JSON within JSON
+            calls.append((name, arguments))
+        elif isinstance(arguments, dict):
+            calls.append((name, json.dumps(arguments, ensure_ascii=False)))
+        else:
+            return None
+    return calls or None

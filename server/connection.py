@@ -1,0 +1,230 @@
+"""One HTTP connection: uvicorn's, with an end to every wait for the client, and a limit on what a head may hold."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from server.errors import ApiError, bad_request, unavailable
+
+HEAD_BYTES = 64 * 1024  # of a request's line and headers
+FIELD_BYTES = 32  # what a header takes beside its text
+BESIDE = 8  # bytes around a byte of the body, in chunks; clients send far fewer
+BODY_RATE = 64 * 1024  # bytes a second that lengthen the time a request has to be complete
+KEEP_ALIVE = 75  # seconds without a request; longer than usual proxies keep theirs
+FULL_RETRY = 5  # seconds, told to a client that comes when there are too many
+
+
+class HttpConfig(uvicorn.Config):
+    """How connections are treated. ``patience`` is in seconds; more than ``most`` connections are not served."""
+
+    def __init__(self, app: Any, *, patience: float, most: int, goodbye: int) -> None:
+        super().__init__(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=goodbye,
+        )
+        self.patience = patience
+        self.most = most
+
+
+class HeadTooLarge(ValueError):
+    """The head of a request passes ``HEAD_BYTES``."""
+
+
+class Connection(HttpToolsProtocol):
+    """Invariant: while it is the client's turn, a timer runs that ends the connection.
+
+    - A request that has begun is complete after ``patience`` seconds and one more for each ``BODY_RATE`` bytes that
+      came, or it is a 408. A connection that begins none ends the same way; between two requests, after ``KEEP_ALIVE``.
+    - An answer that is not read lets no more than the transport's buffer wait; without progress for ``patience``
+      seconds the connection is cut off, and whoever writes the answer hears that the client left.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        assert isinstance(config, HttpConfig)
+        super().__init__(config, server_state, app_state, _loop)
+        self._patience = config.patience
+        self._most = config.most
+        self._head: int | None = None  # bytes of the head that is coming; None: none is
+        self._came = 0  # bytes since the request was awaited
+        self._body = 0  # those of them that are its body
+        self._since = 0.0
+        self._sender: asyncio.TimerHandle | None = None  # runs while a request is awaited or incomplete
+        self._reader: asyncio.TimerHandle | None = None  # runs while an answer is unread
+        self._unread = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            self._refuse(unavailable("The server has too many connections.", FULL_RETRY, "too_many_connections"))
+        else:
+            self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._request_is_here()
+        self._watch_ends()
+        super().connection_lost(exc)
+
+    # --- what comes -------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._came += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._sender is not None:
+            if self._came - self._body > HEAD_BYTES + BESIDE * self._body:
+                self.send_400_response(
+                    ""
+                )  # a line or a trailer without an end: the parser keeps it, and counts nothing
+        elif self.cycle is None or self.cycle.response_complete:
+            self._await_request()  # line ends between two requests begin none, and have ended the keep-alive timer
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head = 0
+        if self._sender is None:
+            self._await_request()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head is None:
+            return  # a trailer: who looked at the headers has not seen it
+        self._count(len(name) + len(value) + FIELD_BYTES)
+        super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def _count(self, size: int) -> None:
+        assert self._head is not None
+        self._head += size
+        if self._head > HEAD_BYTES:
+            raise HeadTooLarge
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._head = None
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._request_is_here()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser does not take, in the shape of every error."""
+        if self._head is not None and max(self._head, self._came - self._body) > HEAD_BYTES:
+            self._refuse(ApiError(431, f"The head of the request is larger than {HEAD_BYTES} bytes."))
+        else:
+            self._refuse(bad_request("This is not a valid HTTP request.", code="invalid_http"))
+
+    # --- the two timers ---------------------------------------------------------------------------------------
+
+    def _await_request(self) -> None:
+        self._since, self._came, self._body = time.monotonic(), 0, 0
+        self._sender = self.loop.call_later(self._patience, self._look_at_sender)
+
+    def _request_is_here(self) -> None:
+        if self._sender is not None:
+            self._sender.cancel()
+            self._sender = None
+
+    def _look_at_sender(self) -> None:
+        left = self._patience + self._came / BODY_RATE - (time.monotonic() - self._since)
+        if left > 0:
+            self._sender = self.loop.call_later(left, self._look_at_sender)
+        elif self._head is None and (self.cycle is None or self.cycle.response_complete):
+            self._hang_up()  # nobody waits for an answer
+        else:
+            self._refuse(ApiError(408, "The request did not come in time.", code="request_timeout"))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._watch_ends()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Between two requests; what was answered before may still be unread."""
+        self._hang_up()
+
+    def _watch_reader(self) -> None:
+        self._watch_ends()
+        self._unread = self.transport.get_write_buffer_size()
+        self._reader = self.loop.call_later(self._patience, self._look_at_reader)
+
+    def _watch_ends(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+
+    def _look_at_reader(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread:
+            self._watch_reader()
+        else:
+            self.transport.abort()
+
+    # --- ends -------------------------------------------------------------------------------------------------
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what is no request, if nothing else is being answered, and close."""
+        cycle = self.cycle
+        if self.pipeline or (cycle is not None and cycle.response_started and not cycle.response_complete):
+            self.transport.abort()
+            return
+        if cycle is not None and not cycle.response_complete:  # it reads the body that does not come
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.write(answer(error))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close, once what was written is read; that, too, is waited for with patience."""
+        self.transport.close()
+        self._request_is_here()
+        self._watch_reader()
+
+
+def answer(error: ApiError) -> bytes:
+    """A whole HTTP answer, after which the connection is closed."""
+    body = error.encoded()
+    headers = {
+        **dict(error.headers or {}),
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        "x-request-id": uuid.uuid4().hex,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return STATUS_LINE[error.status_code] + lines.encode() + b"\r\n" + body

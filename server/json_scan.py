@@ -1,0 +1,46 @@
+"""Where a JSON object or list ends, found while its text still comes."""
+
+from __future__ import annotations
+
+import re
+
+STRUCTURE = re.compile(r'["{}\[\]]')
+STRING = re.compile(r'["\\]')
+
+
+class Scan:
+    """Reads one text from ``at`` on, which is where an object or list begins (``depth`` 0) or somewhere within it.
+
+    Only brackets and strings count: text that is no JSON ends where its brackets do.
+    """
+
+    def __init__(self, at: int = 0, depth: int = 0) -> None:
+        self.at = at
+        self._depth = depth
+        self._in_string = False
+        self._escaped = False
+
+    def close(self, text: str) -> int | None:
+        """The index behind its last bracket; None: not there yet. ``text`` has only grown since the last call."""
+        if self._escaped and self.at < len(text):
+            self.at += 1
+            self._escaped = False
+        while True:
+            found = (STRING if self._in_string else STRUCTURE).search(text, self.at)
+            if found is None:
+                self.at = len(text)
+                return None
+            mark = found.group()
+            if mark == "\\":
+                self._escaped = found.end() == len(text)  # what it escapes has not come yet
+                self.at = len(text) if self._escaped else found.end() + 1
+                continue
+            self.at = found.end()
+            if mark == '"':
+                self._in_string = not self._in_string
+            elif mark in "{[":
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if self._depth <= 0:
+                    return self.at

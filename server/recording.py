@@ -1,0 +1,90 @@
+"""The events of one response, kept for those who come later: while it runs in memory, then beside it in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import zlib
+from collections.abc import AsyncGenerator, Sequence
+
+CHUNK = 256  # events that are packed together
+HEAD = struct.Struct("<II")  # of a chunk: how many events, how many bytes packed
+END = b"\n\n"  # of an event; there is none within one
+
+
+class Recording:
+    """Events in order, event ``n`` having the sequence number ``n``. All but the last few are packed: what is kept of a
+    token is some ten bytes."""
+
+    def __init__(self) -> None:
+        self._packed: list[bytes] = []
+        self._loose: list[bytes] = []
+        self._ended = False
+        self._news = asyncio.Event()
+
+    def add(self, data: bytes) -> None:
+        """One more event, or several."""
+        self._loose += split(data)
+        while len(self._loose) >= CHUNK:
+            self._packed.append(packed(self._loose[:CHUNK]))
+            del self._loose[:CHUNK]
+        self._tell()
+
+    def end(self) -> None:
+        """There are no more."""
+        self._ended = True
+        self._tell()
+
+    def whole(self, more: Sequence[bytes] = ()) -> bytes:
+        """All of it, and ``more`` events behind, for ``recorded``."""
+        return b"".join([*self._packed, packed([*self._loose, *more])])
+
+    async def follow(self, start: int) -> AsyncGenerator[bytes]:
+        """The events from number ``start`` on, those that are to come too."""
+        while True:
+            news = self._news
+            some = self._from(start)
+            for data in some:
+                yield data
+            start += len(some)
+            if not some and self._ended:
+                return
+            if not some:
+                await news.wait()
+
+    def _from(self, start: int) -> list[bytes]:
+        """The events from a number on that are in one chunk."""
+        number = start // CHUNK
+        events = unpacked(self._packed[number])[1] if number < len(self._packed) else self._loose
+        return events[start % CHUNK if number <= len(self._packed) else len(events) :]
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def recorded(data: bytes, start: int) -> list[bytes]:
+    """The events of a whole recording, from number ``start`` on."""
+    events: list[bytes] = []
+    while data:
+        size, some = unpacked(data)
+        events += some
+        data = data[size:]
+    return events[start:]
+
+
+def packed(events: Sequence[bytes]) -> bytes:
+    """A chunk."""
+    data = zlib.compress(b"".join(events))
+    return HEAD.pack(len(events), len(data)) + data
+
+
+def unpacked(data: bytes) -> tuple[int, list[bytes]]:
+    """The size of the first chunk of ``data``, and its events."""
+    _, size = HEAD.unpack_from(data)
+    return HEAD.size + size, split(zlib.decompress(data[HEAD.size : HEAD.size + size]))
+
+
+def split(data: bytes) -> list[bytes]:
+    """Events that follow each other."""
+    return [event + END for event in data.split(END)[:-1]]

@@ -1,0 +1,240 @@
+"""Responses: the object, the events of its stream, and what is kept of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from scheduler.messages import Delta, FinishReason
+from server import objects
+from server import response_events as events
+from server.draft import Draft
+from server.errors import ApiError
+from server.items import CallItem, Item, Logprob, MessageItem, OutputText, ReasoningItem, TopLogprob, new_id
+from server.log import Beside, Message, StoredResponse
+from server.output import Output
+from server.reading import Arguments, Call, Content, Part, Reasoning
+from server.recording import Recording
+from server.replies import CacheField, Head, Reply, UsageField, UsageWish, chat_logprob, encoder
+from server.response_objects import (
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+)
+
+EVERYWHERE = UsageWish(at_end=False, everywhere=True, elsewhere=msgspec.UNSET)
+CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # otherwise server_error
+
+
+class ResponseReply(Reply):
+    """One response. What it has told so far is in ``response``; ``recording``, if there is one, gets every event.
+
+    ``kept`` and ``inputs`` say what is stored with its turn: the key within its session and the input items, and
+    ``begins`` what a session that begins with it is like. None of it for a response that is not stored.
+    """
+
+    done = b""
+
+    def __init__(
+        self,
+        head: Head,
+        response: ResponseObject,
+        *,
+        key: str | None,
+        inputs: Sequence[Item] = (),
+        begins: Beside | None = None,
+        recording: Recording | None = None,
+        obfuscate: bool = False,
+        seal: bool = False,
+        logprobs: bool = False,
+    ) -> None:
+        super().__init__(head, EVERYWHERE)
+        self.recording = recording
+        self._response = response
+        self._key = key
+        self._inputs = inputs
+        self._begins = begins or Beside()
+        self._logprobs = logprobs
+        self._numbers = itertools.count()
+        session = None if isinstance(head.session, msgspec.UnsetType) else head.session
+        self._output = Output(partial(new_id, session=session), self._number, obfuscate=obfuscate, seal=seal)
+        self._last: list[events.Event] | None = None  # once the reply has ended
+
+    # --- what a stream tells ------------------------------------------------------------------------------
+
+    def begin(self) -> Iterable[events.Event]:
+        """The events before the turn is admitted: those of a response in the background, which has been told of."""
+        yield events.Created(sequence_number=self._number(), response=self._response)
+        yield events.Queued(sequence_number=self._number(), response=self._response)
+
+    def opening(self, index: int, usage: UsageField) -> Sequence[events.Event]:
+        told: list[events.Event] = []
+        if self._response.status != "queued":
+            told.append(events.Created(sequence_number=self._number(), response=self._response))
+        self._response = replace(self._response, status="in_progress")
+        return [*told, events.InProgress(sequence_number=self._number(), response=self._response)]
+
+    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[events.Event]:
+        return [*self._output.take(parts, self._entries(delta))]
+
+    def note(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:
+        for _ in self._output.take(parts, self._entries(delta)):
+            pass
+
+    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[events.Event]:
+        assert isinstance(usage, objects.Usage)
+        return self._end(draft, usage, None if isinstance(cache, msgspec.UnsetType) else cache)
+
+    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[events.Event]:
+        return ()
+
+    def event(self, told: msgspec.Struct) -> bytes:
+        data = framed(told)
+        if self.recording is not None:
+            self.recording.add(data)
+        return data
+
+    def failed(self, error: ApiError) -> bytes:
+        """An error, then the response as it has failed."""
+        info = error.body.error
+        if self._last is not None:  # which nobody has heard: it could not be committed
+            self._numbers = itertools.count(self._last[0].sequence_number)
+        response = self.fail(error)
+        told = (
+            events.ErrorEvent(sequence_number=self._number(), code=info.code, message=info.message, param=info.param),
+            events.Failed(sequence_number=self._number(), response=response),
+        )
+        return b"".join(map(self.event, told))
+
+    # --- what is kept -------------------------------------------------------------------------------------
+
+    @property
+    def response(self) -> ResponseObject:
+        """The response as it is now."""
+        if self._last is not None or self._response.status not in ("queued", "in_progress"):
+            return self._response
+        return replace(self._response, output=self._output.snapshot())
+
+    def body(self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None) -> ResponseObject:
+        self._end(drafts[0], usage, cache)
+        return self._response
+
+    def message(self, draft: Draft) -> Message:
+        return {**draft.message(), "items": self._output.entries}
+
+    def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
+        last = self._end(draft, usage, cache)
+        if self._key is None:
+            return self._begins
+        recording = None if self.recording is None else self.recording.whole([framed(told) for told in last])
+        return dataclasses.replace(self._begins, response=self.stored(recording))
+
+    def stored(self, recording: bytes | None = None) -> StoredResponse:
+        """The response as it is now, for the log."""
+        assert self._key is not None
+        response = self.response
+        return StoredResponse(
+            self._key,
+            response.status,
+            response.created_at,
+            encoder.encode(response).decode(),
+            encoder.encode(self._inputs).decode(),
+            events=recording,
+        )
+
+    def fail(self, error: ApiError) -> ResponseObject:
+        """The response has failed."""
+        code = CODES.get(error.status_code, "server_error")
+        told = ResponseError(code, error.body.error.message)
+        self._response = replace(self.response, status="failed", error=told, completed_at=None, incomplete_details=None)
+        return self._response
+
+    def cancel(self) -> ResponseObject:
+        """The response was cancelled."""
+        self._response = replace(self.response, status="cancelled")
+        return self._response
+
+    # --- within -------------------------------------------------------------------------------------------
+
+    def _number(self) -> int:
+        return next(self._numbers)
+
+    def _end(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt | None) -> list[events.Event]:
+        """The last events, the same each time."""
+        if self._last is None:
+            cut = draft.finish == "length"
+            last = [*self._output.finish("incomplete" if cut else "completed")]
+            self._response = replace(
+                self._response,
+                status="incomplete" if cut else "completed",
+                completed_at=None if cut else int(time.time()),
+                incomplete_details=IncompleteDetails() if cut else None,
+                output=self._output.items,
+                usage=usage_of(usage),
+                cache=cache,
+            )
+            end = events.Incomplete if cut else events.Completed
+            self._last = [*last, end(sequence_number=self._number(), response=self._response)]
+        return self._last
+
+    def _entries(self, delta: Delta) -> list[Logprob]:
+        """The log-probabilities of a delta, but for the token that only ends the reply."""
+        if not self._logprobs:
+            return []
+        ends = delta.finish_reason == FinishReason.STOP and not isinstance(delta.stop, str)
+        return [logprob_of(chat_logprob(entry)) for entry in (delta.logprobs[:-1] if ends else delta.logprobs)]
+
+
+def framed(told: msgspec.Struct) -> bytes:
+    """An event with its name."""
+    return b"event: %s\ndata: %s\n\n" % (str(told.__struct_config__.tag).encode(), encoder.encode(told))
+
+
+def usage_of(usage: objects.Usage) -> ResponseUsage:
+    """Usage under the names that it has here."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputDetails(cached, usage.prompt_tokens - cached),
+        usage.completion_tokens,
+        OutputDetails(usage.completion_tokens_details.reasoning_tokens),
+        usage.total_tokens,
+    )
+
+
+def logprob_of(entry: objects.ChatLogprob) -> Logprob:
+    """A token under the names that it has here."""
+    top = [TopLogprob(other.token, other.bytes, other.logprob) for other in entry.top_logprobs]
+    return Logprob(entry.token, entry.bytes, entry.logprob, top)
+
+
+def retold(response: ResponseObject) -> Iterator[events.Event]:
+    """The stream of a response that is over, with one delta for each text."""
+    numbers, ids = itertools.count(), iter([item.id for item in response.output])
+    sealed = any(isinstance(item, ReasoningItem) and item.encrypted_content for item in response.output)
+    output = Output(lambda kind: next(ids), lambda: next(numbers), seal=sealed)
+    begun = replace(response, status="in_progress", output=[], usage=None, completed_at=None, cache=msgspec.UNSET)
+    begun = replace(begun, incomplete_details=None)
+    yield events.Created(sequence_number=next(numbers), response=begun)
+    yield events.InProgress(sequence_number=next(numbers), response=begun)
+    for index, item in enumerate(response.output):
+        match item:
+            case MessageItem(content=[OutputText(text, logprobs=logprobs), *_]):
+                yield from output.take([Content(text)], logprobs)
+            case ReasoningItem(content=[part, *_]):
+                yield from output.take([Reasoning(part.text)], ())
+            case CallItem(_, call_id, name, arguments):
+                yield from output.take([Call(index, call_id, name), Arguments(index, arguments)], ())
+    if response.output:
+        yield from output.finish(response.output[-1].status)
+    end = {"completed": events.Completed, "incomplete": events.Incomplete}.get(response.status, events.Failed)
+    yield end(sequence_number=next(numbers), response=response)

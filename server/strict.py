@@ -1,0 +1,61 @@
+"""What all of the wire's requests are: objects of known fields, honoured or refused by name; ``null`` means absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+Harmless = Mapping[str, tuple[object, ...]]
+
+
+class Strict(BaseModel):
+    """A JSON object of known fields. ``LATER``: field -> harmless values. ``NULLS``: where null is a value."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    LATER: ClassVar[Harmless] = {}
+    NULLS: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_known(cls, data: object) -> object:
+        """Drop nulls and harmless values; refuse the first field that is unknown or not served yet."""
+        if not isinstance(data, dict):
+            return data
+        kept = {}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name, value in data.items():
+            if value is None and name not in cls.NULLS and (name in known or name in cls.LATER):
+                continue
+            if name in known:
+                kept[name] = value
+            elif name not in cls.LATER:
+                raise PydanticCustomError("unknown", "is unknown", {"field": name})
+            elif not any(type(value) is type(harmless) and value == harmless for harmless in cls.LATER[name]):
+                raise PydanticCustomError("unsupported", "is not supported by this server yet", {"field": name})
+        return kept
+
+
+def wrong(field: str, message: str) -> PydanticCustomError:
+    """What is wrong with a field, for checks that see the whole object."""
+    return PydanticCustomError("value_error", message, {"field": field})
+
+
+def missing(field: str) -> PydanticCustomError:
+    """A field that others make necessary."""
+    return PydanticCustomError("missing", "is required", {"field": field})
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validated(model: type[M], fields: Mapping[str, object]) -> M:
+    """A request made of another one's ``fields``. What is wrong with it is told as of the body that came."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RequestValidationError([{**first, "loc": ("body", *first["loc"])}]) from None

@@ -1,0 +1,89 @@
+"""What a request makes of its tools: which of them its reply may call, and the grammar that sees to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from server.call_grammar import call_grammar
+from server.calls import NO_CALLS, Calls
+from server.dialect import Dialect
+from server.errors import bad_request
+from server.formats import Formatted, ObjectFormat, SchemaFormat, checked, format_grammar
+from server.grammars import GrammarCheck, json_schema_grammar
+from server.reading import Plain
+from server.tokens import Tokens
+from server.tool_schemas import AllowedChoice, NamedTool, ToolChoice
+
+
+def calls_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, parallel: bool) -> Calls:
+    """What ``choice`` (None: auto) makes of the ``tools`` in force. Raises a 400 for a tool that is not among them."""
+    match choice:
+        case None | "auto":
+            return Calls(tools, False, parallel)
+        case "none":
+            return NO_CALLS
+        case "required":
+            return Calls(picked(tools, None, "tool_choice"), True, parallel)
+        case NamedTool():
+            return Calls(picked(tools, [choice.function.name], "tool_choice.function.name"), True, False)
+        case AllowedChoice():
+            names = [tool.function.name for tool in choice.allowed_tools.tools]
+            allowed = picked(tools, names, "tool_choice.allowed_tools.tools")
+            return Calls(allowed, choice.allowed_tools.mode == "required", parallel)
+
+
+def picked(tools: Sequence[Mapping[str, Any]], names: Sequence[str] | None, param: str) -> list[Mapping[str, Any]]:
+    """The tools of these names, None: all, at least one."""
+    found = [tool for tool in tools if names is None or tool["function"]["name"] in names]
+    if not found or (names is not None and len(found) < len(set(names))):
+        raise bad_request(f"{param} needs a tool that is not among tools.", param, "invalid_value")
+    return found
+
+
+async def reply_grammar(body: Formatted, calls: Calls, tail: str, tokens: Tokens, check: GrammarCheck) -> str | None:
+    """The grammar of a reply to a prompt that ends with ``tail``, known to compile; None: anything goes. A reply that
+    must call tools is nothing else; one that may is in the format that was asked for, or calls. Raises a 400 that names
+    the parameter."""
+    dialect = tokens.dialect
+    formatted = body.wanted() is not None
+    if not calls.constrained and not (calls.tools and formatted):
+        return await format_grammar(body, check)
+    if dialect.form is None:
+        if not calls.required:
+            return await format_grammar(body, check)
+        message = "tool_choice cannot make this model call tools: how it writes calls is declared, not known."
+        raise bad_request(message, "tool_choice", "unsupported_value")
+    for number, tool in enumerate(calls.tools):
+        param = f"tools[{number}].function.parameters"
+        await checked(check, param, partial(json_schema_grammar, tool["function"].get("parameters") or {}))
+    make = partial(
+        call_grammar,
+        dialect.form,
+        calls.tools,
+        required=calls.required,
+        parallel=calls.parallel,
+        thought=dialect.thought.closing if dialect.thought and dialect.opened(tail) else "",
+        instead=None if calls.required else wanted_schema(body),
+    )
+    await checked(check, "tools", partial(make, special=check.special_ids))
+    return make(special=tokens.special_tokens)
+
+
+def wanted_schema(body: Formatted) -> Mapping[str, Any] | None:
+    """The schema of what a reply says that calls nothing; None: anything. Raises a 400 for what is no JSON."""
+    match body.response_format:
+        case ObjectFormat():
+            return {"type": "object"}
+        case SchemaFormat(json_schema=named):
+            return named.schema_
+    for name in ("regex", "grammar", "choice"):
+        if getattr(body, name) is not None:
+            raise bad_request(f"{name} cannot be used together with tools that may be called.", name, "invalid_value")
+    return None
+
+
+def is_read(dialect: Dialect, calls: Calls, *, reasons: bool = True) -> bool:
+    """Whether a reply's text has to show the marks of its dialect, as ``Dialect.reading`` reads it."""
+    return dialect.special and not isinstance(dialect.reading("", calls, reasons=reasons), Plain)

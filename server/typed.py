@@ -1,0 +1,49 @@
+"""Text as the JSON value that a schema wants it to be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "object": dict,
+    "array": list,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
+WORDS = {"True": True, "False": False, "None": None}
+
+
+def typed(text: str, schema: object) -> Any:
+    """``text`` as a value that ``schema`` (of one parameter) allows by its type; itself where nothing else fits."""
+    kinds = kinds_of(schema)
+    if not kinds:
+        return text
+    try:
+        value = WORDS[text.strip()] if text.strip() in WORDS else json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, float) and value.is_integer() and "integer" in kinds:
+        return int(value)
+    fits = any(fitting(value, kind) for kind in kinds if kind in KINDS)
+    return value if fits else text
+
+
+def fitting(value: object, kind: str) -> bool:
+    """Whether a value is of a kind; true is no number."""
+    return isinstance(value, KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def kinds_of(schema: object) -> set[str]:
+    """The types that a schema names."""
+    if not isinstance(schema, dict):
+        return set()
+    said = schema.get("type", [])
+    kinds = {said} if isinstance(said, str) else {kind for kind in said if isinstance(kind, str)}
+    for branch in ("anyOf", "oneOf"):
+        for choice in schema.get(branch) or []:
+            kinds |= kinds_of(choice)
+    return kinds

@@ -1,0 +1,123 @@
+"""Threads for blocking work that may hang: templates and tokenizers are programs of others, fed with anybody's text."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Hung(Exception):
+    """The work did not end in time. Its thread is left to it."""
+
+
+class Crowded(Exception):
+    """No thread began the work in time."""
+
+
+class Job:
+    """One piece of work. ``begun`` is when a thread took it, by ``time.monotonic``."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.loop = asyncio.get_running_loop()
+        self.result: asyncio.Future[Any] = self.loop.create_future()
+        self.timer: asyncio.TimerHandle | None = None
+        self.begun: float | None = None
+        self.over = False
+        self.hangs = False
+        self.replaced = False  # another thread has taken the place of the one that runs it
+
+    def settle(self, outcome: object) -> None:
+        """The end of it, on the loop; whoever waited may have left, or have been told that it hangs."""
+        assert self.timer is not None
+        self.timer.cancel()
+        if self.result.done():
+            return
+        if isinstance(outcome, Exception):
+            self.result.set_exception(outcome)
+        else:
+            self.result.set_result(outcome)
+
+
+class Workers:
+    """``threads`` threads, and as many more as hang, up to ``spare``. None of them keeps the process alive.
+
+    Work hangs after ``seconds`` on its thread, whether or not anybody still waits for it. Nothing can end its thread,
+    which counts as ``hung`` until it comes back.
+    """
+
+    def __init__(self, threads: int, spare: int, seconds: float, stack: int = 0) -> None:
+        """``stack``: bytes of each thread's stack; 0: what is usual."""
+        self.hung = 0
+        self._stack = stack
+        self._spare = spare
+        self._seconds = seconds
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._lock = threading.Lock()  # over what a job's thread and the loop both look at
+        self._threads = 0  # that take jobs
+        for _ in range(threads):
+            self._start()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns or raises. Raises Hung or Crowded."""
+        job = Job(work)
+        job.timer = job.loop.call_later(self._seconds, self._late, job)
+        self._jobs.put(job)
+        result: T = await job.result
+        return result
+
+    def close(self) -> None:
+        """Let the threads end, each after what it has begun."""
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+    def _start(self) -> None:
+        self._threads += 1
+        usual = threading.stack_size(self._stack)
+        threading.Thread(target=self._serve, name="worker", daemon=True).start()
+        threading.stack_size(usual)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            with self._lock:
+                if job.result.done():  # given up before it was begun
+                    continue
+                job.begun = time.monotonic()
+            outcome: object
+            try:
+                outcome = job.work()
+            except Exception as error:
+                outcome = error
+            with self._lock:
+                job.over = True
+                self.hung -= job.hangs
+            with suppress(RuntimeError):  # the loop is closed
+                job.loop.call_soon_threadsafe(job.settle, outcome)
+            if job.replaced:
+                return
+
+    def _late(self, job: Job) -> None:
+        """Tell whoever waits for a job that is late, and put another thread in the place of one that hangs."""
+        with self._lock:
+            if job.over:
+                return
+            left = 0.0 if job.begun is None else job.begun + self._seconds - time.monotonic()
+            if left <= 0 and job.begun is not None:
+                job.hangs = True
+                job.replaced = self.hung < self._spare
+                self.hung += 1
+        if left > 0:
+            job.timer = job.loop.call_later(left, self._late, job)
+            return
+        if job.replaced:
+            self._threads -= 1
+            self._start()
+        if not job.result.done():
+            job.result.set_exception(Hung() if job.hangs else Crowded())

@@ -1,0 +1,141 @@
+"""Work on threads, with a deadline: what hangs costs its own request, and only so many threads."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+from http_face import Site, served
+
+from server.errors import as_api_error
+from server.workers import Crowded, Hung, Workers
+
+PATIENCE = 20.0  # seconds until a test that hangs fails
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(test(), PATIENCE)
+
+    asyncio.run(limited())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_results_and_exceptions_come_back() -> None:
+    async def test() -> None:
+        workers = Workers(2, 0, PATIENCE)
+        assert await asyncio.gather(*(workers.run(partial(int, n)) for n in range(50))) == list(range(50))
+        with pytest.raises(ValueError, match="invalid literal"):
+            await workers.run(partial(int, "x"))
+        workers.close()
+
+    run(test)
+
+
+def test_what_hangs_is_told_and_its_thread_replaced() -> None:
+    async def test() -> None:
+        go = threading.Event()
+        workers = Workers(1, 1, 0.5)
+        with pytest.raises(Hung):
+            await workers.run(go.wait)
+        assert workers.hung == 1
+        assert await workers.run(lambda: "served") == "served"
+        with pytest.raises(Hung):
+            await workers.run(go.wait)
+        with pytest.raises(Crowded):  # there are no more threads than these
+            await workers.run(lambda: "not served")
+        go.set()
+        await until(lambda: workers.hung == 0)
+        assert await workers.run(lambda: "served again") == "served again"
+        workers.close()
+
+    run(test)
+
+
+def test_threads_do_not_grow_in_number() -> None:
+    others = set(threading.enumerate())
+
+    def ours() -> int:
+        return sum(thread.name == "worker" and thread not in others for thread in threading.enumerate())
+
+    async def test() -> None:
+        workers = Workers(2, 2, 0.5)
+        for _ in range(3):
+            go = threading.Event()
+            assert {
+                type(e) for e in await asyncio.gather(*(workers.run(go.wait) for _ in range(2)), return_exceptions=True)
+            } == {Hung}
+            assert ours() <= 4
+            go.set()
+            await until(lambda: workers.hung == 0)
+        await until(lambda: ours() == 2)
+        workers.close()
+        await until(lambda: ours() == 0)
+
+    run(test)
+
+
+def test_a_client_that_leaves_does_not_hide_what_hangs() -> None:
+    async def test() -> None:
+        go = threading.Event()
+        workers = Workers(1, 1, 0.5)
+        task = asyncio.create_task(workers.run(go.wait))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await until(lambda: workers.hung == 1)
+        assert await workers.run(lambda: "served") == "served"
+        go.set()
+        workers.close()
+
+    run(test)
+
+
+def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    async def test() -> None:
+        go, done = threading.Event(), []
+        workers = Workers(1, 0, PATIENCE)
+        first = asyncio.create_task(workers.run(go.wait))
+        second = asyncio.create_task(workers.run(lambda: done.append("second")))
+        await asyncio.sleep(0.02)
+        second.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        assert await first
+        assert await workers.run(lambda: "third") == "third"
+        assert done == []
+        workers.close()
+
+    run(test)
+
+
+def test_how_both_are_told() -> None:
+    assert as_api_error(Hung()).status_code == 400
+    crowded = as_api_error(Crowded())
+    assert (crowded.status_code, bool(crowded.headers and crowded.headers["retry-after"])) == (503, True)
+
+
+@served()
+async def test_a_template_that_hangs_costs_its_own_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    tokens = site.app.state.face.tokens
+    render = type(tokens).render
+
+    def hanging(self: object, messages: list[dict[str, str]], **how: bool) -> str:
+        if messages[-1]["content"] == "hang":
+            go.wait()
+        text: str = render(self, messages, **how)
+        return text
+
+    monkeypatch.setattr(type(tokens), "render", hanging)
+    monkeypatch.setattr(tokens, "_workers", Workers(3, 4, 1.0))
+    hangs = [asyncio.create_task(site.chat(messages=[{"role": "user", "content": "hang"}])) for _ in range(3)]
+    for response in await asyncio.gather(*hangs):
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "invalid_prompt"), error
+    assert (await site.chat()).status_code == 200
+    go.set()

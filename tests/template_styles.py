@@ -1,0 +1,47 @@
+"""Chat templates in the styles of the ones that models ship, written for tests: how tools, calls, results and reasoning
+look in each. They are the files of ``templates``; ``tokens_with`` puts one on the demo model's tokenizer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from http_face import demo_tokens
+from transformers import AutoTokenizer
+
+from server.tokens import Tokens
+
+FOLDER = Path(__file__).with_name("templates")
+
+
+def template(name: str) -> str:
+    """The source of a template."""
+    return (FOLDER / f"{name}.jinja").read_text().removesuffix("\n")
+
+
+HERMES = template("hermes")
+BEGINS = "{%- if add_generation_prompt %}\n<|im_start|>assistant\n"
+THINKS = HERMES.replace(BEGINS, BEGINS + "<think>\n")
+NO_TOOLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('No system messages.') }}{% endif %}" + NO_TOOLS
+STYLES = {
+    "hermes": HERMES,
+    "thinks": THINKS,
+    "mistral": template("mistral"),
+    "llama": template("llama"),
+    "xml": template("xml"),
+    "pairs": template("pairs"),
+    "named": template("named"),
+    "no tools": NO_TOOLS,
+    "no system": NO_SYSTEM,
+}
+
+
+def tokens_with(template: str | None, response_template: object = None) -> Tokens:
+    """The demo tokenizer under another template."""
+    tokenizer = AutoTokenizer.from_pretrained(demo_tokens()._tokenizer.name_or_path)
+    tokenizer.chat_template = template
+    return Tokens(tokenizer, response_template=response_template)

@@ -1,0 +1,153 @@
+"""Writes docs/api.md: every endpoint, and what becomes of each of its parameters, from the code and OpenAI's document.
+
+make api-page
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+import server.routes
+from server.strict import Strict
+
+ROOT = Path(__file__).resolve().parent.parent
+PINNED = ROOT / "tests" / "openai_schema" / "openai.json"
+REQUESTS = {  # endpoint -> what OpenAI's document calls its request
+    "POST /v1/chat/completions": "CreateChatCompletionRequest",
+    "POST /v1/completions": "CreateCompletionRequest",
+    "POST /v1/responses": "CreateResponse",
+    "POST /v1/conversations": "CreateConversationBody",
+    "POST /v1/conversations/{conversation_id}": "UpdateConversationBody",
+    "POST /v1/conversations/{conversation_id}/items": "CreateConversationItemsBody",
+}
+INTRODUCTION = """# The API
+
+Made by `make api-page` from the code; a test holds it.
+
+Every parameter is honoured, or the request is refused with a 400 whose `error.param` names it: nothing is ignored.
+*Refused, but for* names the values that ask for nothing, and are taken for the sake of clients that send them always.
+`null` means absent. *Extension*: not in OpenAI's document, of which this is {source}.
+
+Errors have OpenAI's shape, `{{"error": {{"message", "type", "param", "code"}}}}`, and below `/v1/messages`
+Anthropic's; they repeat nothing of what was sent. 429, 503 and 409 `session_busy` carry `Retry-After`, in seconds.
+
+| status | when |
+|---|---|
+| 400 | the request is wrong: `param` says where |
+| 401 | the key is missing or wrong; 403: without keys, the server is called by a name that it does not know |
+| 404 | there is no such thing, or it is another tenant's |
+| 405, 415 | the method, the content type |
+| 408 | the request did not come in time, or its stream was not read in time |
+| 409 | the session is busy, or exists already |
+| 410 | parts of the session's log are damaged |
+| 413, 431 | the body is larger than 8 MB, the head than 64 KiB |
+| 429 | too many requests wait |
+| 503 | no engine is ready, or the server is stopping |
+| 507 | the server's disk is full |
+"""
+
+
+def endpoints() -> Iterator[APIRoute]:
+    """All routes, by path."""
+    found = []
+    for module in pkgutil.iter_modules(server.routes.__path__):
+        router = importlib.import_module(f"server.routes.{module.name}").router
+        found += [route for route in router.routes if isinstance(route, APIRoute) and route.include_in_schema]
+    return iter(sorted(found, key=lambda route: (route.path, sorted(route.methods or ()))))
+
+
+def model_of(fields: Any) -> type[BaseModel] | None:
+    """The model that a body, or a query, is read with."""
+    kind = None if fields is None else fields.field_info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def asked(name: str) -> dict[str, bool]:
+    """The parameters of one of the document's requests, and whether each is required."""
+    pinned = json.loads(PINNED.read_text(encoding="utf-8"))
+    shape = pinned["schemas"][name]
+    found: dict[str, bool] = {}
+    for option in shape.get("anyOf", [shape]):
+        resolved = pinned["$defs"][option["$ref"].rpartition("/")[2]] if "$ref" in option else option
+        found |= {name: name in resolved.get("required", ()) for name in resolved["properties"]}
+    return found
+
+
+def span(shape: Mapping[str, Any], shapes: Mapping[str, Any]) -> str:
+    """What a parameter may be, in a few words."""
+    if "$ref" in shape:
+        return span(shapes[shape["$ref"].rpartition("/")[2]], shapes)
+    if options := shape.get("anyOf") or shape.get("oneOf"):
+        said = dict.fromkeys(span(option, shapes) for option in options if option.get("type") != "null")
+        return " or ".join(said)
+    if "const" in shape:
+        return code(shape["const"])
+    if "enum" in shape:
+        return " or ".join(code(value) for value in shape["enum"])
+    kind = str(shape.get("type", "anything"))
+    least, most = (shape.get(f"{end}imum", shape.get(f"exclusive{end.title()}imum")) for end in ("min", "max"))
+    if least is not None and most is not None:
+        return f"{kind}, {'above ' if 'exclusiveMinimum' in shape else ''}{least} to {most}"
+    if kind == "array":
+        return f"array of {span(shape.get('items', {}), shapes)}"
+    return kind
+
+
+def code(value: object) -> str:
+    """A value as JSON."""
+    return f"`{json.dumps(value)}`"
+
+
+def rows(model: type[BaseModel], document: Mapping[str, bool] | None) -> Iterator[str]:
+    """One line for each parameter: those of the document first, in its order, then ours."""
+    shape = model.model_json_schema()
+    honoured: Mapping[str, Any] = shape.get("properties", {})
+    later = model.LATER if issubclass(model, Strict) else {}
+    names = list(dict.fromkeys([*(document or ()), *honoured, *later]))
+    for name in names:
+        if name in honoured:
+            note = "required, " if name in shape.get("required", ()) else ""
+            fate = f"{note}{span(honoured[name], shape.get('$defs', {}))}"
+            default = honoured[name].get("default")
+            fate += f", default {code(default)}" if default not in (None, "", [], {}) else ""
+        elif later.get(name):
+            fate = f"refused, but for {', '.join(code(value) for value in later[name])}"
+        else:
+            fate = "refused"
+        extension = " (extension)" if document is not None and name not in document else ""
+        yield f"| `{name}`{extension} | {fate} |"
+
+
+def section(route: APIRoute) -> list[str]:
+    """One endpoint."""
+    verb = f"{', '.join(sorted(route.methods or ()))} {route.path}"
+    lines = [f"## {verb}", "", " ".join((route.endpoint.__doc__ or "").split()), ""]
+    body, queries = model_of(route.body_field), route.dependant.query_params
+    name = REQUESTS.get(verb)
+    document = asked(name) if name else None
+    for title, model, known in (("body", body, document), ("URL", model_of(queries[0]) if queries else None, None)):
+        if model is not None and (model.model_fields or known):
+            lines += [f"| parameter of the {title} | |", "|---|---|", *rows(model, known), ""]
+    return lines
+
+
+def page() -> str:
+    """The page."""
+    source = json.loads(PINNED.read_text(encoding="utf-8"))["source"]
+    lines = [INTRODUCTION.format(source=source)]
+    for route in endpoints():
+        lines += section(route)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
