@@ -116,6 +116,7 @@ async def test_what_was_exported_comes_back_whole(site: Site) -> None:
     before = (await site.http.get(f"{URL}/s", headers=ANN)).json()
     assert {**made, "imported": 0} == {
         **before,
+        "created_at": made["created_at"],
         "last_used_at": made["last_used_at"],
         "expires_at": made["expires_at"],
         "imported": 0,
