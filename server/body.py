@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.errors import ApiError, ClientLeft, bad_request
+from server.errors import NAME, ApiError, ClientLeft, bad_request
 
 MAX_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
@@ -127,7 +127,7 @@ def check_values(value: object) -> None:
         below: list[object] = []
         parts += len(level) + sum(len(container) for container in level if isinstance(container, dict))
         if parts > MAX_PARTS:
-            raise bad_request(f"The body holds more than {MAX_PARTS} objects, lists and names.", code="invalid_json")
+            raise too_many(value)
         for container in level:
             for item in container.values() if isinstance(container, dict) else container:  # type: ignore[attr-defined]
                 if isinstance(item, (dict, list)):
@@ -138,6 +138,15 @@ def check_values(value: object) -> None:
             return
         level = below
     raise too_deep()
+
+
+def too_many(body: object) -> ApiError:
+    """400, which names the longest of the body's fields."""
+    assert isinstance(body, dict)
+    holding = [name for name, held in body.items() if isinstance(held, (dict, list))]
+    longest = max(holding, key=lambda name: len(body[name]), default="")
+    message = f"The body holds more than {MAX_PARTS} objects, lists and names."
+    return bad_request(message, longest if NAME.match(longest) else None, "invalid_json")
 
 
 def too_deep() -> ApiError:
