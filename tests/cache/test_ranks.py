@@ -46,14 +46,17 @@ class Other:
             while True:
                 command = decode(self._ends[0].receive())
                 self.hold.wait(20)
+                answer: bytes | None = None
                 if isinstance(command, Room):
                     self.share.build(command, CPU)
-                    self._ends[0].send(msgspec.msgpack.encode(""))
+                    answer = msgspec.msgpack.encode("")
                 elif isinstance(command, Copy):
                     self.share.copy(command)
                 elif isinstance(command, Spare):
-                    self._ends[0].send(msgspec.msgpack.encode(7))
-                self.share.done()
+                    answer = msgspec.msgpack.encode(7)
+                self.share.done()  # first: nobody may be there any more to hear the answer
+                if answer is not None:
+                    self._ends[0].send(answer)
 
     def _serve(self) -> None:
         with suppress(EOFError):
