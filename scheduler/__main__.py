@@ -6,6 +6,7 @@ Speaks ``scheduler.messages`` over the zmq PAIR socket that the server has bound
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -223,6 +224,7 @@ def main() -> int:
     if loaded.followers is not None:
         loaded.followers.serving()
     log.info("mode %s; measured: %s", facts.mode, facts.probe)
+    gc.freeze()  # a collection that walks all of torch takes a quarter of a second, in which nobody steps
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
     serve(engine, Clerk(engine.scheduler.store, facts.fingerprint), channel)

@@ -20,6 +20,7 @@ from cache.ranks import RankLost
 from cache.stream import put
 from scheduler.constraint import Broken, Grammars
 from scheduler.messages import (
+    QUEUE_FULL,
     Cancel,
     Delta,
     FinishReason,
@@ -39,7 +40,6 @@ from scheduler.turn import Turn
 
 log = logging.getLogger("warmturn.engine")
 
-QUEUE_FULL = "Too many requests are waiting; try again later."
 _HOPELESS = 8  # failed steps in a row after which the engine gives up
 _TELLING = 32  # prompt tokens in a step that make its time a measure of prefill
 

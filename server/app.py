@@ -14,6 +14,7 @@ from server.body import only_known_parameters
 from server.engine import Engine
 from server.face import Face
 from server.log import SessionLog
+from server.overload import Overload
 from server.routes import (
     capsules,
     chat,
@@ -60,6 +61,7 @@ def create_app(
     for module in (capsules, sessions, chat, completions, responses, conversations, models, messages, tokenize, health):
         app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
     errors.install(app)
+    app.add_middleware(Overload, engine=engine)
     app.add_middleware(Guard, keyring=Keyring(api_keys), hosts=Hosts(allowed_hosts))
     app.add_middleware(Access, metrics=face.metrics)  # added last: outermost
     return app

@@ -93,6 +93,9 @@ class Engine(Protocol):
     def submit(self, request: Submit) -> TurnStream:
         """Hand a turn to the engine without waiting. Raises EngineUnavailable at once."""
 
+    def turns_away(self, tenant: str) -> TurnRefused | None:
+        """What any turn of this tenant would come to now, where that is a full queue."""
+
     def forget(self, tenant: str, session: str) -> None:
         """Drop the KV of a session from every tier; a running turn of it ends as cancelled. Nothing is sent while no
         engine is ready, and an engine may die over it: whoever needs the files gone asks again at the next ready

@@ -18,6 +18,7 @@ import msgspec
 import zmq.asyncio
 
 from scheduler.messages import (
+    QUEUE_FULL,
     Cancel,
     EngineConfig,
     Export,
@@ -43,6 +44,7 @@ from server.engine import EngineDied, EngineFailed, EngineUnavailable, State, Tu
 from server.engine_calls import A, Calls, Question
 from server.engine_link import ENGINE_COMMAND, EngineLink, LinkFull
 from server.turns import Turn
+from server.waiting import Waiting
 
 SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hung
 STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
@@ -89,6 +91,7 @@ class EngineProcess:
         self._state: State = "loading"
         self._ending = False  # the process was told to end, or will not come any more
         self._turns: dict[str, Turn] = {}
+        self._waiting = Waiting(config.max_queued)
         self._in_hand: weakref.WeakSet[Turn] = weakref.WeakSet()
         self._calls = Calls()
         self._link: EngineLink | None = None
@@ -121,8 +124,15 @@ class EngineProcess:
         except LinkFull:
             raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
         turn = self._turns[request.turn] = Turn(request.turn, self._cancel)
+        self._waiting.add(request.turn, request.tenant)
         self._in_hand.add(turn)
         return turn
+
+    def turns_away(self, tenant: str) -> TurnRefused | None:
+        """See ``Engine``. The engine said so after its last step, and the server's own count does still."""
+        if self.stats.waiting < self._config.max_queued or not self._waiting.full(tenant):
+            return None
+        return TurnRefused("queue_full", QUEUE_FULL, QUEUE_RETRY)
 
     def forget(self, tenant: str, session: str) -> None:
         """See ``Engine``."""
@@ -297,9 +307,11 @@ class EngineProcess:
                 for delta in deltas:
                     if (turn := self._turns.get(delta.turn)) is not None:
                         turn.push(delta)
+                        self._waiting.remove(delta.turn)
                         if delta.finish_reason is not None:
                             del self._turns[delta.turn]
             case Refused(name, code, text):
+                self._waiting.remove(name)
                 if (turn := self._turns.pop(name, None)) is not None:
                     turn.fail(TurnRefused(code, text, QUEUE_RETRY if code == "queue_full" else None))
             case Loading(stage):
@@ -331,6 +343,7 @@ class EngineProcess:
 
     def _end_turns(self, message: str) -> None:
         turns, self._turns = self._turns, {}
+        self._waiting.clear()
         for turn in turns.values():
             turn.fail(EngineDied(message))
         self._calls.fail(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import ipaddress
 import json
 import logging
@@ -147,6 +148,7 @@ class Service:
         )
         stack.callback(tokens.close)
         await stack.enter_async_context(app.router.lifespan_context(app))
+        gc.freeze()  # or collections would walk all of transformers again and again, and every stream wait for them
         self._entrance.open(app)
         if config.max_context is not None and facts.max_context < config.max_context:
             say(f"--max-context: the model and the KV memory allow {facts.max_context}, not {config.max_context}")

@@ -63,6 +63,7 @@ class FakeEngine:
         self.ids: list[int] | None = None
         self.refusal: TurnRefused | None = None
         self.refuse_from = 0  # the first turn that `refusal` is for
+        self.full_for: set[str] = set()  # tenants that find the queue full
         self.ends_badly: FinishReason | Exception | None = None  # after `badly_after` tokens
         self.badly_after = 2
         self.pause_after: int | None = None  # tokens; goes on when `go` is set
@@ -107,6 +108,10 @@ class FakeEngine:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return turn
+
+    def turns_away(self, tenant: str) -> TurnRefused | None:
+        """Whom ``full_for`` names."""
+        return TurnRefused("queue_full", "The queue is full.", 1) if tenant in self.full_for else None
 
     def forget(self, tenant: str, session: str) -> None:
         """End a running turn of it and tell that nothing is left; remember that it was asked."""

@@ -3,8 +3,8 @@
 ``EngineConfig.model`` is the behaviour while loading: "ok", "fail", "die", "stubborn" (ignores Shutdown and SIGTERM)
 or "once:PATH" (loads the first time, fails while PATH exists and holds more than one line).
 ``Submit.tenant`` is that of a turn: "count" streams max_tokens tokens, one per step; "endless" streams until
-cancelled; "held" streams until a file ``go`` lies beside the KV folder; "mute" is admitted and says nothing; "crash"
-exits in mid-turn; anything else is a code to refuse with.
+cancelled; "queued" waits until it is cancelled; "held" streams until a file ``go`` lies beside the KV folder; "mute" is
+admitted and says nothing; "crash" exits in mid-turn; anything else is a code to refuse with.
 ``Inspect``, ``Export`` and ``Import`` of the session "mute" are never answered, those of "crash" end the process.
 ``Shutdown`` writes its seconds to a file ``flushed`` beside the KV folder, and takes them all if ``slow`` lies there.
 """
@@ -115,12 +115,14 @@ class ScriptedEngine:
                 if isinstance(message, Shutdown) and self.model != "stubborn":
                     return self.end(message.flush_seconds)
                 self.take(message)
-            self.say(StepOutputs(tuple(self.step()), Stats(running=len(self.turns), evictions=self.forgotten)))
+            waiting = sum(request.tenant == "queued" for request in self.turns.values())
+            stats = Stats(running=len(self.turns) - waiting, waiting=waiting, evictions=self.forgotten)
+            self.say(StepOutputs(tuple(self.step()), stats))
 
     def take(self, message: ToEngine) -> None:
         match message:
             case Submit(turn, tenant, prompt):
-                if tenant in ("count", "endless", "held", "mute", "crash"):
+                if tenant in ("count", "endless", "queued", "held", "mute", "crash"):
                     self.turns[turn] = message
                     self.given[turn] = -1
                     return
@@ -158,6 +160,8 @@ class ScriptedEngine:
     def step(self) -> list[Delta]:
         deltas = []
         for turn, request in list(self.turns.items()):
+            if request.tenant == "queued":
+                continue
             given = self.given[turn] = self.given[turn] + 1
             prompt = unpack_ids(request.prompt)
             if given == 0:

@@ -33,9 +33,11 @@ def run_patiently(test: Awaitable[None]) -> None:
 
 
 @asynccontextmanager
-async def engine(model: str = "ok") -> AsyncIterator[EngineProcess]:
+async def engine(model: str = "ok", max_queued: int = 1024) -> AsyncIterator[EngineProcess]:
     """A started engine process, stopped afterwards."""
-    process = EngineProcess(EngineConfig(address="", model=model), command=scripted_engine.COMMAND)
+    process = EngineProcess(
+        EngineConfig(address="", model=model, max_queued=max_queued), command=scripted_engine.COMMAND
+    )
     await process.start()
     try:
         yield process

@@ -10,7 +10,7 @@ import pytest
 import scripted_engine
 from scripted_process import engine, pid_of, read, run_patiently, scenario, submit, until
 
-from scheduler.messages import EngineConfig, FinishReason
+from scheduler.messages import EngineConfig, FinishReason, Stats
 from server import engine_link
 from server.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused
 from server.engine_process import EngineProcess, _backoff
@@ -96,6 +96,26 @@ async def test_a_cancelled_turn_leaves_the_batch() -> None:
         assert (await read(turn))[-1].finish_reason == FinishReason.CANCELLED
         assert process.running == 0
         await until(lambda: process.stats.running == 0)
+
+
+@scenario
+async def test_a_full_queue_turns_away_until_a_turn_leaves_it() -> None:
+    async with engine(max_queued=2) as process:
+        await process.wait_ready()
+        running = process.submit(submit(tenant="endless", name="r"))
+        await running.admitted()
+        waiting = [process.submit(submit(tenant="queued", name=name)) for name in "ab"]
+        await until(lambda: process.stats.waiting == 2)
+        refusal = process.turns_away("queued")
+        assert refusal is not None
+        assert (refusal.code, refusal.retry_after) == ("queue_full", 1)
+        assert process.turns_away("other") is None  # its line is shorter by more than one
+        with pytest.raises(TurnRefused):
+            await read(process.submit(submit(tenant="queue_full", name="refused")))
+        waiting[0].cancel()
+        await read(waiting[0])
+        process.stats = Stats(waiting=2)  # what the engine said of the step before
+        assert process.turns_away("queued") is None
 
 
 @scenario
