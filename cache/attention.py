@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from cache import gpu, native
-from cache.layers import Layer, Reach, Scores
+from cache.layers import Layer, Scores
 from cache.packed import PackedStep
 
 _names = count()
@@ -42,7 +42,6 @@ class PackedAttention:
         self.transformed: set[int] = set()
         self.calls = 0
         self._step: PackedStep | None = None
-        self._plans: dict[tuple[Reach, int | None], native.Plan] = {}
         AttentionInterface.register(self.name, self)
 
     @contextmanager
@@ -53,7 +52,6 @@ class PackedAttention:
             yield
         finally:
             self._step = None
-            self._plans = {}
 
     def __call__(
         self,
@@ -146,9 +144,11 @@ class PackedAttention:
 
     def _plan(self, step: PackedStep, layer: Layer) -> native.Plan:
         kind = (layer.reach, layer.window)  # layers of one kind look at the same keys
-        if kind not in self._plans:
-            self._plans[kind] = native.Plan(step, layer)
-        return self._plans[kind]
+        if kind not in step.plans:
+            step.plans[kind] = native.Plan(step, layer)
+        plan = step.plans[kind]
+        assert isinstance(plan, native.Plan)
+        return plan
 
     def _segments(
         self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor, done: frozenset[int]

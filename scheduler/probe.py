@@ -62,11 +62,12 @@ _STEPS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The mode that was chosen and installed, what its layers store in pages, the bytes that a token takes in
-    all, a state of some session (``skeleton``), and the measured error of each mode tried.
+    """The mode that was chosen and installed, its error, what its layers store in pages, the bytes that a token takes
+    in all, a state of some session (``skeleton``), and the measured error of each mode tried.
     """
 
     mode: Mode
+    error: float
     shapes: dict[int, PageShape]
     token_bytes: int
     skeleton: Any
@@ -125,7 +126,7 @@ def probe(
         raise Refused(reasons if trial.is_causal() else f"what it says of a token depends on later ones; {reasons}")
     if packing is not None:
         packing.settle()
-        fused = trial.fuse(verdict.mode, packing)
+        fused = trial.fuse(verdict.mode, verdict.error, packing)
         verdict = replace(verdict, report=f"{verdict.report}, {fused} modules run as programs")
     return verdict
 
@@ -175,8 +176,9 @@ class _Trial:
                     if mode.learn() and self._measure(mode).error > tolerance:
                         mode.in_place = frozenset()
                     self.tried.append(f"{describe(mode)}: error {measured.error:.1e}")
+                    report = ", ".join(self.tried)
                     return Verdict(
-                        mode, measured.shapes, measured.token_bytes, measured.skeleton, ", ".join(self.tried)
+                        mode, measured.error, measured.shapes, measured.token_bytes, measured.skeleton, report
                     )
             except Exception as error:  # whatever a mode raises on this model is its verdict on it
                 self.tried.append(f"{describe(mode)}: {_brief(error)}")
@@ -255,9 +257,10 @@ class _Trial:
             max(e for e, _ in errors), max(w for _, w in errors), tier.shapes, paged + max(0, grown), sessions[0].state
         )
 
-    def fuse(self, mode: Mode, packing: Packing) -> int:
-        """Let ``mode`` run as programs what can be, if the model is as right then as before; how many modules."""
-        allowed = max(self.rounding, 2 * self._measure(mode).error)  # a mode may have been taken for its own drift
+    def fuse(self, mode: Mode, error: float, packing: Packing) -> int:
+        """Let ``mode``, which has that error, run as programs what can be, if the model is as right then as before; how
+        many modules."""
+        allowed = max(self.rounding, 2 * error)  # a mode may have been taken for its own drift
         fused = mode.fuse(packing, lambda: self._steps(mode))
         if fused and self._measure(mode).error > allowed:
             log.info("modules run as they are: as programs they were not right together")

@@ -15,40 +15,34 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     sequence_number: int
 
 
-class Created(Event, frozen=True, kw_only=True, tag="response.created"):
+class State(Event, frozen=True, kw_only=True):
+    """An event that carries the whole response as it is by then."""
+
+    response: ResponseObject
+
+
+class Created(State, frozen=True, kw_only=True, tag="response.created"):
     """The first event."""
 
-    response: ResponseObject
 
-
-class Queued(Event, frozen=True, kw_only=True, tag="response.queued"):
+class Queued(State, frozen=True, kw_only=True, tag="response.queued"):
     """A response in the background, before it runs."""
 
-    response: ResponseObject
 
-
-class InProgress(Event, frozen=True, kw_only=True, tag="response.in_progress"):
+class InProgress(State, frozen=True, kw_only=True, tag="response.in_progress"):
     """It runs."""
 
-    response: ResponseObject
 
-
-class Completed(Event, frozen=True, kw_only=True, tag="response.completed"):
+class Completed(State, frozen=True, kw_only=True, tag="response.completed"):
     """The end: all went well, and is durable."""
 
-    response: ResponseObject
 
-
-class Incomplete(Event, frozen=True, kw_only=True, tag="response.incomplete"):
+class Incomplete(State, frozen=True, kw_only=True, tag="response.incomplete"):
     """The end: there was no room for more tokens. What is there is durable."""
 
-    response: ResponseObject
 
-
-class Failed(Event, frozen=True, kw_only=True, tag="response.failed"):
+class Failed(State, frozen=True, kw_only=True, tag="response.failed"):
     """The end: see its error."""
-
-    response: ResponseObject
 
 
 class ErrorEvent(Event, frozen=True, kw_only=True, tag="error"):

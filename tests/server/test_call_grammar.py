@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from call_forms import ARRAY, BARE, NAMED, XML
 from llguidance import LLMatcher
 
-from server.call_form import CallForm, ParameterForm
+from server.call_form import CallForm
 from server.call_grammar import call_grammar
 from server.dialect import IN_WORDS
 from server.grammars import GrammarCheck
@@ -20,17 +21,6 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-ARRAY = CallForm("[TOOL_CALLS] [", '{"name": "', '", "arguments": ', "}", ", ", "]")
-BARE = CallForm("", '{"name": "', '", "parameters": ', "}", several=False)
-NAMED = CallForm("<calls>", "<call>function<sep>", "\n```json\n", "\n```</call>", "\n", "</calls>")
-XML = CallForm(
-    "",
-    "<tool_call>\n<function=",
-    ">\n",
-    "</function>\n</tool_call>",
-    "\n",
-    parameter=ParameterForm("<parameter=", ">\n", "\n</parameter>\n"),
-)
 FORMS = [IN_WORDS, ARRAY, BARE, NAMED, XML]
 CHECK = GrammarCheck(["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "</think>"])
 

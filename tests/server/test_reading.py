@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
+from call_forms import ARRAY, BARE, NAMED, XML
 
 from server.call_form import CallForm, ParameterForm
 from server.dialect import IN_WORDS
@@ -27,17 +28,6 @@ SCHEMA = {
 }
 TOOLS = {"weather": SCHEMA, "now": {}}
 THINK = Thought("<think>", "</think>")
-ARRAY = CallForm("[TOOL_CALLS] [", '{"name": "', '", "arguments": ', "}", ", ", "]")
-BARE = CallForm("", '{"name": "', '", "parameters": ', "}", several=False)
-NAMED = CallForm("<calls>", "<call>function<sep>", "\n```json\n", "\n```</call>", "\n", "</calls>")
-XML = CallForm(
-    "",
-    "<tool_call>\n<function=",
-    ">\n",
-    "</function>\n</tool_call>",
-    "\n",
-    parameter=ParameterForm("<parameter=", ">\n", "\n</parameter>\n"),
-)
 PAIRS = CallForm(
     "",
     "<tool_call>",
