@@ -8,6 +8,7 @@ on a token that has not been fed.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from array import array
 from concurrent.futures import Future
@@ -81,6 +82,7 @@ class Engine:
         self._failures = 0  # steps in a row
         self.stalled = False  # the last step had nothing that could run
         self._steps = self._prompt = self._cached = self._generated = 0
+        self._pid = os.getpid()
 
     @property
     def idle(self) -> bool:
@@ -178,6 +180,7 @@ class Engine:
         """Gauges and counters."""
         scheduler, pool = self.scheduler, self.scheduler.store.pool
         return Stats(
+            pid=self._pid,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             sessions=len(scheduler.store),
@@ -191,6 +194,7 @@ class Engine:
             steps=self._steps,
             preemptions=scheduler.preemptions,
             evictions=scheduler.store.evictions,
+            host_evictions=scheduler.store.host_evictions,
             misses={str(reason): count for reason, count in scheduler.misses.items()},
             **self._below(),
         )
@@ -205,12 +209,15 @@ class Engine:
             "disk_bytes": archive.disk.used,
             "disk_bytes_total": archive.disk.budget,
             "disk_sessions": len(archive.disk.heads),
+            "disk_evictions": archive.disk.evictions,
+            "disk_saves": archive.saver.saves,
             "disk_written": archive.saver.written,
             "disk_read": archive.loader.read,
             "disk_errors": archive.errors,
             "disk_damaged": archive.disk.damaged,
             "disk_pending": archive.saver.pending,
             "remote_bytes": remote.used if remote is not None else 0,
+            "remote_bytes_total": archive.courier.budget if archive.courier is not None else 0,
         }
 
     def check_integrity(self) -> None:

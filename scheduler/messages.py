@@ -254,8 +254,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Gauges (now) and counters (since the engine started) for ``/metrics``."""
+    """Gauges (now) and counters (since the engine started) for ``/metrics``. ``pid``: the engine's process; 0: there is
+    none."""
 
+    pid: int = 0
     running: int = 0
     waiting: int = 0
     sessions: int = 0
@@ -268,11 +270,14 @@ class Stats(msgspec.Struct, frozen=True):
     generated_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
-    evictions: int = 0
+    evictions: int = 0  # sessions whose KV left the device
+    host_evictions: int = 0  # and the host tier
+    disk_evictions: int = 0  # and the disk
     disk_bytes: int = 0
     disk_bytes_total: int = 0  # the budget; 0 without a disk tier
     disk_sessions: int = 0
-    disk_written: int = 0  # bytes, since the engine started
+    disk_saves: int = 0  # files written, since the engine started
+    disk_written: int = 0  # bytes of them
     disk_read: int = 0
     disk_errors: int = 0  # writes and reads that the file system refused
     disk_damaged: int = 0  # files that failed their checks, at the start or when they were read
@@ -372,6 +377,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kv_at_rest: str = "exact"  # exact | int8 | fp8: how KV is written to disk
     tensor_parallel: int = 1  # ranks among which the model is divided, one process and one device each
     tenant_share: float = 1.0  # of every tier that one tenant may hold when others need the room
+    log_format: str = "text"  # text | json
+    log_level: str = "info"  # debug | info | warning | error
 
 
 def pack_ids(ids: list[int]) -> bytes:

@@ -10,6 +10,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server import logs
 from server.anthropic_objects import speaks_anthropic
 from server.errors import as_api_error, error_response
 from server.metrics import Metrics
@@ -36,6 +37,7 @@ class Access:
             return
         request_id = request_id_of(scope)
         scope.setdefault("state", {}).update(started=time.perf_counter(), request_id=request_id)
+        logs.begin(request_id)
         status = 0
 
         async def sending(message: Message) -> None:
@@ -57,6 +59,7 @@ class Access:
             await error_response(as_api_error(error), scope)(scope, receive, sending)
         finally:
             self.metrics.answered(route_of(scope), status)
+            logs.answered(scope, route_of(scope), status)
 
 
 def request_id_of(scope: Scope) -> str:

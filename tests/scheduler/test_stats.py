@@ -1,0 +1,46 @@
+"""What the engine counts for /metrics, beside what its turns tell."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from engine_kit import Kit
+
+PROMPTS = [[20 * n + token for token in range(10)] for n in range(6)]
+
+
+def test_an_engine_says_which_process_it_is() -> None:
+    assert Kit().engine.stats().pid == os.getpid()
+
+
+def test_sessions_are_counted_by_the_tier_that_they_leave(tmp_path: Path) -> None:
+    probe = Kit(folder=tmp_path / "probe")
+    probe.ask(PROMPTS[0], 6, session="0")
+    probe.settle()
+    one = probe.archive.disk.used
+    kit = Kit(pages=6, host_pages=5, folder=tmp_path / "kv", disk_space=3 * one + one // 2)
+    for number, prompt in enumerate(PROMPTS):
+        kit.ask(prompt, 6, session=str(number))
+        kit.settle()
+    stats = kit.engine.stats()
+    assert stats.disk_saves == len(PROMPTS)
+    assert stats.disk_evictions == len(PROMPTS) - 3 == len(PROMPTS) - stats.disk_sessions
+    assert stats.evictions > stats.host_evictions > 0
+    assert stats.evictions - stats.host_evictions < len(PROMPTS)
+
+
+def test_without_a_host_tier_nobody_leaves_it() -> None:
+    kit = Kit(pages=6)
+    for prompt in PROMPTS:
+        kit.ask(prompt, 6)
+    stats = kit.engine.stats()
+    assert stats.evictions > 0
+    assert stats.host_evictions == 0
+
+
+def test_the_size_of_the_remote_tier_is_told_where_it_has_one(tmp_path: Path) -> None:
+    url = (tmp_path / "far").as_uri()
+    sized = Kit(folder=tmp_path / "a", remote=url, remote_space=1 << 20)
+    assert sized.engine.stats().remote_bytes_total == 1 << 20
+    assert Kit(folder=tmp_path / "b", remote=url).engine.stats().remote_bytes_total == 0
