@@ -61,6 +61,11 @@ class Courier:
         self._asked: dict[Owner, _Question] = {}
 
     @property
+    def budget(self) -> int:
+        """Bytes that the tier may hold; 0: no limit."""
+        return self._budget or 0
+
+    @property
     def remote(self) -> RemoteTier:
         """The tier."""
         return self._remote

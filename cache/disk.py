@@ -33,6 +33,7 @@ class DiskTier:
         self.budget = budget
         self.used = 0
         self.damaged = 0  # files that failed their checks
+        self.evictions = 0  # sessions that had to make room
         self.heads: OrderedDict[Owner, Head] = OrderedDict()  # least recently used first
         self.doomed: dict[Path, int] = {}
         self.free: int | None = None  # bytes of the file system, as of the last measurement
@@ -276,6 +277,7 @@ class DiskTier:
         aim = self.used - lacking
         while self.used > aim and (head := self._victim(kept)) is not None:
             self._drop(head)
+            self.evictions += 1
         return self.used <= aim
 
     def _victim(self, kept: set[Segment]) -> Head | None:

@@ -54,7 +54,8 @@ class Saver:
     """
 
     def __init__(self, pool: PagePool, disk: DiskTier, lane: Lane, codec: Codec, limit: int) -> None:
-        self.written = 0  # bytes
+        self.saves = 0  # files that are there
+        self.written = 0  # bytes of them
         self.errors = 0
         self.saved: Callable[[SessionCache, Segment], None] = lambda session, segment: (
             None
@@ -222,6 +223,7 @@ class Saver:
         self._pool.drop(self._under_way.pop(segment).pages, warm=True)
         self._bytes -= segment.nbytes
         if isinstance(outcome, _Written):
+            self.saves += 1
             self.written += outcome.nbytes
             self._disk.complete(segment, outcome.nbytes)
             self._disk.measured(outcome.free)

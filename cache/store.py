@@ -59,7 +59,8 @@ class SessionStore:
         self._state_bytes: dict[SessionCache, int] = {}  # of idle sessions
         self._state_total = 0
         self._threshold = threshold
-        self.evictions = 0
+        self.evictions = 0  # from the device, or where states have no room
+        self.host_evictions = 0
         self._warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
         self._hosted: OrderedDict[SessionCache, None] = OrderedDict()
         self._running: set[SessionCache] = set()
@@ -404,4 +405,5 @@ class SessionStore:
         while len(stranded) > host.free:
             newest = len(stranded) > host.slots  # it would not fit an empty host: spare the others
             self.discard(next(reversed(self._hosted)) if newest else next(iter(self._hosted)))
+            self.host_evictions += host.slots > 0
         self.pool.demote()

@@ -31,6 +31,7 @@ from cache.share import Share
 from cache.stream import put
 from scheduler.division import Seat, join
 from scheduler.loader import digest, read_config, read_model
+from scheduler.logs import configure
 from scheduler.memory import spare
 from scheduler.messages import EngineConfig
 from scheduler.modes import PackedMode
@@ -107,6 +108,7 @@ def follow(ordered: Line, beside: Line) -> None:
     """Load, then do what comes until the line ends."""
     config = msgspec.json.decode(ordered.receive(), type=EngineConfig)
     rank = int(os.environ["RANK"])
+    configure(config.log_format, "warning", f"%(name)s: rank {rank}: %(message)s")
     seat = Seat(rank, config.tensor_parallel, int(os.environ["MASTER_PORT"]))
     device = torch.device(config.device, rank) if config.device == "cuda" else torch.device(config.device)
     join(seat, device)
@@ -153,8 +155,6 @@ def main() -> int:
     parent, *lines = map(int, sys.argv[1:])
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    rank = os.environ["RANK"]
-    logging.basicConfig(level=logging.WARNING, format=f"%(name)s: rank {rank}: %(message)s")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     ordered, beside = (Line(socket.socket(fileno=fd)) for fd in lines)

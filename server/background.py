@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from server.errors import ApiError, as_api_error
 from server.identity import Session
-from server.log import LogUnavailable, SessionLog, UnknownSession
+from server.items import parsed_id
+from server.log import LogUnavailable, SessionLog, SessionMoved, UnknownSession
 from server.response_rows import UNFINISHED
 
 if TYPE_CHECKING:  # they know the face, and the face knows this
@@ -38,6 +39,7 @@ class Running:
     async def cancel(self) -> None:
         """End it, unless it is just about to end; then it is over."""
         assert self.task is not None
+        await asyncio.sleep(0)  # a task that is cancelled before it has begun never runs, and would settle nothing
         if not self.ends:
             self.cancelled = True
             self.task.cancel()
@@ -51,6 +53,7 @@ class Background:
         self._log = log
         self._running: dict[Id, Running] = {}
         self._slots = 0
+        self._cancelling: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def slot(self) -> Iterator[None]:
@@ -79,6 +82,14 @@ class Background:
         kept.callback(self._running.pop, id)
         running.task = asyncio.create_task(self._run(session, running, exchange, choices))
         running.task.add_done_callback(lambda _: kept.close())
+
+    def unwanted(self, tenant: str, session: str) -> None:
+        """End the response of a session, if one runs: a client of another server has cancelled it."""
+        for (owner, id), running in [*self._running.items()]:
+            place = parsed_id(id, "resp")
+            if owner == tenant and place is not None and place[0] == session:
+                self._cancelling.add(task := asyncio.create_task(running.cancel()))
+                task.add_done_callback(self._cancelling.discard)
 
     async def close(self) -> None:
         """End what still runs. It has failed when the log is opened again."""
@@ -111,7 +122,8 @@ class Background:
         """Write how it ended, unless its turn was committed after all."""
         running.ends = True
         reply = running.reply
-        with suppress(LogUnavailable, UnknownSession):  # it has failed when the log is opened again, or is deleted
+        # It has failed when the log is opened again, is deleted, or was told failed by another server.
+        with suppress(LogUnavailable, UnknownSession, SessionMoved):
             kept = reply.stored()
             there = await self._log.responses.get(session.tenant, session.name, kept.key)
             if there is None or there.status not in UNFINISHED:

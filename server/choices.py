@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 
 from scheduler.messages import Delta, FinishReason, Receipt, Submit
+from server.account import Account
 from server.engine import Engine, TurnStream
 from server.errors import ApiError
-from server.metrics import Metrics
 
 
 class Choices:
@@ -19,16 +18,13 @@ class Choices:
     not take waits in the turns themselves, merged, not here: the queue is as short as there are choices.
     """
 
-    def __init__(self, engine: Engine, metrics: Metrics, submits: Sequence[Submit], started: float) -> None:
-        """Hand every turn to the engine at once. Raises EngineUnavailable; then none is left behind.
-
-        ``started`` is when the request came, by ``time.perf_counter``.
-        """
+    def __init__(self, engine: Engine, account: Account, submits: Sequence[Submit]) -> None:
+        """Hand every turn to the engine at once. Raises EngineUnavailable; then none is left behind. ``account`` has a
+        watch for each of them, and is closed with them."""
         self.receipts: list[Receipt | None] = [None] * len(submits)
         self.prefills: list[float | None] = [None] * len(submits)  # seconds from admission to the first token
-        self._metrics = metrics
+        self.account = account
         self._engine = engine
-        self._started = started
         self._news: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue(len(submits))
         self._open = asyncio.Event()  # set by the first admission or the first failure
         self._failure: Exception | None = None
@@ -37,7 +33,8 @@ class Choices:
         try:
             for submit in submits:
                 self._streams.append(engine.submit(submit))
-        except Exception:
+        except Exception as error:
+            account.failed(error)
             self.close()
             raise
         self._pumps = [asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(self._streams)]
@@ -68,25 +65,23 @@ class Choices:
             pump.cancel()
         for stream in self._streams:
             stream.cancel()
-        self._metrics.engine(self._engine.stats, self._engine.healthy)
+        self.account.close()
+        self.account.metrics.engine(self._engine.stats, self._engine.healthy)
 
     async def _pump(self, index: int, stream: TurnStream) -> None:
-        watch = self._metrics.stopwatch(self._started)
+        watch = self.account.watches[index]
         try:
             receipt = self.receipts[index] = await stream.admitted()
-            admitted = time.monotonic()
             if receipt is not None:
-                self._metrics.admitted(receipt)
-                # A turn that a step has admitted and prefilled tells both at once: only the engine knows when it began.
-                admitted = admitted if receipt.admitted is None else receipt.admitted
+                watch.admitted(receipt)
                 self._open.set()
             async for delta in stream:
                 watch.saw(delta)
-                if delta.tokens and self.prefills[index] is None:
-                    self.prefills[index] = max(0.0, time.monotonic() - admitted)
+                self.prefills[index] = watch.prefill
                 check_end(delta)
                 await self._news.put((index, delta))
         except Exception as error:
+            self.account.failed(error)
             self._failure = self._failure or error
             self._open.set()
             await self._news.put(error)

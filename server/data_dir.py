@@ -17,6 +17,11 @@ from server.config import UsageError
 FILES = ("lock", "server", "log.sqlite", "log.sqlite-wal", "log.sqlite-shm", "log.sqlite-starts")
 FOLDERS = ("kv", "transfer", "verdicts")
 
+
+class InUse(UsageError):
+    """Another server has the folder."""
+
+
 IDENTITY = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -37,7 +42,7 @@ def locked(folder: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UsageError(f"--data-dir: {folder} is in use by another server") from None
+            raise InUse(f"--data-dir: {folder} is in use by another server") from None
         yield folder
     finally:
         os.close(lock)

@@ -52,7 +52,7 @@ class SessionDamaged(LogDamaged):
 
 
 class Database:
-    """Transactions on one database, run on one thread at a time. ``full``: a write failed for want of storage, and none
+    """Transactions on one database, run on two threads at most. ``full``: a write failed for want of storage, and none
     has been tried with success since.
 
     Writes exclude each other: on SQLite from their beginning, on PostgreSQL from the row that they lock.
@@ -233,7 +233,7 @@ def server_engine(url: sql.URL, durability: Durability) -> sql.Engine:
     arguments: dict[str, Any] = {}
     if "connect_timeout" not in url.query:
         arguments["connect_timeout"] = CONNECT_SECONDS
-    engine = sql.create_engine(url, pool_pre_ping=True, pool_size=1, connect_args=arguments)
+    engine = sql.create_engine(url, pool_pre_ping=True, pool_size=2, connect_args=arguments)
     settings = ["statement_timeout = '30s'", "lock_timeout = '10s'"]
     if durability == "power":  # else as the database server is set up
         settings.append("synchronous_commit = on")

@@ -42,9 +42,11 @@ class EngineLink:
         self._unsent: deque[bytes] = deque()  # kept for an engine that does not read: small ones only
 
     @classmethod
-    async def start(cls, config: EngineConfig, command: Sequence[str], context: zmq.asyncio.Context) -> EngineLink:
-        """Bind ``config.address``, then start the process and hand it its configuration. Raises OSError or
-        zmq.ZMQError when the machine does not let us."""
+    async def start(
+        cls, config: EngineConfig, command: Sequence[str], context: zmq.asyncio.Context, said: int = 2
+    ) -> EngineLink:
+        """Bind ``config.address``, then start the process and hand it its configuration. What it prints goes to the
+        file descriptor ``said``. Raises OSError or zmq.ZMQError when the machine does not let us."""
         socket = context.socket(zmq.PAIR)
         socket.set_hwm(SEND_LIMIT)
         socket.setsockopt(zmq.LINGER, 0)
@@ -53,8 +55,9 @@ class EngineLink:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.PIPE,
-                stdout=2,  # whatever a library prints belongs to the log, not to our output
-                env=_environment(config.device),
+                stdout=said,  # whatever a library prints belongs to the log, not to our output
+                stderr=said,
+                env=engine_environment(config.device),
                 start_new_session=True,  # Ctrl-C in the terminal is for the server, which then ends the engine
             )
         except BaseException:
@@ -152,7 +155,7 @@ class EngineLink:
         return not isinstance(sent.exception(), zmq.Again)
 
 
-def _environment(device: str) -> dict[str, str]:
+def engine_environment(device: str) -> dict[str, str]:
     """Ours without its secrets, and from a source tree that is not installed the place where ``scheduler`` lies (the
     command's -P keeps the user's working directory out of the engine's imports).
 

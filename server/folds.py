@@ -31,7 +31,7 @@ class Fold:
     def apply(self, row: Row, columns: Mapping[str, Any]) -> None:
         """Add the next row."""
         self.timeline.apply(row)
-        self.size += len(columns["tokens"]) + len(columns["messages"])
+        self.size += len(columns["tokens"]) + len(columns["messages"]) + len(columns["receipt"] or "")
 
 
 class Folds:

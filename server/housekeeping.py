@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from server.engine import Engine
+from server.leases import BEAT_SECONDS
 from server.log import LogUnavailable, SessionLog
 
 logger = logging.getLogger("warmturn.sessions")
@@ -19,15 +20,19 @@ SWEEP_SECONDS = 30.0
 class Housekeeper:
     """Keeps engine and log of one mind. A deleted session leaves a tombstone in the log until the engine has said
     that nothing of it is left anywhere, however often either of them restarts in between. Each server of a database has
-    tombstones of its own.
+    tombstones of its own. And tells the other servers of the log that this one lives.
 
     ``ready`` and ``forgotten`` are the engine's callbacks; they return at once. All is tried again at the next sweep
     or the next start of the engine, so a log that cannot be used now costs time only.
     """
 
-    def __init__(self, engine: Engine, log: SessionLog) -> None:
+    def __init__(
+        self, engine: Engine, log: SessionLog, unwanted: Callable[[str, str], object] = lambda tenant, session: None
+    ) -> None:
+        """``unwanted`` is called for a session whose turn here is to end: another server was asked to cancel it."""
         self._engine = engine
         self._log = log
+        self._unwanted = unwanted
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: set[tuple[str, str]] = set()  # the tombstones that this engine knows of
 
@@ -37,11 +42,33 @@ class Housekeeper:
             await self._tolerant(self.sweep())
             await asyncio.sleep(SWEEP_SECONDS)
 
+    async def live(self) -> None:
+        """Beat every two seconds until cancelled, where there are others to hear it."""
+        while self._log.shared:
+            try:
+                await self.beat()
+            except LogUnavailable:
+                pass  # the sweeps tell of that, and nothing can be committed meanwhile
+            except Exception:
+                logger.exception("a heartbeat failed")  # the next one may not: without any, sessions are taken away
+            await asyncio.sleep(BEAT_SECONDS)
+
     async def sweep(self) -> None:
-        """Delete the sessions whose time has run out, and have the engine forget what any server has deleted. Raises
-        LogUnavailable."""
+        """Delete the sessions whose time has run out, have the engine forget what any server has deleted, and tell of
+        responses that their servers are dead. Raises LogUnavailable."""
         await self._log.expire(time.time())
         await self._bury()
+        if self._log.shared:
+            await self._log.responses.fail_lost()
+
+    async def beat(self) -> None:
+        """One heartbeat, and what is to be done about what the others did. Raises LogUnavailable."""
+        news = await self._log.beat()
+        for tenant, session in news.unwanted:
+            self._unwanted(tenant, session)
+        if news.lost:
+            for tenant, session in news.lost & {*await self._log.tombstones()}:
+                self._engine.forget(tenant, session)  # deleted elsewhere: its turn ends
 
     def ready(self) -> None:
         """A fresh engine knows neither what was deleted while there was none, nor what is pinned."""

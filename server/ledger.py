@@ -14,7 +14,8 @@ from sqlalchemy.exc import IntegrityError
 from server import response_rows, session_rows
 from server.database import Database, LogFull, LogUnavailable
 from server.folds import Fold, Folds, Key
-from server.listing import Filter, Page, page
+from server.leases import Leases
+from server.listing import Family, Filter, Page, family, page
 from server.portable import PortableLog, portable, rows_of
 from server.response_rows import Beside
 from server.retries import Idempotency, Replayed, remember_key, replayed
@@ -60,12 +61,14 @@ SEEN_SECONDS = 86400  # between two signs of life
 class Ledger:
     """Sessions and their rows in a database. ``now`` is Unix seconds; see SessionLog for what the verbs do.
 
-    A timeline in memory is always that of rows which are committed: a write that fails drops it.
+    A timeline in memory is always that of rows which are committed: a write that fails drops it. What changes a
+    timeline sees first that its session's lease is still this server's.
     """
 
-    def __init__(self, database: Database, server: str) -> None:
+    def __init__(self, database: Database, server: str, leases: Leases) -> None:
         self._database = database
         self._server = server
+        self._leases = leases
         self._folds = Folds()
 
     # --- reading ------------------------------------------------------------------------------------------
@@ -106,6 +109,10 @@ class Ledger:
             )
         )
 
+    def family(self, tenant: str, session: str, now: float) -> Family:
+        """A session with what it comes from and what comes from it."""
+        return self._database.read(lambda connection: family(connection, tenant, session, now))
+
     def replay(self, tenant: str, session: str, key: str, now: float) -> Replayed | None:
         """The turn of an idempotency key."""
 
@@ -143,6 +150,7 @@ class Ledger:
         cached: int,
         fingerprint: str,
         finish_reason: str,
+        receipt: str | None,
         idempotency: Idempotency | None,
         beside: Beside,
         expect: int | None,
@@ -152,6 +160,7 @@ class Ledger:
 
         def work(connection: sql.Connection) -> TurnRecord:
             row = find(connection, tenant, session, lock=True)
+            self._leases.spend(connection, (tenant, session))
             if row is not None and is_over(row, now) and expect != version_of(row):
                 bury(connection, row)
                 row = None
@@ -171,6 +180,7 @@ class Ledger:
                 cached=cached,
                 fingerprint=fingerprint,
                 finish_reason=finish_reason,
+                receipt=receipt,
                 now=int(now),
             )
             if idempotency is not None:
@@ -183,7 +193,9 @@ class Ledger:
                 response_rows.put(connection, row, self._server, response)
             return fold.timeline.turns[-1]
 
-        return self._write(tenant, session, work)
+        turn = self._write(tenant, session, work)
+        self._leases.spent((tenant, session))
+        return turn
 
     def create(
         self,
@@ -197,8 +209,7 @@ class Ledger:
     ) -> SessionSummary:
         """A session that has no turn yet."""
         row = Row("create", int(now), "", messages=messages)
-        facts = {"ttl": ttl, "pinned_until": pinned_until}
-        return self._write(tenant, session, lambda c: insert(c, tenant, session, metadata, facts, [row], now))
+        return self._begin(tenant, session, metadata, {"ttl": ttl, "pinned_until": pinned_until}, [row], now)
 
     def restore(
         self,
@@ -210,13 +221,13 @@ class Ledger:
         now: float,
     ) -> SessionSummary:
         """A session with the timeline of another log."""
-        rows = [*rows_of(log, int(now))]
-        return self._write(tenant, session, lambda c: insert(c, tenant, session, metadata, {"ttl": ttl}, rows, now))
+        return self._begin(tenant, session, metadata, {"ttl": ttl}, [*rows_of(log, int(now))], now)
 
     def fork(self, tenant: str, session: str, new: str, turn: int | None, now: float) -> SessionSummary:
         """A session with the timeline of another one."""
 
         def work(connection: sql.Connection) -> SessionSummary:
+            self._leases.check(connection, (tenant, new))
             row = known(find(connection, tenant, session, now))
             timeline = self._folds.read(connection, row).timeline
             copies = [*copied(timeline, turn, "fork", int(now))]
@@ -293,6 +304,7 @@ class Ledger:
 
         def work(connection: sql.Connection) -> bool:
             row = find(connection, tenant, session, now, lock=True)
+            self._leases.check(connection, (tenant, session))
             if row is not None:
                 bury(connection, row)
             return row is not None
@@ -304,12 +316,14 @@ class Ledger:
         return deleted
 
     def expire(self, held: frozenset[Key], now: float) -> list[Key]:
-        """Delete some sessions past their TTL that are not ``held``; [] when there are no more."""
+        """Delete some sessions past their TTL that neither this process (``held``) nor another server holds; [] when
+        there are no more."""
 
         def work(connection: sql.Connection) -> list[Key]:
             due = sql.select(sessions).where(sessions.c.expires <= int(now)).order_by(sessions.c.expires)
             rows = connection.execute(due.with_for_update(skip_locked=True)).all()
-            over = [row for row in rows if (row.tenant, row.session) not in held][:EXPIRED_AT_ONCE]
+            busy = held | self._leases.elsewhere(connection) if rows else held
+            over = [row for row in rows if (row.tenant, row.session) not in busy][:EXPIRED_AT_ONCE]
             for row in over:
                 bury(connection, row)
             return [(row.tenant, row.session) for row in over]
@@ -370,6 +384,23 @@ class Ledger:
                     raise
         raise AssertionError
 
+    def _begin(
+        self,
+        tenant: str,
+        session: str,
+        metadata: Mapping[str, str],
+        facts: Mapping[str, Any],
+        rows: Sequence[Row],
+        now: float,
+    ) -> SessionSummary:
+        """A session with these rows. Raises SessionExists."""
+
+        def work(connection: sql.Connection) -> SessionSummary:
+            self._leases.check(connection, (tenant, session))
+            return insert(connection, tenant, session, metadata, facts, rows, now)
+
+        return self._write(tenant, session, work)
+
     def _change(
         self, tenant: str, session: str, expect: int | None, now: float, row_for: Callable[[Timeline], Row]
     ) -> SessionSummary:
@@ -377,6 +408,7 @@ class Ledger:
 
         def work(connection: sql.Connection) -> SessionSummary:
             row = known(find(connection, tenant, session, now, lock=True))
+            self._leases.check(connection, (tenant, session))
             if expect is not None and expect != version_of(row):
                 raise SessionMoved
             fold = self._folds.read(connection, row)

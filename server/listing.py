@@ -1,4 +1,4 @@
-"""The list of a tenant's sessions, a page at a time."""
+"""The list of a tenant's sessions, a page at a time, and the family of one of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sqlalchemy as sql
 from server.stored import alive, label, metadata_of, summary_of
 from server.tables import labels, sessions
 from server.timeline import SessionSummary, UnknownSession
+
+MOST_RELATIVES = 200  # sessions of a family that are told
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,17 @@ class Page:
     """Some sessions of the list, in its order, and whether there are more behind them."""
 
     items: list[SessionSummary]
+    has_more: bool
+
+
+@dataclass(frozen=True)
+class Family:
+    """A session, what it was forked from, and all that was forked from any of these: parents before their forks, the
+    older ones first. ``root`` is the name that it all goes back to, also where that session is no more. ``has_more``:
+    there are more than ``MOST_RELATIVES``."""
+
+    root: str
+    members: list[SessionSummary]
     has_more: bool
 
 
@@ -72,3 +85,29 @@ def conditions(chosen: Filter) -> list[sql.ColumnElement[bool]]:
     if chosen.used_before is not None:
         found.append(sessions.c.used < chosen.used_before)
     return found
+
+
+def family(connection: sql.Connection, tenant: str, session: str, now: float) -> Family:
+    """The family of a session. Raises UnknownSession."""
+    mine = sql.and_(sessions.c.tenant == tenant, alive(now))
+    passed: list[str] = []  # a parent is a name, which may have been given again: to a fork of a fork
+    name: str | None = session
+    while name is not None and name not in passed:
+        row = connection.execute(sql.select(sessions.c.parent).where(mine, sessions.c.session == name)).one_or_none()
+        if row is None and not passed:
+            raise UnknownSession
+        passed.append(name)
+        name = None if row is None else row.parent
+    root = passed[-1]
+    rows = {
+        row.session: row for row in connection.execute(sql.select(sessions).where(mine, sessions.c.session == root))
+    }
+    parents = [root]
+    while parents and len(rows) <= MOST_RELATIVES:
+        query = sql.select(sessions).where(mine, sessions.c.parent.in_(parents)).order_by(sessions.c.id)
+        forks = [row for row in connection.execute(query.limit(MOST_RELATIVES + 1)) if row.session not in rows]
+        rows |= {row.session: row for row in forks}
+        parents = [row.session for row in forks]
+    told = [*rows.values()][:MOST_RELATIVES]
+    metadata = metadata_of(connection, [row.id for row in told])
+    return Family(root, [summary_of(row, metadata[row.id], now) for row in told], len(rows) > len(told))

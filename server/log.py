@@ -12,7 +12,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,8 +21,9 @@ from msgspec import UNSET, UnsetType
 
 from server.claims import Claims, SessionBusy
 from server.database import Durability, LogDamaged, LogFull, LogUnavailable, SessionDamaged
+from server.leases import Leases, News
 from server.ledger import Ledger
-from server.listing import Filter, Page
+from server.listing import Family, Filter, Page
 from server.mending import opened
 from server.portable import InvalidLog, PortableLog, PortableTurn
 from server.response_rows import Beside, ResponseLog, StoredResponse
@@ -47,6 +48,7 @@ from server.timeline import (
 
 __all__ = [
     "Beside",
+    "Family",
     "Filter",
     "Idempotency",
     "InvalidLog",
@@ -54,6 +56,7 @@ __all__ = [
     "LogFull",
     "LogUnavailable",
     "Message",
+    "News",
     "NoSuchPlace",
     "Page",
     "Place",
@@ -91,9 +94,12 @@ class SessionLog:
     timeline of a session that has lost rows raises SessionDamaged, until the session is deleted. A tenant's session is
     unknown to every other tenant. A session past its TTL is unknown too, also before ``expire`` has removed it.
 
-    The verbs that change a session take no claim: the caller holds it. ``expect`` is the ``version`` of the record that
-    the change was made from (0: there was none); if the log has moved on since, by another server, SessionMoved is
-    raised and nothing is written. None: whatever is there is changed.
+    The verbs that change a session take no claim: the caller holds it. Where several servers share the log, what they
+    hold is held against the others too (``server.leases``); a verb on a session that this server has lost meanwhile
+    raises SessionMoved and writes nothing. ``commit`` is the last verb under its claim.
+
+    ``expect`` is the ``version`` of the record that the change was made from (0: there was none); if the log has moved
+    on since, by another server, SessionMoved is raised and nothing is written. None: whatever is there is changed.
     """
 
     def __init__(
@@ -104,8 +110,9 @@ class SessionLog:
         stranger: Callable[[], object] | None = None,
     ) -> None:
         """Open or create the log: a file of SQLite, readable by this user only, or a database URL
-        (``postgresql://...``, ``sqlite:///path``). ``server`` names this one among those of a database, also after a
-        restart. Raises LogUnavailable, whose message is one line and names no password.
+        (``postgresql://...``, ``sqlite:///path``), which several servers may share. ``server`` names this one among
+        those of a database, also after a restart. Raises LogUnavailable, whose message is one line and names no
+        password.
 
         A file that is damaged is set aside, and the log goes on with what is left of it: see ``salvage``, which is None
         otherwise. ``older``: this is not the log that was here before. ``responses`` are those of its sessions.
@@ -114,12 +121,14 @@ class SessionLog:
         """
         self._claims = Claims()
         self._database, self.salvage, self.older = opened(where, durability)
-        self._ledger = Ledger(self._database, server)
+        self._leases = Leases(self._database, server, shared=not isinstance(where, Path))
+        self._ledger = Ledger(self._database, server, self._leases)
         try:
+            self._leases.begin()
             if stranger is not None and not self._ledger.is_known():
                 stranger()
             self._ledger.register(now())
-            self.responses = ResponseLog(self._database, server, self._in_thread)
+            self.responses = ResponseLog(self._database, server, self._leases, self._in_thread)
             self.responses.fail_unfinished()
         except BaseException:
             self._database.close()
@@ -129,27 +138,70 @@ class SessionLog:
     async def close(self) -> None:
         """Finish what was begun and close the database."""
         await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self._leases.end)
         self._database.close()
 
     # --- one at a time ------------------------------------------------------------------------------------
 
+    @asynccontextmanager
+    async def holding(self, tenant: str, session: str) -> AsyncIterator[None]:
+        """Hold the session for one turn or change. Raises SessionBusy if anything in this process holds it or waits
+        for it, or another server holds it and lives. It is waited for as long as that is not certain."""
+        with ExitStack() as stack:
+            await self.hold(tenant, session, stack)
+            yield
+
+    async def hold(self, tenant: str, session: str, stack: ExitStack) -> None:
+        """The same until ``stack`` is closed."""
+        stack.enter_context(self.claim(tenant, session))
+        await self._lease((tenant, session), stack)
+
     @contextmanager
     def claim(self, tenant: str, session: str) -> Iterator[None]:
-        """Hold the session for one turn or change. Raises SessionBusy if anything in this process holds it or waits
-        for it."""
+        """Hold the session against everything else in this process only. Raises SessionBusy."""
         with self._claims.claim((tenant, session)):
             yield
 
     @asynccontextmanager
-    async def claim_when_free(self, tenant: str, session: str, seconds: float) -> AsyncIterator[None]:
-        """Hold the session once what holds it is over; nothing new gets in between. Raises SessionBusy if that takes
-        longer than ``seconds``."""
+    async def claim_when_free(self, tenant: str, session: str, seconds: float) -> AsyncIterator[bool]:
+        """Hold the session once what holds it in this process is over, to end it; nothing new gets in between. Another
+        server loses it: whether there was one. Raises SessionBusy if that takes longer than ``seconds``."""
         async with self._claims.claim_when_free((tenant, session), seconds):
-            yield
+            with ExitStack() as stack:
+                yield await self._lease((tenant, session), stack, force=True)
+
+    async def _lease(self, key: tuple[str, str], stack: ExitStack, force: bool = False) -> bool:
+        if not self._leases.shared:
+            return False
+        stack.callback(self._let_go, key)  # also where the wait is cut off while the lease is being taken
+        return await self._leases.take(key, self._in_thread, force=force)
+
+    def _let_go(self, key: tuple[str, str]) -> None:
+        with suppress(RuntimeError):  # the log is closed, and all is free
+            self._thread.submit(self._leases.let_go, key)
 
     def is_held(self, tenant: str, session: str) -> bool:
         """Whether anything in this process holds the session."""
         return (tenant, session) in self._claims.held()
+
+    async def is_busy(self, tenant: str, session: str) -> bool:
+        """Whether anything holds the session, here or at another server that lives."""
+        if self.is_held(tenant, session) or not self._leases.shared:
+            return self.is_held(tenant, session)
+        return (tenant, session) in await self._in_thread(lambda: self._database.read(self._leases.elsewhere))
+
+    @property
+    def shared(self) -> bool:
+        """Whether other servers may use this log too: then ``beat`` every ``leases.BEAT_SECONDS``."""
+        return self._leases.shared
+
+    async def beat(self) -> News:
+        """Tell the other servers that this one lives, and hear what they did to the sessions that it holds."""
+        return await self._leases.beat()
+
+    async def wish_ended(self, tenant: str, session: str) -> None:
+        """Ask the server that holds the session to end its turn; it hears of it with its next heartbeat."""
+        await self._in_thread(lambda: self._leases.wish_ended((tenant, session)))
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -181,6 +233,10 @@ class SessionLog:
         chosen = Filter(metadata or {}, prefix, used_after, used_before)
         return await self._in_thread(lambda: self._ledger.page(tenant, chosen, limit, after, descending, now()))
 
+    async def family(self, tenant: str, session: str) -> Family:
+        """The session with what it was forked from, and all that was forked from these. Raises UnknownSession."""
+        return await self._in_thread(lambda: self._ledger.family(tenant, session, now()))
+
     async def replay(self, tenant: str, session: str, key: str) -> Replayed | None:
         """The turn that was committed under an idempotency key, also when it is not the last one any more; None if
         there is none. A key is remembered for two days, or as long as its session."""
@@ -207,6 +263,7 @@ class SessionLog:
         fingerprint: str,
         finish_reason: str,
         cached: int = 0,
+        receipt: str | None = None,
         idempotency: Idempotency | None = None,
         beside: Beside | None = None,
         expect: int | None = None,
@@ -217,7 +274,7 @@ class SessionLog:
         are and must not be changed afterwards. Where the timeline leaves the logged one, what is common is kept, and
         the turns that end behind that are dropped. Raises SessionMoved, also if a turn of this idempotency key is
         committed already, and where ``expect`` is not 0 and the session was deleted meanwhile. What is ``beside`` the
-        turn is written with it.
+        turn is written with it, and so is its ``receipt`` (TurnRecord).
         """
         ids = array("i", tokens)
         begins = len(ids) if prompt_tokens is None else prompt_tokens
@@ -231,6 +288,7 @@ class SessionLog:
                 cached=cached,
                 fingerprint=fingerprint,
                 finish_reason=finish_reason,
+                receipt=receipt,
                 idempotency=idempotency,
                 beside=beside or Beside(),
                 expect=expect,
@@ -329,8 +387,9 @@ class SessionLog:
         return await self._in_thread(lambda: self._ledger.delete(tenant, session, now()))
 
     async def expire(self, moment: float) -> builtins.list[tuple[str, str]]:
-        """Delete every session that is past its TTL at a ``moment`` (Unix seconds) and that nothing in this process
-        holds, and forget old idempotency keys. The sessions that were deleted, as by ``delete``."""
+        """Delete every session that is past its TTL at a ``moment`` (Unix seconds) and that nothing holds, in this
+        process or at another server, and forget old idempotency keys. The sessions that were deleted, as by
+        ``delete``."""
         deleted: builtins.list[tuple[str, str]] = []
         while some := await self._in_thread(partial(self._ledger.expire, self._claims.held(), moment)):
             deleted += some  # a few at a time: turns are committed in between

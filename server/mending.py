@@ -5,10 +5,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
+
+import sqlalchemy as sql
 
 from server.database import Database, Durability, LogDamaged, LogFull, LogUnavailable, url_of
 from server.pages import MAGIC, head_of
@@ -40,7 +43,7 @@ def opened(where: Path | str, durability: Durability) -> Opened:
     path = file_of(where)
     if path is None:
         return Opened(prepared(where, durability))
-    with OPENING:
+    with OPENING, alone(path, shared=isinstance(where, str)):
         try:
             resume(path)
             if not is_torn(path):
@@ -58,6 +61,24 @@ def opened(where: Path | str, durability: Durability) -> Opened:
         database = prepared(where, durability)
         is_older(database, path)
         return Opened(database, salvage)
+
+
+@contextmanager
+def alone(path: Path, shared: bool) -> Iterator[None]:
+    """Keep other processes from opening a log that is not in a data dir of one server's own until this one has looked
+    at its files. Raises LogUnavailable."""
+    if not shared:
+        yield
+        return
+    try:
+        lock = os.open(f"{path}-opening", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LogUnavailable(f"the session log cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def prepared(where: Path | str, durability: Durability) -> Database:
@@ -88,13 +109,19 @@ def is_torn(path: Path) -> bool:
 
 def is_older(database: Database, path: Path) -> bool:
     """Count one more start, in the log and then in a file beside it. Whether the file knows of more of them."""
+
+    def counted(connection: sql.Connection) -> int:
+        """One more; of servers that start at once each counts for itself."""
+        starts = max(int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()), told) + 1
+        connection.exec_driver_sql(f"PRAGMA user_version = {starts}")
+        return starts
+
     beside = Path(f"{path}-starts")
     text = content(beside)
     told = int(text) if text.isdigit() and len(text) < 10 else 0
     count = database.read(lambda connection: int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()))
-    starts = max(count, told) + 1
     with suppress(LogFull, OSError):  # a disk that takes nothing now is no reason not to start
-        database.write(lambda connection: connection.exec_driver_sql(f"PRAGMA user_version = {starts}"))
+        starts = database.write(counted)
         part = Path(f"{beside}.part")
         part.unlink(missing_ok=True)
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:

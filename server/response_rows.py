@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import sqlalchemy as sql
 
 from server.database import Database
+from server.leases import InThread, Leases
 from server.session_rows import find, known
 from server.stored import SessionRow
 from server.tables import responses, retries, sessions
-
-T = TypeVar("T")
 
 UNFINISHED = ("queued", "in_progress")
 LOST = {"code": "server_error", "message": "The server ended while this response was running."}
@@ -102,35 +101,43 @@ def checksum(tenant: str, session: str, columns: dict[str, Any]) -> bytes:
         return b""
 
 
-class InThread(Protocol):
-    """Runs blocking work on the log's thread."""
-
-    def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
-
-
 class ResponseLog:
     """The responses of sessions. The verbs raise what those of ``SessionLog`` raise."""
 
-    def __init__(self, database: Database, server: str, in_thread: InThread) -> None:
+    def __init__(self, database: Database, server: str, leases: Leases, in_thread: InThread) -> None:
         self._database = database
         self._server = server
+        self._leases = leases
         self._in_thread = in_thread
 
     def fail_unfinished(self) -> None:
         """What this server was running when it ended has failed. Blocking."""
-        mine = sql.and_(responses.c.server == self._server, responses.c.status.in_(UNFINISHED))
-        there = sql.select(sql.exists().where(mine))
-        if not self._database.read(lambda connection: connection.execute(there).scalar_one()):
-            return
+        self._fail(lambda connection: responses.c.server == self._server)
+
+    async def fail_lost(self) -> None:
+        """What servers were running that are dead has failed."""
+        await self._in_thread(lambda: self._fail(self._leases.dead))
+
+    def _fail(self, servers: Callable[[sql.Connection], sql.ColumnElement[bool] | None]) -> None:
+        """Unfinished responses of some servers have failed, and these write nothing of them any more."""
+
+        def found(connection: sql.Connection) -> sql.ColumnElement[bool]:
+            those = servers(connection)
+            return sql.false() if those is None else sql.and_(those, responses.c.status.in_(UNFINISHED))
 
         def work(connection: sql.Connection) -> None:
-            for row in connection.execute(sql.select(responses).where(mine)).all():
-                session = connection.execute(sql.select(sessions).where(sessions.c.id == row.session_id)).one()
-                response = response_of(session, row)
-                if response is not None:
+            for row in connection.execute(sql.select(responses).where(found(connection))).all():
+                of_session = sql.select(sessions).where(sessions.c.id == row.session_id).with_for_update()
+                session = connection.execute(of_session).one_or_none()
+                if session is None:  # deleted meanwhile
+                    continue
+                self._leases.revoke(connection, (session.tenant, session.session), row.server)
+                response = read(connection, session, row.key)
+                if response is not None and response.status in UNFINISHED:
                     put(connection, session, self._server, failed(response))
 
-        self._database.write(work)
+        if self._database.read(lambda c: c.execute(sql.select(sql.exists().where(found(c)))).scalar_one()):
+            self._database.write(work)
 
     async def get(self, tenant: str, session: str, key: str) -> StoredResponse | None:
         """A response; None if it, or its session, is unknown."""
@@ -142,10 +149,12 @@ class ResponseLog:
         return await self._in_thread(lambda: self._database.read(work))
 
     async def put(self, tenant: str, session: str, response: StoredResponse) -> None:
-        """Write a response that has no turn (yet). Raises UnknownSession."""
+        """Write a response that has no turn (yet). Raises UnknownSession, SessionMoved."""
 
         def work(connection: sql.Connection) -> None:
-            put(connection, known(find(connection, tenant, session, time.time(), lock=True)), self._server, response)
+            row = known(find(connection, tenant, session, time.time(), lock=True))
+            self._leases.check(connection, (tenant, session))
+            put(connection, row, self._server, response)
 
         await self._in_thread(lambda: self._database.write(work))
 

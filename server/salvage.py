@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ logger = logging.getLogger("warmturn.sessions")
 
 BESIDE = ("-starts", "-shm", "-wal", "")  # in the order in which they are set aside
 NAME = re.compile(r"[A-Za-z0-9_.:@-]{1,128}\Z")  # of a session
+ROW_SIZES = (len(turns.columns) - 1, len(turns.columns))  # rows of format 4 end before their receipt
 FULL = "the session log cannot be opened: it is damaged, and what is left of it cannot be copied"
 
 Named = tuple[str, str]  # tenant, session
@@ -86,7 +88,7 @@ class Finds:
         match values, record.rowid:
             case (None, str(), str(), *_), int(id_) if len(values) == len(sessions.columns):
                 self.sessions[id_].append((id_, *values[1:]))
-            case (int(id_), int(number), *_), int(row_id) if len(values) == len(turns.columns):
+            case (int(id_), int(number), *_), int(row_id) if len(values) in ROW_SIZES:
                 self.rows[id_][number].append(record.place)
                 self.row_ids[row_id] = id_, number
             case (int(id_), str(), str()), int():
@@ -154,7 +156,7 @@ class Wreck:
                 record = self._image.record(place)
                 if record is None:
                     continue
-                columns = dict(zip(turns.columns.keys(), record.values, strict=True))
+                columns = dict(zip_longest(turns.columns.keys(), record.values))
                 try:
                     row_of(*name, columns)
                 except SessionDamaged:

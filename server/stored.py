@@ -36,6 +36,7 @@ def columns_of(tenant: str, session: str, session_id: int, number: int, row: Row
         "keep_turns": row.keep_turns,
         "prompt_tokens": row.prompt_tokens,
         "cached": row.cached,
+        "receipt": row.receipt,
     }
     return {**columns, "checksum": checksum(tenant, session, columns)}
 
@@ -60,6 +61,7 @@ def row_of(tenant: str, session: str, columns: Mapping[str, Any]) -> Row:
         columns["prompt_tokens"],
         columns["cached"],
         columns["finish_reason"],
+        columns["receipt"],
     )
 
 
@@ -80,6 +82,7 @@ def checksum(tenant: str, session: str, columns: Mapping[str, Any]) -> bytes:
         columns["prompt_tokens"],
         columns["cached"],
         len(tokens),
+        *([] if columns["receipt"] is None else [columns["receipt"]]),  # rows of format 4 have none
     ]
     return hashlib.blake2b(json.dumps(facts).encode() + tokens + messages, digest_size=16).digest()
 

@@ -1,7 +1,7 @@
 """The tables of the log.
 
 Format 1 knew turns only. Format 2 has rows of every kind, their checksums, and in ``sessions`` all that a list shows.
-Format 3 has tombstones per server. Format 4 has responses.
+Format 3 has tombstones per server. Format 4 has responses. Format 5 has the receipts of turns, and leases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sqlalchemy import Column, Index
 
 from server.database import REMEDY, LogDamaged, LogUnavailable
 
-FORMAT = 4
+FORMAT = 5
 MIGRATION_LOCK = 0x7761726D  # of PostgreSQL: one server at a time prepares the tables
 
 ANYONE = ""  # in place of a server: the next one that registers
@@ -69,6 +69,7 @@ turns = sql.Table(
     Column("prompt_tokens", sql.Integer),
     number("cached", sql.Integer),
     Column("checksum", sql.LargeBinary, nullable=False, server_default=""),
+    Column("receipt", sql.Text),  # JSON of server.objects.CacheReceipt; last: rows of format 4 end before it
 )
 
 labels = sql.Table(
@@ -122,6 +123,23 @@ tombstones = sql.Table(
     Column("session", sql.String(128), primary_key=True),
 )
 
+leases = sql.Table(
+    "leases",  # sessions that a server holds now, see server.leases
+    metadata,
+    Column("id", sql.Integer, primary_key=True),  # never used twice: the fencing number
+    Column("name", sql.String(257), nullable=False, unique=True),  # one column: see Finds.add in server.salvage
+    Column("server", sql.String(64), nullable=False),
+    Column("unwanted", sql.Integer, nullable=False),  # 1: its turn is to end
+    sqlite_autoincrement=True,
+)
+
+heartbeats = sql.Table(
+    "heartbeats",  # the last signs of life of servers that share the log
+    metadata,
+    Column("server", sql.String(64), primary_key=True),
+    Column("beat", sql.Double, nullable=False),  # seconds by the clock of the database
+)
+
 ballast = sql.Table("ballast", metadata, Column("data", sql.LargeBinary, nullable=False))  # empty: see try_to_write
 
 
@@ -172,6 +190,8 @@ def format_of_columns(connection: sql.Connection) -> int:
         return 2
     if responses.name not in inspector.get_table_names():
         return 3
+    if "receipt" in lacks(turns):
+        return 4
     return 0 if any(lacks(table) for table in metadata.tables.values()) else FORMAT
 
 

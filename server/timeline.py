@@ -42,7 +42,8 @@ class TurnRecord:
 
     ``prompt_tokens`` is the length of the timeline where the reply begins, ``tokens`` at its end (equal: it is not
     known where the reply begins); ``messages`` counts those up to its end. ``cached`` prompt tokens were reused.
-    ``row`` is the one of the log that added the turn: no two turns of a session have the same.
+    ``row`` is the one of the log that added the turn: no two turns of a session have the same. ``receipt`` is what the
+    turn cost, as JSON (``server.objects.CacheReceipt``); None: not known.
     """
 
     number: int  # 1, 2... in the current timeline
@@ -54,6 +55,7 @@ class TurnRecord:
     finish_reason: str
     fingerprint: str
     row: int = 0
+    receipt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ class Row:
     prompt_tokens: int | None = None
     cached: int = 0
     finish_reason: str = ""
+    receipt: str | None = None  # of the turn that it adds
 
 
 @dataclass
@@ -231,6 +234,7 @@ class Timeline:
                     row.finish_reason,
                     row.fingerprint,
                     self.number,
+                    row.receipt,
                 )
             )
 
@@ -248,6 +252,7 @@ def turn_row(
     cached: int,
     fingerprint: str,
     finish_reason: str,
+    receipt: str | None,
     now: int,
 ) -> Row:
     """One more turn that makes these the whole timeline: what is common is kept, and so are the turns that end in it.
@@ -269,6 +274,7 @@ def turn_row(
         prompt_tokens,
         cached,
         finish_reason,
+        receipt,
     )
 
 
@@ -296,6 +302,7 @@ def rewind_row(timeline: Timeline, place: Place, reply: Message | None, now: int
         prompt_tokens=cut.prompt_tokens,
         cached=cut.cached,
         finish_reason="length",
+        receipt=cut.receipt,
     )
 
 
@@ -325,6 +332,7 @@ def copied(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterat
             turn.prompt_tokens,
             turn.cached,
             turn.finish_reason,
+            turn.receipt,
         )
         tokens, messages = turn.tokens, turn.messages
     rest = timeline.messages[messages:] if turns is None else []

@@ -14,14 +14,13 @@ from server.timeline import Row, Timeline, turns_within
 
 def from_format(version: int, connection: sql.Connection) -> None:
     """Bring a log of an older format up to date, in the caller's transaction."""
-    if version == 3:
+    add_columns(connection)
+    if version >= 3:
         metadata.create_all(connection)
         return
     old = sql.Table(tombstones.name, sql.MetaData(), sql.Column("tenant"), sql.Column("session"))
     buried = [] if version == 1 else connection.execute(sql.select(old)).all()
     old.drop(connection, checkfirst=True)
-    if version == 1:
-        add_columns(connection)
     metadata.create_all(connection)
     if version == 1:
         for table in (sessions, turns):
@@ -35,7 +34,7 @@ def from_format(version: int, connection: sql.Connection) -> None:
 
 
 def add_columns(connection: sql.Connection) -> None:
-    """Give the tables of format 1 the columns that came later."""
+    """Give the tables of an older format the columns that came later."""
     for table in (sessions, turns):
         there = {column["name"] for column in sql.inspect(connection).get_columns(table.name)}
         for column in table.columns:

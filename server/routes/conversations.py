@@ -70,7 +70,7 @@ async def create_items(
 ) -> Response:
     """More items at the end, which the next response reads."""
     face, session = face_of(request), named(request, conversation_id)
-    with face.log.claim(session.tenant, session.name):
+    async with face.log.holding(session.tenant, session.name):
         record = await known(face, session)
         items, messages = await gathered(face, session.tenant, session.name, record.messages, body.items, "items")
         check_room(face, messages)
@@ -101,7 +101,7 @@ async def delete_item(conversation_id: str, item_id: str, request: Request) -> R
     """Take an item out of the timeline. What came before stays as it is, with its cache; what came behind stays too,
     and is computed anew with the next response."""
     face, session = face_of(request), named(request, conversation_id)
-    with face.log.claim(session.tenant, session.name):
+    async with face.log.holding(session.tenant, session.name):
         record = await known(face, session)
         number, _ = found(record, session, item_id)
         rest = [kept(record.messages, session, index) for index in range(number, len(record.messages))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -43,6 +44,7 @@ from server.replay import idempotency_of, other_request
 from server.replies import Head
 from server.response_prompts import response_prompt
 from server.response_reply import ResponseReply, framed, retold
+from server.response_rows import UNFINISHED
 from server.response_schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
 from server.routes.sessions import end_session
 from server.session_objects import body_of
@@ -50,6 +52,8 @@ from server.sse import EventStream
 from server.tools import calls_of, is_read, reply_grammar
 
 router = APIRouter(route_class=JsonRoute)
+CANCEL_SECONDS = 10.0  # that another server may take to hear of it, and to end
+LOOK_SECONDS = 0.2  # between two looks at whether it has
 NAMES = {  # of a chat's parameters -> of ours
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
@@ -118,9 +122,12 @@ async def retrieve_response(
             return body_of(running.reply.response)
         assert running.reply.recording is not None
         return told(running.reply.recording.follow(start))
-    _, stored = await stored_response(face, tenant, response_id)
-    if stored is None:
-        raise no_response()
+    stored = await settled(face, tenant, response_id)
+    if stored.status in UNFINISHED:
+        if query.stream:
+            raise response_elsewhere()
+        running_there = json.dumps({**json.loads(stored.body), "status": "in_progress"}, ensure_ascii=False)
+        return Response(running_there, media_type="application/json")
     if not query.stream:
         return Response(stored.body, media_type="application/json")
     if not json.loads(stored.body)["background"]:
@@ -138,11 +145,12 @@ async def delete_response(response_id: str, request: Request) -> Response:
     running = face.background.get(tenant, response_id)
     if running is not None:
         await running.cancel()
+    await cancelled_elsewhere(face, tenant, response_id)
     left = await face.log.responses.delete(tenant, *place)
     if left is None:
         raise no_response()
     # One that is being followed has its past in the next one, which is stored soon.
-    if left == 0 and place[0].startswith(CHAIN) and not face.log.is_held(tenant, place[0]):
+    if left == 0 and place[0].startswith(CHAIN) and not await face.log.is_busy(tenant, place[0]):
         await end_session(face, Session(tenant, place[0], stateful=True))
     return body_of(objects.ResponseDeleted(response_id))
 
@@ -153,15 +161,11 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     running = face.background.get(tenant, response_id)
     if running is not None:
         await running.cancel()
-    _, stored = await stored_response(face, tenant, response_id)
-    if stored is None:
-        raise no_response()
+    stored = await cancelled_elsewhere(face, tenant, response_id)
     if not json.loads(stored.body)["background"]:
         raise bad_request("Only responses that were created with background: true can be cancelled.")
-    if stored.status in ("queued", "in_progress"):
-        raise ApiError(
-            409, "Another server runs this response.", code="response_elsewhere", headers={"retry-after": "1"}
-        )
+    if stored.status in UNFINISHED:
+        raise response_elsewhere()
     return Response(stored.body, media_type="application/json")
 
 
@@ -178,6 +182,40 @@ async def list_input_items(response_id: str, query: Annotated[ListItems, Query()
     if stored is None:
         raise no_response()
     return body_of(page_of(json.loads(stored.inputs), query))
+
+
+# --- on other servers -------------------------------------------------------------------------------------------
+
+
+async def settled(face: Face, tenant: str, id: str) -> StoredResponse:
+    """A response that does not run here, as it is: one that nobody runs any more has failed. Raises a 404."""
+    _, stored = await stored_response(face, tenant, id)
+    if stored is not None and stored.status in UNFINISHED and face.log.shared:
+        await face.log.responses.fail_lost()
+        _, stored = await stored_response(face, tenant, id)
+    if stored is None:
+        raise no_response()
+    return stored
+
+
+async def cancelled_elsewhere(face: Face, tenant: str, id: str) -> StoredResponse:
+    """A response that does not run here; one that another server runs is cancelled there, which takes until its next
+    heartbeat. Raises a 404, and a 409 where that server takes longer."""
+    place = parsed_id(id, "resp")
+    until = time.monotonic() + CANCEL_SECONDS
+    while (stored := await settled(face, tenant, id)).status in UNFINISHED and face.log.shared:
+        if time.monotonic() > until:
+            raise response_elsewhere()
+        assert place is not None
+        await face.log.wish_ended(tenant, place[0])
+        await asyncio.sleep(LOOK_SECONDS)
+    return stored
+
+
+def response_elsewhere() -> ApiError:
+    """409."""
+    message = "Another server runs this response: send its session as X-Session-ID, or come back."
+    return ApiError(409, message, code="response_elsewhere", headers={"retry-after": "1"})
 
 
 # --- how a response is made -----------------------------------------------------------------------------------

@@ -1,0 +1,229 @@
+"""`warmturn cluster`: replicas of the server on Ray Serve. ``server.cluster:build`` makes the same application for
+whoever deploys it by Serve's own configuration files.
+
+Everything goes by such a configuration, also here: with another number of replicas under ``deployments`` some are added
+or removed, and the others stay as they are. With other ``args`` all are replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from server import logs
+from server.cluster_config import ClusterConfig
+from server.command_line import environment_variable
+from server.config import ServeConfig, UsageError
+from server.logs import say
+from server.replica import Replica, longest_goodbye
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from ray.serve.schema import ApplicationStatusOverview
+
+APPLICATION = "warmturn"
+DEPLOYMENT = "Server"
+IMPORT_PATH = "server.cluster:build"
+ROUTER = "server.cluster_router.SessionRouter"
+MISSING = "Ray is not installed: pip install 'warmturn[ray]'"
+SECRETS = ("api_key", "database", "remote")  # they go by the environment: Ray writes arguments into its logs
+MOST_AT_ONCE = 100_000  # requests of a replica: it is our queue that is full, with a 429, not Ray's
+CHECK_SECONDS = 5.0  # between two looks at a replica's health
+LOOK_SECONDS = 0.5  # between two looks at what becomes of a deployment
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """Ray Serve's application over ``args``, fields of ClusterConfig by their names; what is not given comes from the
+    environment, as for `warmturn serve`. Raises ValueError where several replicas would not share their sessions."""
+    from ray import serve
+
+    config = ClusterConfig(**args)
+    check_shared(config)
+    made = serve.deployment(**options(config))(serve.ingress()(Replica))
+    application: Application = made.bind(settings(config))
+    return application
+
+
+def cluster(config: ClusterConfig) -> int:
+    """Run the command; its exit status. Raises UsageError."""
+    try:
+        import ray
+        from ray import serve
+    except ImportError:
+        raise UsageError(MISSING) from None
+    logs.configure(config.log_format, config.log_level)
+    if config.ray_address is None:
+        config = with_defaults(config)
+    check_shared(config)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    begin(ray, config)
+    try:
+        status = deploy(config)
+        if status != 0 or config.ray_address is not None:
+            return status
+        if not config.api_key and not config.host.startswith("127.") and config.host not in ("localhost", "::1"):
+            say("warning: no --api-key is set: everyone who reaches this port is served", logging.WARNING)
+        where = f"[{config.host}]" if ":" in config.host else config.host
+        say(f"serving {config.name} at http://{where}:{config.port} ({replicas_of(config)})", result=True)
+        wait_for_signal()
+        say("stopping")
+        return 0
+    finally:
+        if config.ray_address is None:
+            serve.shutdown()
+        ray.shutdown()
+
+
+def with_defaults(config: ClusterConfig) -> ClusterConfig:
+    """What replicas on one machine share where nothing else is named: a file and a folder in the data dir."""
+    data = config.data_dir.expanduser().absolute()
+    shared = {"database": f"sqlite:///{data}/log.sqlite", "remote": f"file://{data}/remote"}
+    missing = {name: value for name, value in shared.items() if getattr(config, name) is None}
+    if "database" in missing:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return config.model_copy(update={"data_dir": data, **missing})
+
+
+def check_shared(config: ClusterConfig) -> None:
+    """Raises UsageError, where several replicas would not have the same sessions."""
+    if most_replicas(config) == 1:
+        return
+    if config.database is None:
+        raise UsageError("--database: replicas share their sessions in a database: postgresql://...")
+    if config.remote is None:
+        raise UsageError("--remote: replicas share their KV cache at an fsspec URL: s3://..., file:///shared/folder")
+
+
+def most_replicas(config: ClusterConfig) -> int:
+    """How many there may be."""
+    return max(config.replicas, config.max_replicas or 1)
+
+
+def replicas_of(config: ClusterConfig) -> str:
+    """How many there are, in words."""
+    most = most_replicas(config)
+    return f"{config.replicas} replicas" if most == config.replicas else f"{config.replicas} to {most} replicas"
+
+
+def settings(config: ClusterConfig) -> dict[str, Any]:
+    """What a replica is told: fields of ServeConfig."""
+    ours = {*ServeConfig.model_fields} - {*SECRETS}
+    told = config.model_dump(mode="json", include=ours, exclude_unset=True)
+    return {**told, "data_dir": str(config.data_dir)}
+
+
+def secrets(config: ClusterConfig) -> dict[str, str]:
+    """What a replica finds in its environment."""
+    told = {"database": config.database, "remote": config.remote}
+    told["api_key"] = ",".join(f"{name}={key}" for name, key in config.api_key.items()) or None
+    return {environment_variable(ServeConfig, name): value for name, value in told.items() if value is not None}
+
+
+def many(config: ClusterConfig) -> dict[str, Any]:
+    """How many replicas there are."""
+    most = most_replicas(config)
+    if most == config.replicas:
+        return {"num_replicas": config.replicas}
+    load = {"min_replicas": config.replicas, "max_replicas": most, "target_ongoing_requests": config.replica_requests}
+    return {"num_replicas": "auto", "autoscaling_config": load}
+
+
+def options(config: ClusterConfig) -> dict[str, Any]:
+    """The deployment's options: each replica has its cores, and its GPUs where there are any."""
+    return {
+        "name": DEPLOYMENT,
+        **many(config),
+        "ray_actor_options": {"num_cpus": config.replica_cpus, "num_gpus": gpus(config)},
+        "max_ongoing_requests": MOST_AT_ONCE,
+        "health_check_period_s": CHECK_SECONDS,
+        "health_check_timeout_s": 30.0,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": longest_goodbye(config),
+        "request_router_config": {"request_router_class": ROUTER},
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+    }
+
+
+def gpus(config: ClusterConfig) -> int:
+    """GPUs of a replica."""
+    import ray
+
+    there = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1
+    return config.tensor_parallel if config.device == "cuda" or (config.device == "auto" and there) else 0
+
+
+def deployment(config: ClusterConfig) -> dict[str, Any]:
+    """The configuration for Ray Serve."""
+    application = {
+        "name": APPLICATION,
+        "route_prefix": "/",
+        "import_path": IMPORT_PATH,
+        "args": {**settings(config), "replica_cpus": config.replica_cpus},
+        "runtime_env": {"env_vars": secrets(config)},
+        "deployments": [{"name": DEPLOYMENT, **many(config)}],
+    }
+    return {
+        "proxy_location": "HeadOnly" if config.ray_address is None else "EveryNode",
+        "http_options": {"host": config.host, "port": config.port},
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+        "applications": [application],
+    }
+
+
+def begin(ray: Any, config: ClusterConfig) -> None:
+    """Connect to Ray, or start it on this machine."""
+    if config.ray_address is not None:
+        try:
+            ray.init(address=config.ray_address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ValueError):
+            raise UsageError("--ray-address: there is no Ray cluster that answers") from None
+        return
+    cores = max(os.cpu_count() or 1, config.replica_cpus * most_replicas(config) + 1)
+    ray.init(
+        num_cpus=int(cores + 0.999),
+        include_dashboard=False,
+        log_to_driver=True,
+        logging_level="error",
+    )
+
+
+def deploy(config: ClusterConfig) -> int:
+    """Tell Ray Serve what is wanted, and wait until it is so; 2 where it cannot be."""
+    from ray import serve
+    from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+
+    wanted = ServeDeploySchema.model_validate(deployment(config))
+    http = wanted.http_options.model_dump()
+    serve.start(proxy_location=wanted.proxy_location, http_options=http)
+    from ray.serve.context import _get_global_client
+
+    _get_global_client().deploy_apps(wanted)
+    waiting = threading.Event()
+    while True:
+        told = serve.status().applications.get(APPLICATION)
+        if told is not None and told.status == ApplicationStatus.RUNNING and is_so(config, told):
+            return 0
+        if told is not None and told.status == ApplicationStatus.DEPLOY_FAILED:  # an unhealthy one is being mended
+            say(next(iter(told.message.splitlines()), "the replicas could not be started"), logging.ERROR)
+            return 2
+        waiting.wait(LOOK_SECONDS)
+
+
+def is_so(config: ClusterConfig, told: ApplicationStatusOverview) -> bool:
+    """Whether as many replicas as are wanted run, and no others."""
+    states = told.deployments[DEPLOYMENT].replica_states
+    enough = config.replicas <= states.get("RUNNING", 0) <= most_replicas(config)
+    return bool(enough and sum(states.values()) == states["RUNNING"])
+
+
+def wait_for_signal() -> None:
+    """Until SIGTERM or SIGINT."""
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    while not told.wait(LOOK_SECONDS):
+        pass

@@ -1,0 +1,190 @@
+"""One server without its port: log, engine and app, and the order in which they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from scheduler.messages import ModelFacts
+from server import data_dir, logs
+from server.config import ServeConfig, UsageError
+from server.engine_process import EngineProcess
+from server.entrance import Entrance
+from server.housekeeping import Housekeeper
+from server.log import LogUnavailable, SessionLog
+from server.logs import say
+
+if TYPE_CHECKING:
+    from server.face import Face
+    from server.tokens import Tokens
+
+T = TypeVar("T")
+
+FLUSH_SECONDS = 30.0  # at most, for KV that is not on disk yet when the turns are over
+HTTP_SECONDS = 5  # for the last bytes of their answers, and once more for their readers to take them
+LOOK_SECONDS = 0.05  # between two looks at whether something is over
+
+
+def quiet() -> None:
+    """Without a network both processes retry for a while, and would each tell so twice a try; the end says it once."""
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+
+
+def opened_log(config: ServeConfig, folder: Path) -> SessionLog:
+    """The session log that a configuration asks for, used by the server that has this data dir. Raises UsageError."""
+    try:
+        name = data_dir.identity(folder)
+        where = config.database or folder / "log.sqlite"
+        return SessionLog(where, config.durability, name, lambda: data_dir.empty_cache(folder))
+    except LogUnavailable as error:
+        raise UsageError(error.message) from None
+
+
+class Instance:
+    """The parts of one server. ``entrance`` is the ASGI app of a port: it answers from the start, and is the real app
+    once that is ``loaded``. First ``start``, then ``loaded``, at the end ``drain``; then the stack is closed.
+    """
+
+    def __init__(self, config: ServeConfig, command: Sequence[str], log: SessionLog) -> None:
+        """``command`` starts an engine process. The log is this object's to close."""
+        self._config = config
+        self._log = log
+        self._sweeping: asyncio.Task[None] | None = None
+        self._face: Face | None = None
+        self.entrance = Entrance()
+        self.engine = EngineProcess(
+            config.engine_config(),
+            command=command,
+            on_loading=say,
+            on_ready=lambda facts: self._housekeeper.ready(),
+            on_forgotten=lambda tenant, session: self._housekeeper.forgotten(tenant, session),
+        )
+        self._housekeeper = Housekeeper(self.engine, log, self._unwanted)
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """Begin to load the model. What the stack closes, it closes after ``drain``."""
+        await self.engine.start()
+        stack.push_async_callback(self._log.close)
+        stack.push_async_callback(self._housekeeper.close)
+        stack.push_async_callback(ended, asyncio.create_task(self._housekeeper.live()))  # as long as anything is held
+        self._sweeping = asyncio.create_task(self._housekeeper.run())
+
+    async def loaded(self, stack: AsyncExitStack) -> ModelFacts:
+        """Wait for engine and tokenizer, then let the app in. Raises EngineFailed or UsageError."""
+        tokenizer = in_daemon_thread(lambda: _load_tokens(self._config))
+        facts = await self.engine.wait_ready()
+        try:
+            tokens = await tokenizer
+        except Exception as error:
+            raise UsageError(f"the tokenizer cannot be loaded: {first_line(error)}") from error
+        logs.adopt()
+        from server.app import create_app
+        from server.template import stability
+        from server.transfers import Transfers
+
+        config = self._config
+        template = await in_daemon_thread(lambda: stability(tokens))
+        app = create_app(
+            self.engine,
+            self._log,
+            tokens,
+            served_name=config.name,
+            api_keys=config.api_key,
+            transfers=Transfers(config.data_dir / "transfer", int(config.max_capsule)),
+            template=template,
+            allowed_hosts=config.allowed_host,
+            vllm_names=config.metrics_compat == "vllm",
+        )
+        stack.callback(tokens.close)
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        self._face = app.state.face
+        gc.freeze()  # or collections would walk all of transformers again and again, and every stream wait for them
+        self.entrance.open(app)
+        if config.max_context is not None and facts.max_context < config.max_context:
+            text = f"--max-context: the model and the KV memory allow {facts.max_context}, not {config.max_context}"
+            say(text, logging.WARNING)
+        return facts
+
+    async def drain(self) -> None:
+        """No new turns; the running ones go on for ``--drain-seconds``, until their answers are written; then the
+        engine writes KV to disk and goes. In bounded time."""
+        if self._sweeping is not None:
+            await ended(self._sweeping)
+        seconds = self._config.drain_seconds
+        self.engine.drain()
+        await within(seconds, lambda: self.engine.in_hand == 0)
+        await self.engine.stop(flush=min(seconds, FLUSH_SECONDS))
+        await within(HTTP_SECONDS, lambda: self.engine.in_hand == 0)  # turns that were ended are told so
+
+    def _unwanted(self, tenant: str, session: str) -> None:
+        if self._face is not None:
+            self._face.background.unwanted(tenant, session)
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it is over."""
+    task.cancel()
+    await asyncio.wait((task,))
+
+
+async def within(seconds: float, over: Callable[[], bool]) -> None:
+    """Wait until something is over, for so many seconds at most."""
+    until = time.monotonic() + seconds
+    while not over() and time.monotonic() < until:
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def summary(facts: ModelFacts) -> str:
+    """The model in a few words."""
+    pages = f"{facts.pages} pages of {facts.page_size} tokens"
+    return f"{facts.dtype} on {facts.device}, mode {facts.mode}, {pages}, context {facts.max_context}"
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _load_tokens(config: ServeConfig) -> Tokens:
+    from server.tokens import Tokens  # imports transformers, and while it does the port is answered already
+
+    file = config.response_template
+    tokens = Tokens.load(config.source, None if file is None else json.loads(file.expanduser().read_text()))
+    _ = tokens.dialect  # measured here, not by the first request
+    return tokens
+
+
+def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run ``work`` on a thread that does not keep the process from leaving, as one of a pool would."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(outcome: T | Exception) -> None:
+        if result.done():
+            return
+        if isinstance(outcome, Exception):
+            result.set_exception(outcome)
+            result.exception()  # whoever waits hears it; nobody has to
+        else:
+            result.set_result(outcome)
+
+    def run() -> None:
+        outcome: T | Exception
+        try:
+            outcome = work()
+        except Exception as error:
+            outcome = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    return result

@@ -1,0 +1,24 @@
+"""Which session a request names, as far as its head tells: for whoever routes requests among servers.
+
+``deploy/nginx.conf`` says the same in nginx's words.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs
+
+PLACES = (
+    re.compile(r"/v1/sessions/(?P<session>[A-Za-z0-9._:@-]+)(?:/|\Z)"),
+    re.compile(r"/v1/conversations/conv_(?P<session>[A-Za-z0-9._:@-]+)(?:/|\Z)"),
+    re.compile(r"/v1/responses/resp_(?P<session>[A-Za-z0-9._:@-]+)_[A-Za-z0-9]+(?:/|\Z)"),
+)
+IMPORT = "/v1/sessions/import"
+
+
+def session_of(path: str, query: bytes = b"") -> str | None:
+    """The session that a URL names; None for one that names none."""
+    if path.rstrip("/") == IMPORT:
+        return parse_qs(query.decode("latin-1")).get("id", [None])[0]
+    found = next((match for place in PLACES if (match := place.match(path)) is not None), None)
+    return None if found is None else found["session"]

@@ -1,0 +1,133 @@
+"""What Ray Serve is told, without running it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from server import cluster
+from server.cluster_config import ClusterConfig
+from server.command_line import parse
+from server.config import ServeConfig, UsageError
+from server.replica import longest_goodbye, own_folder
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RAYSERVICE = ROOT / "deploy" / "kubernetes" / "rayservice.yaml"
+SHARED = ["--database", "postgresql://warm:s3cret@db/log", "--remote", "s3://bucket/folder"]
+
+
+def config(*arguments: str) -> ClusterConfig:
+    parsed = parse(["cluster", *arguments])
+    assert isinstance(parsed, ClusterConfig)
+    return parsed
+
+
+def schema(deployment: dict[str, Any]) -> Any:
+    from ray.serve.schema import ServeDeploySchema
+
+    return ServeDeploySchema.model_validate(deployment)
+
+
+def test_the_configuration_is_one_for_serve(ray: None) -> None:
+    told = cluster.deployment(config("--replicas", "3", "--api-key", "ann=key1", "--port", "9000", *SHARED))
+    (application,) = schema(told).applications
+    assert application.import_path == "server.cluster:build"
+    assert [(d.name, d.num_replicas) for d in application.deployments] == [("Server", 3)]
+    assert told["http_options"] == {"host": "127.0.0.1", "port": 9000}
+
+
+def test_another_number_of_replicas_changes_nothing_else() -> None:
+    three, two = (cluster.deployment(config("--replicas", number, *SHARED)) for number in "32")
+    (one,), (other,) = three["applications"], two["applications"]
+    assert one.pop("deployments") != other.pop("deployments")
+    assert three == two  # other args would replace all replicas
+
+
+def test_secrets_are_not_among_the_arguments() -> None:
+    told = cluster.deployment(config("--api-key", "ann=key1", "--api-key", "bob=key2", *SHARED))
+    (application,) = told["applications"]
+    variables = application.pop("runtime_env")["env_vars"]
+    assert variables == {
+        "WARMTURN_API_KEY": "ann=key1,bob=key2",
+        "WARMTURN_DATABASE": SHARED[1],
+        "WARMTURN_REMOTE": SHARED[3],
+    }
+    assert not [secret for secret in ("s3cret", "key1", "bucket") if secret in str(told)]
+
+
+def test_a_replica_is_told_what_the_command_was(ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = config("--replicas", "2", "--kv-memory", "1GiB", "--drain-seconds", "7", *SHARED)
+    (application,) = cluster.deployment(given)["applications"]
+    for name, value in application["runtime_env"]["env_vars"].items():
+        monkeypatch.setenv(name, value)
+    built = cluster.build(application["args"])
+    deployment = built._bound_deployment
+    (settings,) = deployment.init_args
+    served = ServeConfig(**settings)
+    for name in ServeConfig.model_fields:
+        assert getattr(served, name) == getattr(given, name), name
+    assert deployment.name == "Server"
+    router = deployment._deployment_config.request_router_config.request_router_class
+    assert "server.cluster_router.SessionRouter" in str(router)
+    assert deployment._deployment_config.graceful_shutdown_timeout_s == longest_goodbye(given) > 14
+
+
+def test_replicas_come_and_go_with_the_load(ray: None) -> None:
+    told = cluster.deployment(config("--replicas", "1", "--max-replicas", "4", "--replica-requests", "8", *SHARED))
+    ((deployment,),) = [application.deployments for application in schema(told).applications]
+    scaling = deployment.autoscaling_config
+    assert (scaling["min_replicas"], scaling["max_replicas"], scaling["target_ongoing_requests"]) == (1, 4, 8)
+
+
+@pytest.mark.parametrize(("given", "missing"), [([], "--database"), (SHARED[:2], "--remote")])
+def test_replicas_have_to_share(given: list[str], missing: str) -> None:
+    with pytest.raises(UsageError, match=f"^{missing}: "):
+        cluster.check_shared(config(*given))
+    cluster.check_shared(config("--replicas", "1", *given))
+    with pytest.raises(UsageError, match=f"^{missing}: "):
+        cluster.check_shared(config("--replicas", "1", "--max-replicas", "2", *given))
+
+
+def test_on_one_machine_they_share_what_is_in_the_data_dir(tmp_path: Path) -> None:
+    made = cluster.with_defaults(config("--data-dir", str(tmp_path / "d")))
+    assert (made.database, made.remote) == (f"sqlite:///{tmp_path}/d/log.sqlite", f"file://{tmp_path}/d/remote")
+    cluster.check_shared(made)
+    named = cluster.with_defaults(config("--data-dir", str(tmp_path / "d"), *SHARED))
+    assert [named.database, named.remote] == [SHARED[1], SHARED[3]]
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"^Ray is not installed: pip install 'warmturn\[ray\]'$"):
+        cluster.cluster(config(*SHARED))
+
+
+def test_each_replica_of_a_machine_has_a_folder_and_the_next_one_takes_what_is_free(tmp_path: Path) -> None:
+    base = ServeConfig(data_dir=tmp_path)
+    with ExitStack() as first, ExitStack() as second, ExitStack() as third:
+        assert own_folder(base, first).data_dir == tmp_path / "replica-0"
+        assert own_folder(base, second).data_dir == tmp_path / "replica-1"
+        first.close()
+        assert own_folder(base, third).data_dir == tmp_path / "replica-0"
+
+
+def test_the_rayservice_is_one_for_serve(ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = yaml.safe_load(RAYSERVICE.read_text())
+    assert (document["apiVersion"], document["kind"]) == ("ray.io/v1", "RayService")
+    (application,) = schema(yaml.safe_load(document["spec"]["serveConfigV2"])).applications
+    workers = document["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]
+    for variable in workers["containers"][0]["env"]:
+        monkeypatch.setenv(variable["name"], {"WARMTURN_API_KEY": "a=b"}.get(variable["name"], "s3://b/f"))
+    built = cluster.build(application.args)
+    assert application.import_path == cluster.IMPORT_PATH
+    assert [deployment.name for deployment in application.deployments] == [built._bound_deployment.name]
+    grace = built._bound_deployment._deployment_config.graceful_shutdown_timeout_s
+    assert workers["terminationGracePeriodSeconds"] > grace
+    cores = workers["containers"][0]["resources"]["limits"]["cpu"]
+    assert float(cores) >= application.args["replica_cpus"]
+    assert document["spec"]["rayClusterConfig"]["rayVersion"] in (ROOT / "constraints.txt").read_text()

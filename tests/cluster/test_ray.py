@@ -1,0 +1,99 @@
+"""Real replicas on Ray Serve, on CPU, with the demo model."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import httpx
+import pytest
+from cluster.ray_kit import RayCluster
+from cluster.routed import ANSWER, ASKED, PATIENCE, TOLD, Ended, ask, stream, text_of
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra ray")
+
+SESSIONS = [f"session-{number}" for number in range(12)]
+LONG = 1500  # tokens
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    with RayCluster(tmp_path_factory.mktemp("cluster"), 2) as running:
+        yield running
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def cached(answer: httpx.Response) -> int:
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_the_owner_of_sessions_is_killed(cluster: RayCluster) -> None:
+    """Sessions stay at one replica, by header or path. When one is killed in the middle of streams, only those that it
+    wrote end, and what was told before is known by the other one, at once or as soon as the dead one is missed."""
+    for name in SESSIONS:
+        text_of(ask(cluster.url, name, TOLD, x_session_id=name))
+    for name in SESSIONS:  # the path names the same replica as the header, whose memory has the cache
+        summary = httpx.get(f"{cluster.url}/v1/sessions/{name}", timeout=PATIENCE).json()
+        assert "device" in summary["kv"], summary
+    running = {f"live-{number}": Ended() for number in range(6)}
+    with ThreadPoolExecutor(6) as pool:
+        futures = [pool.submit(stream, cluster.url, name, LONG, ended) for name, ended in running.items()]
+        wait_for(lambda: all(ended.text or ended.error for ended in running.values()))
+        owners = {name: cluster.holder(name) for name in running}
+        replicas = cluster.replicas()
+        dead = owners["live-0"]
+        assert dead is not None
+        os.kill(replicas[dead], signal.SIGKILL)
+        for future in futures:
+            future.result(PATIENCE)
+    for name, ended in running.items():
+        assert ended.finished is (owners[name] != dead), (name, owners, ended.error)
+    for name in SESSIONS:
+        answer = ask(cluster.url, name, ASKED, x_session_id=name)
+        assert text_of(answer) == ANSWER, name
+        assert cached(answer) > 0, name
+
+
+def test_replicas_come_and_go_under_streams(cluster: RayCluster) -> None:
+    cluster.wait_for_replicas(2)
+    stopped = Event()
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(chat_on, cluster.url, f"client-{number}", stopped) for number in range(4)]
+        try:
+            cluster.scale(3)
+            assert len(cluster.replicas()) == 3
+            cluster.scale(2)
+            cluster.wait_for_replicas(2)
+        finally:
+            stopped.set()
+        turns = [client.result(PATIENCE) for client in clients]
+    assert min(turns) > 0
+
+
+def chat_on(url: str, name: str, stopped: Event) -> int:
+    """Streams one after the other, each in a session of its own, until told to stop; how many there were."""
+    count = 0
+    while not stopped.is_set():
+        session = f"{name}-{count}"
+        ended = stream(url, session, 300, Ended(), **{"x-session-id": session})
+        assert ended.finished, ended
+        text_of(ask(url, session, ASKED, x_session_id=session))
+        count += 1
+    return count
+
+
+def test_nothing_is_left_of_it(cluster: RayCluster) -> None:
+    assert cluster.stop() == 0, cluster.output
+    wait_for(lambda: not cluster.processes())

@@ -1,0 +1,83 @@
+"""Which session a URL names: told alike by our router and by nginx's maps."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from server.items import new_id
+from server.replies import Head
+from server.routing import session_of
+
+NGINX = (Path(__file__).resolve().parent.parent.parent / "deploy" / "nginx.conf").read_text()
+URLS = {
+    "/v1/sessions/alice": "alice",
+    "/v1/sessions/alice/": "alice",
+    "/v1/sessions/a.b:c@d-e_f/messages/3": "a.b:c@d-e_f",
+    "/v1/sessions/alice/chat/completions": "alice",
+    "/v1/sessions": None,
+    "/v1/sessions/": None,
+    "/v1/sessions/a b": None,
+    "/v1/conversations/conv_7c/items": "7c",
+    "/v1/conversations/conv_a_b": "a_b",
+    "/v1/conversations/other": None,
+    "/v1/responses/resp_chain-5f_9a": "chain-5f",
+    "/v1/responses/resp_a_b_9a/cancel": "a_b",
+    "/v1/responses/resp_9a": None,
+    "/v1/responses/input_tokens": None,
+    "/v1/chat/completions": None,
+    "/": None,
+    "/x/v1/sessions/alice": None,
+}
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_the_session_of_a_url(url: str) -> None:
+    assert session_of(url) == URLS[url]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_nginx_says_the_same(url: str) -> None:
+    body = re.search(r"map \$uri \$named \{(.*?)\n    \}", NGINX, re.DOTALL)
+    assert body is not None
+    patterns = re.findall(r'"~(\^[^"]+)" \$of_', body[1])
+    assert len(patterns) == 3
+    found = next((match for pattern in patterns if (match := re.search(pattern.replace("(?<", "(?P<"), url))), None)
+    assert (found.group(1) if found else None) == URLS[url]
+
+
+@pytest.mark.parametrize(("query", "session"), [(b"id=alice", "alice"), (b"x=1&id=a%40b", "a@b"), (b"", None)])
+def test_an_import_names_the_session_that_it_makes(query: bytes, session: str | None) -> None:
+    assert session_of("/v1/sessions/import", query) == session
+
+
+@pytest.mark.parametrize("name", ["alice", "a_b", "a-b_c", "chain-5f"])
+def test_ids_have_the_session_in_them(name: str) -> None:
+    assert session_of(f"/v1/responses/{new_id('resp', name)}") == name
+    id = Head.new("chatcmpl", "m", "f", name).id
+    assert id.removeprefix("chatcmpl-").rpartition("-")[0] == name
+
+
+class Pickled:
+    """A request's head as Ray's proxy hands it to the router."""
+
+    def __init__(self, path: str) -> None:
+        self.asgi_scope = {"path": path, "query_string": b""}
+
+
+def test_rays_router_looks_at_the_header_then_at_the_url(ray: None) -> None:
+    from server.cluster_router import SessionRouter
+
+    def key(session: str, path: str, http: bool = True) -> str | None:
+        metadata = SimpleNamespace(session_id=session, internal_request_id="random", is_http_request=http)
+        request = SimpleNamespace(metadata=metadata, args=[pickle.dumps(Pickled(path))])
+        return SessionRouter._routing_key(object.__new__(SessionRouter), request)
+
+    assert key("header", "/v1/sessions/path") == "header"
+    assert key("", "/v1/sessions/path") == "path"
+    assert key("", "/v1/models") == "random"
+    assert key("", "/v1/sessions/path", http=False) == "random"
