@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from array import array
 from typing import Any, Literal
 
 import msgspec
@@ -14,8 +16,10 @@ from server.engine import EngineDied, EngineUnavailable
 from server.face import Face
 from server.identity import Session
 from server.items import bare
-from server.log import SessionRecord, SessionSummary, TurnRecord
+from server.log import SessionDamaged, SessionRecord, SessionSummary
+from server.objects import CacheReceipt
 
+PREVIEW = 120  # characters
 INSPECT_SECONDS = 5.0  # for the engine to tell, between two of its steps; then kv is null
 
 
@@ -58,14 +62,19 @@ class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="sessio
 
 
 class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.turn"):
-    """A turn. ``prompt_tokens`` is the whole timeline before its reply, of which ``cached_tokens`` were reused."""
+    """A turn. ``id`` is the same in a session and its forks as long as they agree up to its end. ``prompt_tokens`` is
+    the whole timeline before its reply, of which ``cached_tokens`` were reused. ``cache`` is the receipt that came with
+    the reply, null for turns of imported and older logs; ``preview`` the beginning of the last user message."""
 
+    id: str
     number: int
     created_at: int
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     finish_reason: str
+    cache: CacheReceipt | None
+    preview: str
 
 
 class MessageObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.message"):
@@ -103,6 +112,21 @@ class MessageList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
     """All messages of the current timeline, oldest first."""
 
     data: list[MessageObject]
+
+
+class Branch(msgspec.Struct, frozen=True, tag_field="object", tag="session.branch"):
+    """A session of a tree with its turns; null where its log is damaged."""
+
+    session: SessionObject
+    turns: list[TurnObject] | None
+
+
+class SessionTree(msgspec.Struct, frozen=True, tag_field="object", tag="session.tree"):
+    """A session, what it was forked from and all forks of these, parents first. ``root`` may be no more."""
+
+    root: str
+    data: list[Branch]
+    has_more: bool
 
 
 class SessionDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="session.deleted"):
@@ -153,11 +177,43 @@ async def seen(face: Face, session: Session, summary: SessionSummary) -> Session
     return msgspec.structs.replace(made, kv=held, running=inspected.running)
 
 
-def turn_object(turn: TurnRecord) -> TurnObject:
-    """A turn of the log."""
-    return TurnObject(
-        turn.number, turn.created, turn.prompt_tokens, turn.tokens - turn.prompt_tokens, turn.cached, turn.finish_reason
-    )
+def turn_objects(record: SessionRecord) -> list[TurnObject]:
+    """The turns of the current timeline."""
+    made = []
+    ids, digest = array("i", record.tokens), hashlib.blake2b(digest_size=12)
+    tokens = messages = 0
+    for turn in record.turns:
+        # Of all that a fork copies: an equal reply that was generated another time is another turn, its receipt tells.
+        digest.update(f"{turn.created} {turn.prompt_tokens} {turn.tokens} {turn.receipt} ".encode())
+        digest.update(ids[tokens : turn.tokens].tobytes())
+        asked = [m["content"] for m in record.messages[messages : turn.messages] if m["role"] == "user"]
+        made.append(
+            TurnObject(
+                f"turn_{digest.hexdigest()}",
+                turn.number,
+                turn.created,
+                turn.prompt_tokens,
+                turn.tokens - turn.prompt_tokens,
+                turn.cached,
+                turn.finish_reason,
+                None if turn.receipt is None else msgspec.json.decode(turn.receipt, type=CacheReceipt),
+                asked[-1][:PREVIEW] if asked else "",
+            )
+        )
+        tokens, messages = turn.tokens, turn.messages
+    return made
+
+
+async def branch(face: Face, tenant: str, summary: SessionSummary) -> Branch | None:
+    """One session of a tree; None if it was deleted meanwhile."""
+    session = Session(tenant, summary.id, stateful=True)
+    try:
+        record = await face.log.get(tenant, summary.id)
+    except SessionDamaged:
+        return Branch(session_object(face, summary), None)
+    if record is None:
+        return None
+    return Branch(await seen(face, session, record.summary), await asyncio.to_thread(turn_objects, record))
 
 
 def message_objects(record: SessionRecord) -> list[MessageObject]:

@@ -94,7 +94,7 @@ async def create_session(body: CreateSession, request: Request) -> Response:
         check_bytes((m["content"] for m in messages), face.engine.facts, "messages")
     session = Session(request.state.tenant, body.id or new_id(), stateful=True)
     until = pinned_until(body.pin_seconds)
-    with face.log.claim(session.tenant, session.name):
+    async with face.log.holding(session.tenant, session.name):
         summary = await face.log.create(
             session.tenant,
             session.name,
@@ -149,7 +149,17 @@ async def retrieve_session(session_id: str, request: Request) -> Response:
 async def list_turns(session_id: str, request: Request) -> Response:
     """The turns of the current timeline."""
     record = await found(face_of(request), named(request, session_id))
-    return body_of(objects.TurnList([objects.turn_object(turn) for turn in record.turns]))
+    return body_of(objects.TurnList(objects.turn_objects(record)))
+
+
+@router.get("/v1/sessions/{session_id}/tree")
+async def retrieve_tree(session_id: str, request: Request) -> Response:
+    """The session with all that shares a past with it: the turns of each, what they cost, where the cache is."""
+    face, session = face_of(request), named(request, session_id)
+    family = await face.log.family(session.tenant, session.name)
+    found = await asyncio.gather(*(objects.branch(face, session.tenant, member) for member in family.members))
+    branches = [branch for branch in found if branch is not None]
+    return body_of(objects.SessionTree(family.root, branches, family.has_more))
 
 
 @router.get("/v1/sessions/{session_id}/messages")
@@ -182,9 +192,9 @@ async def fork_session(session_id: str, body: ForkSession, request: Request) -> 
     face, session = face_of(request), named(request, session_id)
     new = Session(session.tenant, body.id or new_id(), stateful=True)
     with ExitStack() as held:
-        held.enter_context(face.log.claim(session.tenant, session.name))
+        await face.log.hold(session.tenant, session.name, held)
         if new != session:  # then the log says that it exists
-            held.enter_context(face.log.claim(new.tenant, new.name))
+            await face.log.hold(new.tenant, new.name, held)
         with places():
             summary = await face.log.fork(session.tenant, session.name, new.name, turn=body.turn)
         return body_of(await seen(face, new, summary), 201)
@@ -194,15 +204,16 @@ async def fork_session(session_id: str, body: ForkSession, request: Request) -> 
 async def rewind_session(session_id: str, body: RewindSession, request: Request) -> Response:
     """Back to the end of a turn, or to a token."""
     face, session = face_of(request), named(request, session_id)
-    with face.log.claim(session.tenant, session.name), places():
+    async with face.log.holding(session.tenant, session.name):
         reply = expect = None
-        if body.tokens is not None:
-            record = await found(face, session)
-            reply = await face.tokens.run(cut_reply, face.tokens, record, body.tokens)
-            expect = record.version
-        summary = await face.log.rewind(
-            session.tenant, session.name, turn=body.turn, tokens=body.tokens, reply=reply, expect=expect
-        )
+        with places():
+            if body.tokens is not None:
+                record = await found(face, session)
+                reply = await face.tokens.run(cut_reply, face.tokens, record, body.tokens)
+                expect = record.version
+            summary = await face.log.rewind(
+                session.tenant, session.name, turn=body.turn, tokens=body.tokens, reply=reply, expect=expect
+            )
         return body_of(await seen(face, session, summary))
 
 
@@ -214,8 +225,9 @@ async def edit_message(
     face, session = face_of(request), named(request, session_id)
     if face.engine.facts is not None:
         check_bytes([body.text], face.engine.facts, "content")
-    with face.log.claim(session.tenant, session.name), places():
-        summary = await face.log.edit(session.tenant, session.name, index, body.text)
+    async with face.log.holding(session.tenant, session.name):
+        with places():
+            summary = await face.log.edit(session.tenant, session.name, index, body.text)
         return body_of(await seen(face, session, summary))
 
 
@@ -261,13 +273,13 @@ async def end_session(face: Face, session: Session) -> bool:
     except SessionBusy:
         ending = asyncio.create_task(end_turn(face, session))
     try:
-        async with face.log.claim_when_free(session.tenant, session.name, DELETE_SECONDS):
+        async with face.log.claim_when_free(session.tenant, session.name, DELETE_SECONDS) as elsewhere:
             existed = await face.log.delete(session.tenant, session.name)
             face.engine.forget(session.tenant, session.name)
     finally:
         if ending is not None:
             ending.cancel()
-    return existed or ending is not None
+    return existed or elsewhere or ending is not None
 
 
 async def end_turn(face: Face, session: Session) -> None:

@@ -1,0 +1,53 @@
+// What a turn cost, as a bar and in words.
+
+import { html } from "./vendor/htm-3.1.1/standalone.module.js";
+import { count, milliseconds, plural } from "./bits.js";
+import { costOf, loadedOf, reusedOf, totalOf } from "./family.js";
+
+export const PARTS = [
+  ["device", "On the device already"],
+  ["host", "Loaded from host memory"],
+  ["disk", "Loaded from disk"],
+  ["remote", "Loaded from the remote store"],
+  ["recomputed", "Computed again"],
+  ["fresh", "New in this turn"],
+  ["reply", "Written as the reply"],
+];
+
+// The tokens of a turn from left to right; `scale` is the number of tokens that fill the bar.
+export function CostBar({ turn, scale = null }) {
+  const cost = costOf(turn);
+  const whole = scale ?? totalOf(cost);
+  const shown = PARTS.filter(([part]) => cost[part] > 0);
+  return html`<span class="cost-bar" aria-hidden="true">
+    ${shown.map(([part]) => html`<i class=${`part ${part}`} style=${{ width: `${(100 * cost[part]) / whole}%` }}></i>`)}
+  </span>`;
+}
+
+// A turn's cost in a few words.
+export function summaryOf(turn) {
+  const cost = costOf(turn);
+  const reused = reusedOf(cost);
+  const words = [];
+  if (reused) words.push(`${count(reused)} of ${count(turn.prompt_tokens)} tokens reused`);
+  else words.push(plural(turn.prompt_tokens, "new token"));
+  if (loadedOf(cost)) words.push(`${count(loadedOf(cost))} loaded`);
+  if (cost.recomputed) words.push(`${count(cost.recomputed)} computed again`);
+  const wait = turn.cache?.prefill_ms;
+  if (wait !== null && wait !== undefined) words.push(milliseconds(wait));
+  return words.join(" · ");
+}
+
+const MISSES = {
+  evicted: "No tier held that part any more, so it was computed again.",
+  damaged: "A file of the cache failed its checks and was not used.",
+  recompute_cheaper: "Computing it again was quicker than loading it.",
+  no_room: "The device had no room to load it into.",
+  no_checkpoint: "This model's state can only go back to a checkpoint.",
+  edited_history: "The messages that came were not the logged ones.",
+  template_drift: "The chat template made other tokens of the same messages.",
+  fingerprint: "The session was written under another tokenizer or template.",
+  diverged: "The prompt leaves what the cache holds.",
+};
+
+export const missOf = (turn) => (turn.cache?.miss ? MISSES[turn.cache.miss.reason] : null);

@@ -1,0 +1,46 @@
+"""A real server with the demo model, and Chromium to look at its page with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from browser_desk import CHROMIUM, FLAGS, Desk, desk_at
+from server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A browser for one module: while it is there, an event loop runs in this thread, and no other test could."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(None, tmp_path_factory.mktemp("data")) as running:
+        yield running
+
+
+@pytest.fixture
+def desk(chromium: Browser, server: ServerProcess) -> Iterator[Desk]:
+    yield from desk_at(chromium, server)
+
+
+@pytest.fixture
+def dark(chromium: Browser, server: ServerProcess) -> Iterator[Desk]:
+    yield from desk_at(chromium, server, color_scheme="dark", reduced_motion="reduce")
+
+
+@pytest.fixture
+def phone(chromium: Browser, server: ServerProcess) -> Iterator[Desk]:
+    yield from desk_at(chromium, server, viewport={"width": 360, "height": 640}, is_mobile=True, has_touch=True)
