@@ -24,7 +24,9 @@ from typing import Any
 
 import httpx
 
-from tools import bench, random_model
+from server.bench_load import WORDS
+from server.bench_report import about
+from tools import random_model
 from tools.running import Server, Turn, anonymous, serving
 
 TIERS = ("device", "host", "disk")
@@ -35,7 +37,7 @@ GIB = 1 << 30
 
 def words(rng: random.Random, tokens: int) -> str:
     """A message of made-up words that adds about that many tokens to a session."""
-    return " ".join(rng.choices(bench.WORDS, k=max(1, round((tokens - FRAME) / WORD))))
+    return " ".join(rng.choices(WORDS, k=max(1, round((tokens - FRAME) / WORD))))
 
 
 def table(head: str, rows: Iterable[Iterable[object]]) -> str:
@@ -331,7 +333,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the tables to this file")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    parts = [bench.about(args)]
+    parts = [about(f"{args.threads} compute threads", ())]
     print(parts[0], flush=True)
     with tempfile.TemporaryDirectory() as folder:
         random_model.make(Path(folder) / "llama")

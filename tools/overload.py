@@ -116,7 +116,7 @@ async def overload(host: str, port: int, rate: float, seconds: float) -> tuple[O
 
 @contextmanager
 def probing(host: str, port: int) -> Iterator[list[float]]:
-    """The seconds that /health took, ten times a second, each on a new connection; ``PATIENCE`` where it was not well."""
+    """The seconds that /health took, ten a second, each on a new connection; ``PATIENCE`` where it was not well."""
     times: list[float] = []
     over = threading.Event()
 

@@ -42,5 +42,6 @@ def installed(requirements: list[str]) -> dict[str, str]:
 
 if __name__ == "__main__":
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    versions = installed([*project["dependencies"], *project["optional-dependencies"]["dev"]])
+    extras = project["optional-dependencies"]
+    versions = installed([*project["dependencies"], *extras["dev"], *extras["e2e"], *extras["ray"]])
     print(HEADER, *(f"{name}=={versions[name]}" for name in sorted(versions)), sep="\n")

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from tools import bench
+from server.process_tree import cpu_seconds
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Server:
 
     def cpu(self) -> float:
         """CPU seconds of both processes since they were started."""
-        return bench.cpu_seconds(self.pid) or 0.0
+        return cpu_seconds(self.pid) or 0.0
 
     @property
     def engine(self) -> int:
