@@ -5,6 +5,7 @@
 #   make test-cuda | bench-gpu   on a machine with a GPU
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
 #   make test-fuzz [REQUESTS=20000] | bench-overload | api-page
+#   make image-check [WORK=<folder>] [ARGS="--bind ..."]   the container image, built and tried without an engine
 #   make test-crash [KILLS=200] [EVERY=1] [DAMAGES=1000]   an hour or two; EVERY=10 tries a tenth of the crash points
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ CLIENTS_STAMP := .venv-clients/.installed
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-cuda test-crash test-architectures check bench bench-tiers bench-gpu pins test-clients test-fuzz bench-overload api-page clean
+.PHONY: serve setup test test-slow test-cuda test-crash test-architectures check bench bench-tiers bench-gpu pins test-clients test-fuzz bench-overload api-page image-check clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -85,6 +86,11 @@ api-page: $(STAMP)
 pins: $(STAMP)
 	$(BIN)/python tools/pins.py > constraints.txt.new
 	mv constraints.txt.new constraints.txt
+
+# The Dockerfile's steps without a container engine, and the image tried; Linux, as root, with debootstrap. About four
+# minutes, and 4 GB in WORK; ARGS="--bind ..." for indexes that are folders of this machine.
+image-check: $(STAMP)
+	$(BIN)/python -m deploy.check_image --work '$(or $(WORK),/var/tmp/warmturn-image)' $(ARGS)
 
 clean:
 	rm -rf .venv .venv-clients .pytest_cache .mypy_cache .ruff_cache build dist

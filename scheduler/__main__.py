@@ -26,6 +26,7 @@ from scheduler.constraint import Grammars, tokenizer_of
 from scheduler.engine import Engine, Limits
 from scheduler.graphs import Graphs, capturer
 from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
+from scheduler.logs import configure
 from scheduler.memory import TooSmall, build_archive, build_store
 from scheduler.messages import (
     Cancel,
@@ -207,8 +208,8 @@ def _leave_with_the_server(loaded: Event) -> None:
 def main() -> int:
     """Load, tell, serve; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    configure(config.log_format, config.log_level, "%(name)s: %(message)s")
     channel = Channel(config.address)
     loading = Event()
     Thread(target=_leave_with_the_server, args=(loading,), daemon=True).start()

@@ -5,15 +5,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from server.bench_config import BenchConfig
+from server.cluster_config import ClusterConfig
 from server.command_line import parse
 from server.config import ServeConfig, UsageError
+from server.doctor_config import DoctorConfig
 from server.session_verbs import SessionsCommand
+
+INTERRUPTED = 130  # as shells have it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status: 0, 1 when a server refused it, or 2 after one line on standard error."""
+    """Run one command; its exit status: 0, 1 when not all of it could be done, 2 after one line on standard error."""
     try:
         config = parse(sys.argv[1:] if arguments is None else arguments)
+        if isinstance(config, DoctorConfig):
+            from server.doctor import doctor
+
+            return doctor(config)
+        if isinstance(config, BenchConfig):
+            from server.bench import bench
+
+            return bench(config)
+        if isinstance(config, ClusterConfig):
+            from server.cluster import cluster
+
+            return cluster(config)
         if isinstance(config, ServeConfig):
             from server.serve import serve
 
@@ -28,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"warmturn: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # of a command that measures; the others take it as they need it
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

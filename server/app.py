@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
+from opentelemetry.trace import TracerProvider
 
-from server import errors
+from server import errors, telemetry
 from server.access import Access
 from server.auth import Guard, Hosts, Keyring
 from server.body import only_known_parameters
@@ -23,6 +24,7 @@ from server.routes import (
     health,
     messages,
     models,
+    page,
     responses,
     sessions,
     tokenize,
@@ -30,6 +32,7 @@ from server.routes import (
 from server.template import UNMEASURED, Stability
 from server.tokens import Tokens
 from server.transfers import Transfers
+from server.vllm_names import VllmNames
 
 
 def create_app(
@@ -42,24 +45,39 @@ def create_app(
     transfers: Transfers,
     template: Stability = UNMEASURED,
     allowed_hosts: Collection[str] = (),
+    vllm_names: bool = False,
+    tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """The app over these parts. ``api_keys`` is tenant -> key; empty: everybody is tenant "default", without a key, and
-    calls the server by its address, as localhost, or by one of ``allowed_hosts``."""
+    calls the server by its address, as localhost, or by one of ``allowed_hosts``. ``vllm_names``: ``/metrics`` shows
+    these too. Without a ``tracer_provider`` spans go where the environment says, if it does."""
+    own = telemetry.provider_of_environment() if tracer_provider is None else None
+    provider = tracer_provider or own
     app = FastAPI(
         title="warmturn",
         docs_url=None,  # both pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the client's Host header
         lifespan=lifespan,
-        telemetry={"logs": False, "operation_spans": False},  # logs would hold what clients sent
+        telemetry={
+            "tracer_provider": provider,
+            "exclude": telemetry.untraced,
+            "auto_configure": False,
+            "logs": False,  # they would hold what clients sent
+            "operation_spans": False,
+        },
         responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
     )
-    face = Face(engine, log, tokens, served_name, template)
+    face = Face(engine, log, tokens, served_name, template, tracer=telemetry.tracer(provider))
     face.metrics.log_opened(log.salvage, log.older)
     app.state.face = face
+    if vllm_names:
+        face.metrics.registry.register(VllmNames(face.metrics, served_name))
     app.state.transfers = transfers
+    app.state.telemetry = own
     for module in (capsules, sessions, chat, completions, responses, conversations, models, messages, tokenize, health):
         app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
+    app.include_router(page.router)
     errors.install(app)
     app.add_middleware(Overload, engine=engine)
     app.add_middleware(Guard, keyring=Keyring(api_keys), hosts=Hosts(allowed_hosts))
@@ -69,6 +87,8 @@ def create_app(
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    """What runs on its own ends with the app."""
+    """What runs on its own ends with the app, and what it has told of itself is sent."""
     yield
     await app.state.face.background.close()
+    if app.state.telemetry is not None:
+        await telemetry.close(app.state.telemetry)

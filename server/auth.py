@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server import page
 from server.errors import ApiError, error_response
 
-OPEN_PATHS = frozenset({"/health"})  # exact matches of scope["path"]; everything else needs a key
+OPEN_PATHS = frozenset({"/health", "/health/live"})  # exact matches of scope["path"]; everything else needs a key
 DEFAULT_TENANT = "default"
 
 
@@ -91,6 +92,9 @@ class Guard:
             headers = Headers(scope=scope)
             if not self.keyring and not self.hosts.allow(headers.getlist("host")):
                 await error_response(misdirected(), scope)(scope, receive, send)
+                return
+            if page.is_asked_for(scope):  # files, by their exact paths
+                await self.app(scope, receive, send)
                 return
             values = headers.getlist("authorization") or [f"Bearer {key}" for key in headers.getlist("x-api-key")]
             tenant = self.keyring.tenant(values[0].encode("latin-1") if len(values) == 1 else None)

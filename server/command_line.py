@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 import typing
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -11,30 +13,50 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsError
 
-from server import __version__
+from server import __version__, manual
+from server.bench_config import BenchConfig
+from server.cluster_config import ClusterConfig
 from server.config import ChatConfig, ClientConfig, ServeConfig, UsageError
+from server.doctor_config import DoctorConfig
 from server.session_verbs import JSON, VERBS, SessionsCommand
 
 COMMANDS: dict[str, tuple[type[BaseSettings], str]] = {
     "serve": (ServeConfig, "Serve a model over HTTP, as the OpenAI API, with one KV cache per session."),
     "chat": (ChatConfig, "Chat in the terminal with a running server. Ctrl-C stops a reply, Ctrl-D leaves."),
     "sessions": (ClientConfig, "List, show, fork, rewind, export and delete the sessions of a running server."),
+    "cluster": (ClusterConfig, "Serve a model with several servers that share their sessions, on Ray Serve."),
+    "doctor": (DoctorConfig, "Look for what keeps a server from starting or makes it slow, and say what to do."),
+    "bench": (BenchConfig, "Measure multi-turn chats on this machine or on any server of OpenAI's API."),
 }
+LONGEST_LINE = 80  # columns of a page of help
+
+Command = ServeConfig | ChatConfig | SessionsCommand | DoctorConfig | BenchConfig
 
 
-def parse(arguments: Sequence[str]) -> ServeConfig | ChatConfig | SessionsCommand:
+def parse(arguments: Sequence[str]) -> Command:
     """What was asked for, with its configuration. Raises UsageError; ``--help`` and ``--version`` exit."""
-    given = vars(_parser().parse_args(arguments))
+    ours, behind = _divided(list(arguments))
+    given = vars(_parser().parse_args(ours))
     config, _ = COMMANDS[given.pop("command")]
     verb = given.pop("verb", None)
     if verb is None:
+        if behind:
+            given["serve_flags"] = behind
         parsed = _configured(config, given)
-        assert isinstance(parsed, ServeConfig | ChatConfig)
+        assert isinstance(parsed, ServeConfig | ChatConfig | BenchConfig)
         return parsed
     settings = {name: given.pop(name) for name in config.model_fields if name in given}
     parsed = _configured(config, settings)
     assert isinstance(parsed, ClientConfig)
     return SessionsCommand(parsed, verb, given)
+
+
+def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before and behind ``--``, where that is for another command."""
+    if arguments[:1] != ["bench"] or "--" not in arguments:
+        return arguments, []
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
 
 
 def _configured(config: type[BaseSettings], given: dict[str, Any]) -> BaseSettings:
@@ -47,63 +69,108 @@ def _configured(config: type[BaseSettings], given: dict[str, Any]) -> BaseSettin
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_Page, **options)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+class _Page(argparse.RawDescriptionHelpFormatter):
+    """A page of help in 80 columns, or less where the terminal has less; words with hyphens stay whole."""
+
+    def __init__(self, prog: str) -> None:
+        columns = min(LONGEST_LINE, shutil.get_terminal_size().columns)
+        super().__init__(prog, max_help_position=24, width=columns - 1)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="warmturn",
+        usage="warmturn COMMAND [OPTIONS]",
         description="Text generation over HTTP with one persistent KV cache per session.",
-        allow_abbrev=False,
+        epilog=manual.PROGRAM,
     )
     parser.add_argument("--version", action="version", version=f"warmturn {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True, prog="warmturn"
+    )
     for name, (config, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        command = commands.add_parser(name, help=summary, description=summary, epilog=manual.ENDS.get(name))
         if config is ClientConfig:
+            command.usage = f"warmturn {name} VERB [OPTIONS]"
             _add_verbs(command, config)
         else:
-            for field, info in config.model_fields.items():
-                _add(command, config, field, info)
+            _add_fields(command, config)
     return parser
+
+
+def _add_fields(parser: argparse.ArgumentParser, config: type[BaseSettings]) -> None:
+    """The fields of a command, in groups where they are those of `warmturn serve`. The doctor has these too, and leaves
+    it to that page to describe them."""
+    groups: dict[str, argparse._ActionsContainer] = {}
+    for name in sorted(config.model_fields, key=manual.place):
+        title = manual.group(name) if issubclass(config, ServeConfig) else None
+        hidden = config is DoctorConfig and name not in DoctorConfig.__annotations__
+        if title is None or hidden:
+            _add(parser, config, name, hidden=hidden)
+            continue
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        _add(groups[title], config, name)
+    extras: list[Any] = [field.json_schema_extra or {} for field in config.model_fields.values()]
+    positionals = "".join(f" [{extra['metavar']}]" for extra in extras if extra.get("positional"))
+    behind = "".join(f" [{extra['metavar']}]" for extra in extras if extra.get("behind"))
+    parser.usage = f"{parser.prog} [OPTIONS]{positionals}{behind}"
 
 
 def _add_verbs(parser: argparse.ArgumentParser, config: type[BaseSettings]) -> None:
     """One command per verb, each with the flags of ``config`` behind its own arguments."""
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True, prog=parser.prog)
     for name, (summary, arguments) in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        verb = verbs.add_parser(name, help=summary, description=summary, epilog=manual.VERB)
         for argument in (*arguments, JSON):
             argument.add_to(verb)
-        for field, info in config.model_fields.items():
-            _add(verb, config, field, info)
+        for field in config.model_fields:
+            _add(verb, config, field)
 
 
-def _add(parser: argparse.ArgumentParser, config: type[BaseSettings], name: str, field: FieldInfo) -> None:
+def _add(parser: argparse._ActionsContainer, config: type[BaseSettings], name: str, *, hidden: bool = False) -> None:
     """One field as an argument. Values stay text here: the model converts and checks them, as it does the
     environment's."""
+    field = config.model_fields[name]
     extra: Any = field.json_schema_extra or {}
+    if extra.get("behind"):
+        return
     choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else None
     options: dict[str, Any] = {
         "default": argparse.SUPPRESS,  # what is not given comes from the environment or the field
-        "metavar": "|".join(choices) if choices else extra.get("metavar", name.upper()),
         "help": f"{field.description} (default: {extra.get('default', field.default)}; "
         f"environment: {environment_variable(config, name)})".replace("%", "%%"),
     }
+    if hidden:
+        options["help"] = argparse.SUPPRESS
+    if field.annotation is bool:
+        options |= {"action": "store_true"}
+    else:
+        options["metavar"] = "|".join(choices) if choices else extra.get("metavar", name.upper())
     if choices:
         options["choices"] = choices
-    if typing.get_origin(field.annotation) in (dict, list):
+    if typing.get_origin(field.annotation) in (dict, list) and not extra.get("commas"):
         options["action"] = "append"
     if extra.get("positional"):
         parser.add_argument(name, nargs="?", **options)
     else:
-        parser.add_argument(flag(name), dest=name, **options)
+        parser.add_argument(flag(name, field), dest=name, **options)
 
 
-def flag(name: str) -> str:
+def flag(name: str, field: FieldInfo | None = None) -> str:
     """The flag of a field."""
-    return "--" + name.replace("_", "-")
+    extra: Any = (field.json_schema_extra if field is not None else None) or {}
+    return str(extra.get("flag", "--" + name.replace("_", "-")))
 
 
 def environment_variable(config: type[BaseSettings], name: str) -> str:
@@ -115,7 +182,12 @@ def _explain(error: ValidationError, config: type[BaseSettings], given: dict[str
     """The first fault, said of the flag or the variable that it came from."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     name = str(fault["loc"][0])
-    extra: Any = config.model_fields[name].json_schema_extra or {}
-    asked = (extra.get("metavar", name.upper()) if extra.get("positional") else flag(name)) if name in given else None
+    field = config.model_fields[name]
+    extra: Any = field.json_schema_extra or {}
+    asked = (
+        (extra.get("metavar", name.upper()) if extra.get("positional") else flag(name, field))
+        if name in given
+        else None
+    )
     message = fault["msg"].removeprefix("Value error, ")
     return f"{asked or environment_variable(config, name)}: {message[0].lower()}{message[1:]}"

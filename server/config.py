@@ -222,6 +222,18 @@ class ServeConfig(BaseSettings):
         json_schema_extra={"metavar": "BYTES", "default": "4GiB"},
     )
 
+    log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="what is logged, on standard error: lines for a person at a terminal, or one JSON object a line, "
+        "also for every request",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="the least that is logged; debug: with text, too, a line for every request"
+    )
+    metrics_compat: Literal["none", "vllm"] = Field(
+        default="none", description="names under which /metrics shows its figures once more, for dashboards and routers"
+    )
+
     @field_validator("model")
     @classmethod
     def _model_folder_exists(cls, model: str) -> str:
@@ -283,6 +295,8 @@ class ServeConfig(BaseSettings):
             kv_at_rest=self.kv_at_rest,
             tenant_share=self.tenant_share,
             tensor_parallel=self.tensor_parallel,
+            log_format=self.log_format,
+            log_level=self.log_level,
         )
 
 

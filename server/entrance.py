@@ -6,6 +6,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import error_response, unavailable
+from server.page import page_answer
 
 RETRY_AFTER = 2  # seconds; how long a model loads is not known before it has
 
@@ -28,6 +29,10 @@ class Entrance:
 
 
 def _loading(scope: Scope) -> Response:
+    if scope["path"] == "/health/live":
+        return JSONResponse({"status": "ok"})
     if scope["path"] == "/health":
         return JSONResponse({"status": "loading"}, 503, {"retry-after": str(RETRY_AFTER)})
+    if (answer := page_answer(scope)) is not None:  # it tells people what the others are told
+        return answer
     return error_response(unavailable("The model is still loading.", RETRY_AFTER), scope)

@@ -111,7 +111,8 @@ def as_api_error(error: BaseException) -> ApiError:
         case SessionBusy():
             return refused(TurnRefused("session_busy", "Another turn of this session is running."))
         case SessionMoved():
-            return refused(TurnRefused("session_busy", "Another server has changed this session meanwhile."))
+            message = "Another server has changed or taken over this session meanwhile; nothing of this was kept."
+            return refused(TurnRefused("session_busy", message))
         case SessionExists():
             return ApiError(409, "There is a session with this id already.", param="id", code="session_exists")
         case UnknownSession():

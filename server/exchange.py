@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.messages import Submit
+from server import logs, telemetry
+from server.account import Account
 from server.choices import Choices
 from server.draft import Draft
 from server.face import Face, headers_of
@@ -74,7 +76,14 @@ class Exchange:
     def submitted(self, started: float) -> Choices:
         """The turns, handed to the engine; the caller closes them. ``started`` is when the request came, by
         ``time.perf_counter``. Raises EngineUnavailable."""
-        return Choices(self._face.engine, self._face.metrics, self._submits, started)
+        face, head = self._face, self._reply.head
+        name = None if self._session is None else self._session.name
+        logs.note(session=name, turn=self._submits[0].turn)
+        operation, choices = self._reply.operation, len(self._submits)
+        span = telemetry.generation(face.tracer, operation, face.served_name, name, self._submits[0], choices)
+        told: dict[str, telemetry.Value] = {"gen_ai.response.id": head.id, "gen_ai.response.model": head.model}
+        account = Account(face.metrics, span, started, self._prompts, self._drafts, told)
+        return Choices(face.engine, account, self._submits)
 
     async def _whole(self, choices: Choices) -> bytes:
         async for index, delta in choices.deltas():
@@ -108,23 +117,34 @@ class Exchange:
         """Make the turn durable, for a session with a name: it has one prompt and one choice."""
         if self._session is None:
             return
+        try:
+            await self._write(self._session, choices)
+        except Exception as error:
+            choices.account.failed(error)
+            raise
+
+    async def _write(self, session: Session, choices: Choices) -> None:
         prompt, draft, receipt = self._prompts[0], self._drafts[0], choices.receipts[0]
         assert draft.finish is not None
         assert receipt is not None
-        beside = self._reply.beside(draft, self._usage(choices), self._cache(choices))
+        cache = self._cache(choices)
+        beside = self._reply.beside(draft, self._usage(choices), cache)
         await self._face.log.commit(
-            self._session.tenant,
-            self._session.name,
+            session.tenant,
+            session.name,
             tokens=[*prompt.ids, *draft.tokens],
             messages=[*prompt.messages, with_beginning(prompt.said, self._reply.message(draft))],
             prompt_tokens=len(prompt.ids),
             fingerprint=self._fingerprint,
             finish_reason=draft.finish,
             cached=receipt.cached,
+            receipt=encoder.encode(cache).decode(),
             idempotency=self._idempotency,
             beside=beside,
             expect=0 if self._record is None else self._record.version,
         )
+        if self._record is not None and self._record.tokens:
+            self._face.metrics.committed(cache.recomputed, None if cache.miss is None else cache.miss.reason)
 
     @property
     def _per_prompt(self) -> int:

@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from opentelemetry.trace import Tracer
 from starlette.requests import Request
 
 from scheduler.messages import ModelFacts
+from server import telemetry
 from server.background import Background
 from server.engine import Engine
 from server.errors import ApiError, bad_request, unavailable
@@ -37,6 +39,7 @@ class Face:
     served_name: str
     template: Stability = UNMEASURED
     metrics: Metrics = field(default_factory=Metrics)
+    tracer: Tracer = field(default_factory=telemetry.tracer)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -85,14 +88,14 @@ class Face:
         return facts
 
     async def open(self, session: Session | None, held: ExitStack) -> SessionRecord | None:
-        """Claim a named session for as long as ``held`` is; what the log holds of it, None when it begins here.
+        """Hold a named session for as long as ``held`` is; what the log holds of it, None when it begins here.
 
         Raises LogFull while the log can take nothing: a turn that could not be kept is not computed.
         """
         if session is None:
             return None
         await self.log.writable()
-        held.enter_context(self.log.claim(session.tenant, session.name))
+        await self.log.hold(session.tenant, session.name, held)
         return await self.log.get(session.tenant, session.name)
 
 

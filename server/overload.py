@@ -5,15 +5,21 @@ with enough of them the server has no time left for those that it serves."""
 
 from __future__ import annotations
 
-import re
+from types import SimpleNamespace
 
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.engine import Engine, TurnRefused
 from server.errors import as_api_error, error_response
 
-TURNS = re.compile(
-    r"/v1/(chat/completions|completions|responses|messages|sessions/[^/]+/(chat/completions|regenerate))\Z"
+TURNS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/sessions/{session_id}/chat/completions",
+    "/v1/sessions/{session_id}/regenerate",
 )
 
 
@@ -25,6 +31,7 @@ class Overload:
     def __init__(self, app: ASGIApp, engine: Engine) -> None:
         self.app = app
         self.engine = engine
+        self._turns = [(compile_path(template)[0], template) for template in TURNS]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
@@ -37,6 +44,12 @@ class Overload:
         await error_response(as_api_error(refusal), scope)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> TurnRefused | None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not TURNS.match(scope["path"]):
+        tenant = scope.get("state", {}).get("tenant")  # none on the paths that everybody may take
+        if scope["type"] != "http" or scope["method"] != "POST" or tenant is None:
             return None
-        return self.engine.turns_away(scope["state"]["tenant"])
+        refusal = self.engine.turns_away(tenant)
+        template = next((t for pattern, t in self._turns if refusal and pattern.match(scope["path"])), None)
+        if template is None:
+            return None
+        scope["route"] = SimpleNamespace(path=template)  # who counts the answer finds it where routing leaves it
+        return refusal

@@ -41,10 +41,11 @@ class Head:
 
     @classmethod
     def new(cls, prefix: str, model: str, fingerprint: str, session: str | None, created: int | None = None) -> Head:
-        """A head with an id of its own. ``created`` is in Unix seconds; None: now."""
+        """A head with an id of its own, which has the session in it. ``created`` is in Unix seconds; None: now."""
         name = UNSET if session is None else session
         when = int(time.time()) if created is None else created
-        return cls(f"{prefix}-{uuid.uuid4().hex}", when, model, f"fp_{fingerprint[:16]}", name)
+        unique = uuid.uuid4().hex if session is None else f"{session}-{secrets.token_hex(12)}"
+        return cls(f"{prefix}-{unique}", when, model, f"fp_{fingerprint[:16]}", name)
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Reply(ABC):
     gives the objects to send then, often one, sometimes none."""
 
     done: bytes = DONE  # what follows the last event
+    operation = "chat"  # as OpenTelemetry's GenAI conventions call it
 
     def __init__(self, head: Head, wish: UsageWish = NO_USAGE) -> None:
         self.head = head
@@ -241,6 +243,8 @@ def finite(logprob: float | None) -> float:
 class CompletionReply(Reply):
     """Text completions. ``prompts`` has one entry per choice; with ``echo`` each text starts with its prompt. ``best``
     of every so many choices are told, those with the highest log-probability per token: (2, 5) tells two of five."""
+
+    operation = "text_completion"
 
     def __init__(
         self,

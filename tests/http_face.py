@@ -61,8 +61,8 @@ class Site:
 
 
 @asynccontextmanager
-async def site(api_keys: Mapping[str, str] | None = None, tokens: Tokens | None = None) -> Any:
-    """A Site that is taken down again; ``tokens``: the demo model's."""
+async def site(api_keys: Mapping[str, str] | None = None, tokens: Tokens | None = None, **parts: Any) -> Any:
+    """A Site that is taken down again; ``tokens``: the demo model's. ``parts`` are for ``create_app``."""
     tokens = tokens or demo_tokens()
     with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
         log = SessionLog(Path(folder) / "log.sqlite")
@@ -75,6 +75,7 @@ async def site(api_keys: Mapping[str, str] | None = None, tokens: Tokens | None 
             api_keys=api_keys or {},
             transfers=Transfers(Path(folder) / "transfer", MAX_CAPSULE),
             allowed_hosts=[HOST],
+            **parts,
         )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as http:

@@ -16,10 +16,11 @@ PATIENCE = 60.0  # seconds until a server that does not start fails its test
 SERVE = """
 import sys, scripted_engine
 from server.__main__ import main
-import server.serve
+import server.instance, server.serve
 scripted = server.serve.serve
 server.serve.serve = lambda config: scripted(config, command=scripted_engine.COMMAND)
-server.serve.HTTP_SECONDS *= 100  # what must not hold the exit holds it for longer than a test waits
+# What must not hold the exit holds it for longer than a test waits.
+server.serve.HTTP_SECONDS *= 100; server.instance.HTTP_SECONDS *= 100
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -16,10 +16,12 @@ NAMES_OF_MODELS = {"model_type", "architectures", "name_or_path", "_name_or_path
 NAMES_OF_CLASSES = {"__name__", "__qualname__"}  # where models are at hand: everywhere but in server
 
 RULES = {
-    "server": {"torch", "cache", "scheduler"},  # and of scheduler only scheduler.messages, see below
+    "server": {"torch", "cache", "scheduler"},  # and of scheduler only what DOORS are
     "scheduler": {"server", "fastapi", "starlette", "pydantic", "pydantic_settings", "uvicorn", "httpx", "sqlalchemy"},
     "cache": {"server", "scheduler", "fastapi", "starlette", "pydantic", "pydantic_settings", "uvicorn", "zmq"},
 }
+
+DOORS = ("scheduler.messages", "scheduler.logs")  # what both processes need, and what imports nothing of ours
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -39,7 +41,7 @@ def forbidden(module: str, tree: ast.Module) -> set[str]:
     banned = RULES[module.partition("/")[0]]
     found = {name for name in imports(tree) if name.partition(".")[0] in banned}
     if module.startswith("server/"):
-        found -= {name for name in found if name == "scheduler.messages" or name.startswith("scheduler.messages.")}
+        found -= {name for name in found if name in DOORS or name.startswith(tuple(f"{door}." for door in DOORS))}
     return found
 
 
@@ -72,8 +74,9 @@ def test_imports_go_server_scheduler_cache(module: str) -> None:
     assert forbidden(module, MODULES[module]) == set()
 
 
-def test_messages_import_nothing_of_ours_and_no_torch() -> None:
-    tops = {name.partition(".")[0] for name in imports(MODULES["scheduler/messages.py"])}
+@pytest.mark.parametrize("door", DOORS)
+def test_doors_import_nothing_of_ours_and_no_torch(door: str) -> None:
+    tops = {name.partition(".")[0] for name in imports(MODULES[door.replace(".", "/") + ".py"])}
     assert not tops & {"server", "scheduler", "cache", "torch", "transformers", "zmq"}
 
 
@@ -88,6 +91,7 @@ def test_no_module_compares_a_models_name(module: str) -> None:
         ("server/x.py", "import torch.nn"),
         ("server/x.py", "from scheduler import engine"),
         ("server/x.py", "from scheduler.engine import Engine"),
+        ("server/x.py", "import scheduler.logs2"),
         ("server/x.py", "def f():\n    from cache.pages import Pool"),
         ("scheduler/x.py", "from server.log import SessionLog"),
         ("scheduler/x.py", "import pydantic"),
@@ -98,8 +102,8 @@ def test_a_wrong_import_would_be_found(module: str, code: str) -> None:
     assert forbidden(module, ast.parse(code)) != set()
 
 
-def test_messages_are_the_servers_door_to_the_scheduler() -> None:
-    allowed = "from scheduler.messages import Delta\nimport scheduler.messages\n"
+def test_messages_and_logs_are_the_servers_doors_to_the_scheduler() -> None:
+    allowed = "from scheduler.messages import Delta\nimport scheduler.messages\nfrom scheduler.logs import JSON\n"
     assert forbidden("server/x.py", ast.parse(allowed)) == set()
 
 

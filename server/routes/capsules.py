@@ -75,7 +75,7 @@ async def import_session(query: Annotated[ImportSession, Query()], request: Requ
         told, log = await run_in_threadpool(opened, folder, facts, face.fingerprint)
         name = told.session.id if query.id is None else query.id
         session = Session(request.state.tenant, name, stateful=True)
-        with face.log.claim(session.tenant, session.name):
+        async with face.log.holding(session.tenant, session.name):
             summary = await restored(face, session, told, log)
             kv_tokens, reason = await cached(face, session, told, folder / "kv")
             made = await seen(face, session, summary)

@@ -22,9 +22,21 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "stalled" if state == "ready" else state}, 503, headers={"retry-after": "2"})
 
 
+@router.head("/health/live", include_in_schema=False)
+@router.get("/health/live")
+async def live(request: Request) -> Response:
+    """503 only when nothing but a restart of the server helps: its engine hangs. 200 also while a model loads, an
+    engine restarts or the server stops. Needs no key."""
+    engine = face_of(request).engine
+    if engine.state() == "ready" and not engine.healthy:
+        return JSONResponse({"status": "stalled"}, 503, headers={"retry-after": "2"})
+    return JSONResponse({"status": "ok"})
+
+
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     face = face_of(request)
     face.metrics.engine(face.engine.stats, face.engine.healthy)
+    face.metrics.model(face.served_name, face.engine.facts)
     return Response(face.metrics.text(), media_type=CONTENT_TYPE)

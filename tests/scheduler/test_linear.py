@@ -420,7 +420,8 @@ def test_the_way_back_is_exact(make: Any, way: str) -> None:
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     packing = pack(module)
     assert len(packing) == len(list(linear._ways(torch.bfloat16)))
-    assert (packing.matrix(module) is not None) == (bool(packing) and way == "_tiled")
+    if packing:  # else our kernel may read the plain weight, where that is faster
+        assert (packing.matrix(module) is not None) == (way == "_tiled")
     packing.remove()
     assert packing.matrix(module) is None
     assert "forward" not in vars(module)

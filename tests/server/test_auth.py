@@ -18,6 +18,8 @@ ROUTES = [
     ("GET", "/openapi.json"),
     ("GET", "/nothing"),
     ("GET", "/health/"),
+    ("GET", "/health/live/"),
+    ("GET", "/health/other"),
     ("GET", "//health"),
     ("GET", "/Health"),
     ("GET", "/health%2f.."),
@@ -43,6 +45,7 @@ async def test_every_route_needs_a_valid_key(site: Site, method: str, path: str,
 @served(KEYS)
 async def test_health_is_open_and_the_host_header_opens_nothing(site: Site) -> None:
     assert (await site.http.get("/health")).status_code == 200
+    assert (await site.http.get("/health/live")).status_code == 200
     for host in ("x/health?", "warm/health"):
         assert (await site.http.get("/v1/models", headers={"Host": host})).status_code == 401
 

@@ -223,3 +223,10 @@ def test_a_recording_is_followed_from_anywhere_and_read_back() -> None:
 
 async def gathered(recording: Recording, start: int) -> list[bytes]:
     return [event async for event in recording.follow(start)]
+
+
+@served()
+async def test_one_that_has_hardly_begun_is_cancelled_for_good(site: Site) -> None:
+    id = await begin(site)
+    assert (await site.http.post(f"/v1/responses/{id}/cancel")).json()["status"] == "cancelled"
+    assert (await site.http.get(f"/v1/responses/{id}")).json()["status"] == "cancelled"

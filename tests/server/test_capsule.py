@@ -132,7 +132,8 @@ async def test_what_was_exported_comes_back_whole(site: Site) -> None:
     assert ours is not None
     assert theirs is not None
     assert [unpack_ids(ids).tolist() for ids in site.engine.exported] == [ours.tokens]
-    assert (ours.tokens, ours.messages, ours.turns) == (theirs.tokens, theirs.messages, theirs.turns)
+    turns = tuple(replace(turn, receipt=None) for turn in ours.turns)  # which may tell of words that were edited away
+    assert (ours.tokens, ours.messages, turns) == (theirs.tokens, theirs.messages, theirs.turns)
     await site.chat(session_id="s", messages=MORE, headers=BOB)
     assert list(unpack_ids(site.engine.submitted[-1].prompt))[: len(ours.tokens)] == ours.tokens
     assert left_behind(site) == []

@@ -18,7 +18,9 @@ from server.serve import serve
 SLOW = {"torch", "transformers", "uvicorn", "fastapi", "sqlalchemy", "zmq", "httpx"}
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("serve", "--help"), ("chat", "--help"), ("--version",)])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("serve", "--help"), ("doctor", "--help"), ("bench", "--help"), ("--version",)]
+)
 def test_help_imports_nothing_slow(arguments: tuple[str, ...]) -> None:
     script = (
         "import sys\nfrom server.__main__ import main\n"

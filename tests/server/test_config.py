@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from scheduler.messages import EngineConfig
+from server.bench_config import BenchConfig
 from server.command_line import COMMANDS, environment_variable, flag, parse
 from server.config import DEMO_FOLDER, ChatConfig, ServeConfig, UsageError
+from server.doctor_config import DoctorConfig
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +99,13 @@ def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert (config.port, config.model, config.api_key) == (99, "other", {"eve": "a=b"})
 
 
-@pytest.mark.parametrize(("command", "field"), [(c, f) for c, (m, _) in COMMANDS.items() for f in m.model_fields])
+OF_ITS_OWN = {
+    "doctor": set(DoctorConfig.model_fields) - set(ServeConfig.model_fields) | {"model"}
+}  # the rest is serve's
+FIELDS = [(c, f) for c, (m, _) in COMMANDS.items() for f in m.model_fields if f in OF_ITS_OWN.get(c, {f})]
+
+
+@pytest.mark.parametrize(("command", "field"), FIELDS)
 def test_every_field_has_a_flag_a_variable_and_a_sentence(
     command: str, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,9 +114,12 @@ def test_every_field_has_a_flag_a_variable_and_a_sentence(
     assert left.value.code == 0
     told = re.sub(r"\s+", " ", capsys.readouterr().out)
     config, _ = COMMANDS[command]
-    assert f"environment: {environment_variable(config, field)})" in told
-    positional = (command, field) == ("serve", "model")
-    assert ("[MODEL]" if positional else f"{flag(field)} ") in told
+    info = config.model_fields[field]
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    if not extra.get("behind"):
+        assert f"environment: {environment_variable(config, field)})" in told
+    place = extra.get("positional") or extra.get("behind")
+    assert (f"[{extra['metavar']}]" if place else f"{flag(field, info)} ") in told
 
 
 def test_the_models_name_in_the_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +142,36 @@ def test_a_chat_begins_its_own_session_unless_one_is_named(monkeypatch: pytest.M
     assert chat().api_key is None
     monkeypatch.setenv("WARMTURN_CHAT_API_KEY", "k1")
     assert chat().api_key == "k1"
+
+
+def test_a_doctor_is_told_what_a_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "org/model --kv-memory 1M --port 9 --api-key ann=k1"
+    config = parse(["doctor", *line.split(), "--json"])
+    assert isinstance(config, DoctorConfig)
+    assert (config.engine_config(), config.port, config.api_key) == (
+        serve(*line.split()).engine_config(),
+        9,
+        {"ann": "k1"},
+    )
+    assert (config.with_model, config.as_json) == (True, True)
+    alone = parse(["doctor"])
+    assert isinstance(alone, DoctorConfig)
+    assert (alone.with_model, alone.as_json) == (False, False)
+    monkeypatch.setenv("WARMTURN_MODEL", "org/model")
+    named = parse(["doctor"])
+    assert isinstance(named, DoctorConfig)
+    assert (named.with_model, named.source) == (True, "org/model")
+
+
+def test_what_a_bench_is_told() -> None:
+    config = parse("bench org/model --sessions 1,8 --history 500 --threads 2 -- --device cpu --port 5".split())
+    assert isinstance(config, BenchConfig)
+    assert (config.target, config.is_url, config.sessions, config.history) == ("org/model", False, [1, 8], [500])
+    assert config.serve_flags == ["--device", "cpu", "--port", "5"]
+    config = parse("bench https://host/v1 --api-key k1 --pid 7".split())
+    assert isinstance(config, BenchConfig)
+    assert (config.is_url, config.api_key, config.pid, config.sessions) == (True, "k1", 7, [1, 4, 16])
+    assert "k1" not in repr(config)
 
 
 def test_a_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +214,13 @@ def test_a_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve --api-key ann=", "--api-key: expected NAME=KEY"),
         ("serve --api-key a=secret --api-key a=other", "--api-key: the name a or its key is given twice"),
         ("serve --api-key a=secret --api-key b=secret", "--api-key: the name b or its key is given twice"),
+        ("doctor --port x", "--port: input should be a valid integer"),
+        ("doctor ./nowhere", "MODEL: there is no such folder"),
+        ("bench --sessions 1,x", "--sessions: "),
+        ("bench --sessions 0", "--sessions: input should be greater than or equal to 1"),
+        ("bench --turns 0", "--turns: input should be greater than or equal to 1"),
+        ("bench --kv-memory 1G", "unrecognized arguments: --kv-memory"),
+        ("bench --session-header a:b", "--session-header: "),
         ("chat --url localhost:8000", "--url: "),
         ("chat --session a/b", "--session: "),
         ("chat --temperature nan", "--temperature: "),

@@ -316,12 +316,12 @@ def test_the_engines_environment_has_bounded_kernel_caches_unless_the_user_says_
     monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
     monkeypatch.setenv("WARMTURN_DATABASE", "postgresql://user:secret@host/name")
-    environment = engine_link._environment("auto")
+    environment = engine_link.engine_environment("auto")
     assert "WARMTURN_DATABASE" not in environment
     assert (environment["LRU_CACHE_CAPACITY"], environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("128", "7")
 
 
 def test_an_engine_on_the_cpu_sees_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert engine_link._environment("cpu")["CUDA_VISIBLE_DEVICES"] == ""
-    assert engine_link._environment("cuda")["CUDA_VISIBLE_DEVICES"] == "3"
+    assert engine_link.engine_environment("cpu")["CUDA_VISIBLE_DEVICES"] == ""
+    assert engine_link.engine_environment("cuda")["CUDA_VISIBLE_DEVICES"] == "3"

@@ -17,10 +17,12 @@ def ask(entrance: Entrance, path: str) -> httpx.Response:
     return asyncio.run(run())
 
 
-def test_while_loading_everything_is_503_in_shape() -> None:
+def test_while_loading_everything_but_a_sign_of_life_is_503_in_shape() -> None:
     entrance = Entrance()
     health = ask(entrance, "/health")
     assert (health.status_code, health.json()) == (503, {"status": "loading"})
+    live = ask(entrance, "/health/live")
+    assert (live.status_code, live.json()) == (200, {"status": "ok"})
     models = ask(entrance, "/v1/models")
     assert models.status_code == 503
     assert int(models.headers["retry-after"]) >= 1

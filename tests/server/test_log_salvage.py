@@ -329,7 +329,8 @@ def test_a_damaged_log_of_another_version_is_left_where_it_is(tmp_path: Path, ve
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"UPDATE log_format SET version = {version}")
         if version == 1:
-            connection.execute("ALTER TABLE turns DROP COLUMN checksum")
+            for column in ("checksum", "receipt"):
+                connection.execute(f"ALTER TABLE turns DROP COLUMN {column}")
         (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'labels'").fetchone()
         connection.commit()
     zero(path, page - 1)

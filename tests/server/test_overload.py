@@ -10,22 +10,14 @@ from fastapi.routing import APIRoute
 from http_face import Site, served
 
 from server.engine import TurnRefused
-from server.overload import Overload
+from server.overload import TURNS, Overload
 
 KEYS = {"ann": "key-a", "bob": "key-b"}
-TURN_ROUTES = {
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/sessions/{session_id}/chat/completions",
-    "/v1/sessions/{session_id}/regenerate",
-}
 
 
 @served()
 async def test_the_routes_of_turns_refuse_and_no_other(site: Site) -> None:
-    """A new route that makes turns belongs to ``overload.TURNS``, and to this set."""
+    """Where a turn may begin is where ``submit`` can be reached: a new such route belongs to ``overload.TURNS``."""
     site.engine.full_for = {"default"}
     refused = set()
     paths = {route.path for route in site.app.routes if isinstance(route, APIRoute) and "POST" in (route.methods or ())}
@@ -35,8 +27,12 @@ async def test_the_routes_of_turns_refuse_and_no_other(site: Site) -> None:
             refused.add(path)
             assert answer.headers["retry-after"] == "1"
             assert answer.headers["x-request-id"]
-    assert refused == TURN_ROUTES
+    assert refused == set(TURNS)
     assert not site.engine.submitted
+    counted = (await site.http.get("/metrics")).text
+    for path in TURNS:
+        assert f'route="{path}",status="429"' in counted
+    assert (await site.http.post("/health")).status_code == 405
 
 
 @served()
