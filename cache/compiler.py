@@ -26,6 +26,7 @@ _INSTRUCTIONS = {  # by what torch has found the processor to have
     "AVX512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma",
     "AVX2": "-mavx2 -mfma",
 }
+_PAIRS = "-mavx512bf16"
 _TILES = "-mamx-tile -mamx-bf16"
 _HEADERS = Path(__file__).with_name("kernels")
 _PATIENCE = 300  # seconds that a compiler may take
@@ -64,8 +65,10 @@ def built(source: Path) -> Path:
 
 
 def _instructions() -> list[str]:
-    tiles = torch.cpu._is_amx_tile_supported()
-    return [*_INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), "").split(), *(_TILES.split() if tiles else ())]
+    found = [_INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), "")]
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        found += [_PAIRS] * torch.cpu._is_avx512_bf16_supported() + [_TILES] * torch.cpu._is_amx_tile_supported()
+    return " ".join(found).split()
 
 
 def _folder() -> Path:

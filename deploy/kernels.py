@@ -28,7 +28,10 @@ def instruction_sets() -> Iterator[list[str]]:
     if platform.machine() == "x86_64":
         for flags in compiler._INSTRUCTIONS.values():
             yield flags.split()
-        yield [*compiler._INSTRUCTIONS["AVX512"].split(), *compiler._TILES.split()]
+        newest = compiler._INSTRUCTIONS["AVX512"].split()
+        for more in (compiler._PAIRS, compiler._TILES):
+            newest = [*newest, *more.split()]
+            yield newest
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ class Clerk:
         """Drop a session from every tier. Its turn has been ended."""
 
         def told() -> None:
-            self._answers.append(Forgotten(request.tenant, request.session))
+            self._answers.append(Forgotten(request.tenant, request.session, request.life))
 
         self._store.forget(request.tenant, request.session)
         if self._store.archive is None:

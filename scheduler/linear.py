@@ -1,8 +1,8 @@
 """Weights of linear maps packed for the CPU: a decode step is bound by the speed at which weights are read.
 
-Our own kernel reads tiles where the processor has matrix units, oneDNN its own blocked layout; either is up to twice
-as fast as a plain weight. Which modules are linear maps, and for which shapes packing pays, is measured on the loaded
-model. A packed weight replaces the plain one.
+Our own kernel reads bfloat16 in tiles, oneDNN its own blocked layout; either is up to twice as fast as a plain weight.
+Which modules are linear maps, and for which shapes packing pays, is measured on the loaded model. A packed weight
+replaces the plain one.
 """
 
 from __future__ import annotations

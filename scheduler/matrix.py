@@ -1,4 +1,4 @@
-"""A weight as the products of a program read it: as it lies, or in the tiles of a processor with matrix units."""
+"""A weight as the products of a program read it: as it lies, or in tiles."""
 
 from __future__ import annotations
 

@@ -96,10 +96,12 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True):
-    """Drop a session and its KV from every tier; a running turn of it is cancelled. Answered by ``Forgotten``."""
+    """Drop a session and its KV from every tier; a running turn of it is cancelled. Answered by ``Forgotten``, with the
+    ``life`` that the server has given: names are used again."""
 
     tenant: str
     session: str
+    life: int | None = None
 
 
 class Pin(msgspec.Struct, frozen=True, tag=True):
@@ -313,10 +315,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag=True):
-    """No tier holds anything of this session any more: its files are unlinked."""
+    """No tier holds anything any more of what there was of this session when that was asked: its files are unlinked."""
 
     tenant: str
     session: str
+    life: int | None = None
 
 
 class Holding(msgspec.Struct, frozen=True):

@@ -61,7 +61,7 @@ class Kernel:
         self.attend_between.argtypes = [ctypes.c_void_p] * 3
         self.parallel = parallel()
         self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.parallel else 1  # at most
-        self.tiles = bool(library.warmturn_tiles() and torch.cpu._init_amx())
+        self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
         self.memory = 0  # its address
         self.rooms: dict[Any, Any] = {}  # see ``layer.Room``
         self._memory = torch.zeros(0)

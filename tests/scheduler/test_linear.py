@@ -235,7 +235,7 @@ def test_a_prefill_may_cost_more_in_tiles_than_in_onednns_layout(monkeypatch: py
         assert len(pack(filled(nn.Linear(BIG, BIG), torch.bfloat16))) == pays
 
 
-def test_tiles_come_first_where_the_processor_has_them() -> None:
+def test_tiles_come_first() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         ways = [way.__name__ for way in linear._ways(dtype)]
         tiled = compiled().tiles and dtype is torch.bfloat16

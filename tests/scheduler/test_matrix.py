@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from program_kit import compiled
 from scheduler.matrix import TILED, Matrix
 from scheduler.program import product
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 SHAPES = [(1, 1), (3, 5), (16, 32), (64, 32), (63, 31), (65, 33), (130, 257), (48, 2048), (200, 1100)]  # out, in
 ROWS = (1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 48, 255, 256, 257, 600)
 KINDS = [(torch.float32, False), (torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)]
@@ -32,7 +37,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 def skip_without(tiled: bool) -> None:
     if tiled and not compiled().tiles:
-        pytest.skip("the processor has no matrix units")
+        pytest.skip("the system lets no process use its matrix units")
 
 
 @pytest.mark.parametrize("tiled", [False, True])
@@ -78,6 +83,16 @@ def test_products_of_any_number_of_rows(dtype: torch.dtype, tiled: bool, shape: 
         first = (7 * rows) % (max(ROWS) - rows + 1)
         part = multiply(x[first : first + rows])
         assert torch.equal(part, whole[first : first + rows]), f"{rows} rows from {first} on"
+
+
+@pytest.mark.parametrize("instructions", ["default", "avx2"])
+def test_older_processors_compute_the_same(instructions: str) -> None:
+    """This machine's processor runs what is compiled for those that have less."""
+    here = {**os.environ, "ATEN_CPU_CAPABILITY": instructions}
+    wanted = f"test_products_of_any_number_of_rows[2-dtype{KINDS.index((torch.bfloat16, True))}-True-shape6-True]"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{wanted}"]
+    ran = subprocess.run(command, env=here, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "1 passed" in ran.stdout, ran.stdout
 
 
 @pytest.mark.parametrize(("dtype", "tiled"), KINDS)
