@@ -83,13 +83,13 @@ class Background:
         running.task = asyncio.create_task(self._run(session, running, exchange, choices))
         running.task.add_done_callback(lambda _: kept.close())
 
-    def unwanted(self, tenant: str, session: str) -> None:
-        """End the response of a session, if one runs: a client of another server has cancelled it."""
-        for (owner, id), running in [*self._running.items()]:
-            place = parsed_id(id, "resp")
-            if owner == tenant and place is not None and place[0] == session:
-                self._cancelling.add(task := asyncio.create_task(running.cancel()))
-                task.add_done_callback(self._cancelling.discard)
+    def unwanted(self, tenant: str, session: str, key: str) -> None:
+        """End a response: a client of another server, which thinks that it runs here, has cancelled it."""
+        all_ = self._running.items()
+        found = [one for (owner, id), one in all_ if owner == tenant and parsed_id(id, "resp") == (session, key)]
+        ending = found[0].cancel() if found else self._lost(tenant, session, key)
+        self._cancelling.add(task := asyncio.create_task(ending))
+        task.add_done_callback(self._cancelling.discard)
 
     async def close(self) -> None:
         """End what still runs. It has failed when the log is opened again."""
@@ -118,11 +118,16 @@ class Background:
             choices.close()
             reply.recording.end()
 
+    async def _lost(self, tenant: str, session: str, key: str) -> None:
+        """Tell of one that is not running (any more)."""
+        with suppress(LogUnavailable):
+            await self._log.responses.settled(tenant, session, key)
+
     async def _settle(self, session: Session, running: Running, end: Callable[[], object]) -> None:
         """Write how it ended, unless its turn was committed after all."""
         running.ends = True
         reply = running.reply
-        # It has failed when the log is opened again, is deleted, or was told failed by another server.
+        # It was deleted, or another server has told that it failed; or whoever looks for it next tells so.
         with suppress(LogUnavailable, UnknownSession, SessionMoved):
             kept = reply.stored()
             there = await self._log.responses.get(session.tenant, session.name, kept.key)

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from server import logs
+from pydantic import ByteSize
+
+from server import data_dir, logs
 from server.cluster_config import ClusterConfig
 from server.command_line import environment_variable
 from server.config import ServeConfig, UsageError
@@ -30,7 +34,7 @@ DEPLOYMENT = "Server"
 IMPORT_PATH = "server.cluster:build"
 ROUTER = "server.cluster_router.SessionRouter"
 MISSING = "Ray is not installed: pip install 'warmturn[ray]'"
-SECRETS = ("api_key", "database", "remote")  # they go by the environment: Ray writes arguments into its logs
+SECRETS = ("api_key", "database", "remote")  # the nodes' environment has them: Ray writes what it is told into its logs
 MOST_AT_ONCE = 100_000  # requests of a replica: it is our queue that is full, with a 429, not Ray's
 CHECK_SECONDS = 5.0  # between two looks at a replica's health
 LOOK_SECONDS = 0.5  # between two looks at what becomes of a deployment
@@ -38,13 +42,15 @@ LOOK_SECONDS = 0.5  # between two looks at what becomes of a deployment
 
 def build(args: Mapping[str, Any]) -> Application:
     """Ray Serve's application over ``args``, fields of ClusterConfig by their names; what is not given comes from the
-    environment, as for `warmturn serve`. Raises ValueError where several replicas would not share their sessions."""
+    environment, as for `warmturn serve`. ``needs`` are environment variables that every node must have. Raises
+    ValueError for other arguments, UsageError where several replicas would not share their sessions."""
     from ray import serve
 
-    config = ClusterConfig(**args)
+    needs = args.get("needs", ())
+    config = ClusterConfig(**{name: value for name, value in args.items() if name != "needs"})
     check_shared(config)
     made = serve.deployment(**options(config))(serve.ingress()(Replica))
-    application: Application = made.bind(settings(config))
+    application: Application = made.bind(settings(config), sorted({*needs, *secrets(config)}))
     return application
 
 
@@ -56,12 +62,17 @@ def cluster(config: ClusterConfig) -> int:
     except ImportError:
         raise UsageError(MISSING) from None
     logs.configure(config.log_format, config.log_level)
-    if config.ray_address is None:
-        config = with_defaults(config)
-    check_shared(config)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    begin(ray, config)
-    try:
+    with ExitStack() as stack:
+        if config.ray_address is None:
+            # Its replicas lock folders below this one. A `warmturn serve` would take the log in it for its own.
+            folder = stack.enter_context(data_dir.locked(config.data_dir.expanduser().absolute()))
+            config = with_defaults(config.model_copy(update={"data_dir": folder}))
+        check_shared(config)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        begin(ray, config)
+        stack.callback(ray.shutdown)
+        if config.ray_address is None:
+            stack.callback(serve.shutdown)
         status = deploy(config)
         if status != 0 or config.ray_address is not None:
             return status
@@ -72,20 +83,18 @@ def cluster(config: ClusterConfig) -> int:
         wait_for_signal()
         say("stopping")
         return 0
-    finally:
-        if config.ray_address is None:
-            serve.shutdown()
-        ray.shutdown()
 
 
 def with_defaults(config: ClusterConfig) -> ClusterConfig:
-    """What replicas on one machine share where nothing else is named: a file and a folder in the data dir."""
-    data = config.data_dir.expanduser().absolute()
+    """What replicas on one machine share where nothing else is named: a file and a folder in the data dir, which is
+    there. The folder may have a tenth of what is free on the disk, as the cache of each replica."""
+    data = config.data_dir
     shared = {"database": f"sqlite:///{data}/log.sqlite", "remote": f"file://{data}/remote"}
-    missing = {name: value for name, value in shared.items() if getattr(config, name) is None}
-    if "database" in missing:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return config.model_copy(update={"data_dir": data, **missing})
+    missing: dict[str, Any] = {name: value for name, value in shared.items() if getattr(config, name) is None}
+    if "remote" in missing and config.remote_space is None:
+        stored = sum(file.stat().st_size for file in (data / "remote").rglob("*") if file.is_file())
+        missing["remote_space"] = ByteSize((shutil.disk_usage(data).free + stored) // 10)
+    return config.model_copy(update=missing)
 
 
 def check_shared(config: ClusterConfig) -> None:
@@ -117,7 +126,7 @@ def settings(config: ClusterConfig) -> dict[str, Any]:
 
 
 def secrets(config: ClusterConfig) -> dict[str, str]:
-    """What a replica finds in its environment."""
+    """What a replica finds in the environment of its node."""
     told = {"database": config.database, "remote": config.remote}
     told["api_key"] = ",".join(f"{name}={key}" for name, key in config.api_key.items()) or None
     return {environment_variable(ServeConfig, name): value for name, value in told.items() if value is not None}
@@ -162,8 +171,7 @@ def deployment(config: ClusterConfig) -> dict[str, Any]:
         "name": APPLICATION,
         "route_prefix": "/",
         "import_path": IMPORT_PATH,
-        "args": {**settings(config), "replica_cpus": config.replica_cpus},
-        "runtime_env": {"env_vars": secrets(config)},
+        "args": {**settings(config), "replica_cpus": config.replica_cpus, "needs": sorted(secrets(config))},
         "deployments": [{"name": DEPLOYMENT, **many(config)}],
     }
     return {
@@ -175,15 +183,21 @@ def deployment(config: ClusterConfig) -> dict[str, Any]:
 
 
 def begin(ray: Any, config: ClusterConfig) -> None:
-    """Connect to Ray, or start it on this machine."""
+    """Connect to Ray, or start it on this machine, where replicas inherit the environment. Raises UsageError."""
     if config.ray_address is not None:
+        for variable, value in secrets(config).items():
+            if os.environ.get(variable) != value:
+                flag = variable.removeprefix("WARMTURN_").lower().replace("_", "-")
+                raise UsageError(f"--{flag}: with --ray-address set {variable}, here and for the nodes of the cluster")
         try:
             ray.init(address=config.ray_address, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError):
             raise UsageError("--ray-address: there is no Ray cluster that answers") from None
         return
+    os.environ.update(secrets(config))
     cores = max(os.cpu_count() or 1, config.replica_cpus * most_replicas(config) + 1)
     ray.init(
+        address="local",
         num_cpus=int(cores + 0.999),
         include_dashboard=False,
         log_to_driver=True,

@@ -2,6 +2,7 @@
 
 LogUnavailable
 +-- LogFull         it cannot be written for want of storage
++-- LogLocked       another server's transaction keeps what is needed
 +-- LogDamaged      what is stored is not what was written
     +-- SessionDamaged  so it is with one session
 """
@@ -23,7 +24,15 @@ T = TypeVar("T")
 Durability = Literal["process", "power"]
 
 AWAY_SECONDS = 1.0  # that a database which did not answer is not asked again, so that callers do not queue up
-CONNECT_SECONDS = 5
+# How a connection to PostgreSQL is made, where its URL does not say. A network path that is dead without a word is
+# noticed after some 11 s of silence, or 15 s without an acknowledgement; the kernel's own patience is minutes to hours.
+CONNECTION = {
+    "connect_timeout": 5,  # s
+    "keepalives_idle": 5,  # s
+    "keepalives_interval": 2,  # s
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,  # ms
+}
 CHECKED_BYTES = 256 * 2**20  # a larger file is not read through when it is opened; that takes about a second
 BALLAST = bytes(64 * 1024)
 STORAGE_TROUBLES = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
@@ -41,6 +50,10 @@ class LogUnavailable(Exception):
 
 class LogFull(LogUnavailable):
     """The log cannot be written for want of storage: the disk is full, read-only or fails. HTTP 507."""
+
+
+class LogLocked(LogUnavailable):
+    """PostgreSQL: rows that are needed were locked by another transaction for longer than ``lock_timeout``."""
 
 
 class LogDamaged(LogUnavailable):
@@ -113,7 +126,7 @@ class Database:
             raise
         except SQLAlchemyError as error:
             trouble = self._trouble(error, "cannot be written")
-            self.full = isinstance(trouble, LogFull)
+            self.full |= isinstance(trouble, LogFull)  # other troubles say nothing of room
             raise trouble from error
 
     def try_to_write(self, table: sql.Table) -> None:
@@ -161,6 +174,8 @@ class Database:
         message = f"the session log {what}: {self._reason(error)}"
         if code in DAMAGE:
             return LogDamaged(f"{message}: {REMEDY}")
+        if state == "55P03":
+            return LogLocked(message)
         full = code in STORAGE_TROUBLES or state == "58030" or (state.startswith("53") and state != "53300")
         return LogFull(message) if full and what == "cannot be written" else LogUnavailable(message)
 
@@ -230,11 +245,10 @@ def file_engine(url: sql.URL, durability: Durability) -> sql.Engine:
 
 def server_engine(url: sql.URL, durability: Durability) -> sql.Engine:
     """PostgreSQL; a connection that was lost is noticed and made anew."""
-    arguments: dict[str, Any] = {}
-    if "connect_timeout" not in url.query:
-        arguments["connect_timeout"] = CONNECT_SECONDS
+    arguments = {name: value for name, value in CONNECTION.items() if name not in url.query}
     engine = sql.create_engine(url, pool_pre_ping=True, pool_size=2, connect_args=arguments)
     settings = ["statement_timeout = '30s'", "lock_timeout = '10s'"]
+    settings.append("idle_in_transaction_session_timeout = '10s'")  # a server that is paused keeps no locks
     if durability == "power":  # else as the database server is set up
         settings.append("synchronous_commit = on")
 

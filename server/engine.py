@@ -96,10 +96,13 @@ class Engine(Protocol):
     def turns_away(self, tenant: str) -> TurnRefused | None:
         """What any turn of this tenant would come to now, where that is a full queue."""
 
-    def forget(self, tenant: str, session: str) -> None:
+    def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """Drop the KV of a session from every tier; a running turn of it ends as cancelled. Nothing is sent while no
         engine is ready, and an engine may die over it: whoever needs the files gone asks again at the next ready
-        engine, until it is told that the session is forgotten."""
+        engine, until it is told that this ``life`` of the session is forgotten (None: nobody is told)."""
+
+    def end(self, tenant: str, session: str, failure: Exception) -> None:
+        """End a running turn of a session, whose KV stays: whoever reads it is raised ``failure``."""
 
     def pin(self, tenant: str, session: str, until: float) -> None:
         """Evict the KV of a session last until a time (Unix seconds; 0: no longer). An engine forgets its pins when it

@@ -73,12 +73,12 @@ class EngineProcess:
         command: Sequence[str] = ENGINE_COMMAND,
         on_loading: Callable[[str], None] | None = None,
         on_ready: Callable[[ModelFacts], None] | None = None,
-        on_forgotten: Callable[[str, str], None] | None = None,
+        on_forgotten: Callable[[str, str, int], None] | None = None,
     ) -> None:
         """``config.address`` is filled in anew for every process.
 
         ``on_loading`` hears the stages of every load; ``on_ready`` every engine that is ready, the first and those
-        after it, once turns may be submitted; ``on_forgotten`` the tenant and session of every ``Forgotten``.
+        after it, once turns may be submitted; ``on_forgotten`` tenant, session and life of what is forgotten.
         They are called on the event loop and must not raise.
         """
         self.facts = None
@@ -87,7 +87,7 @@ class EngineProcess:
         self._command = tuple(command)
         self._on_loading = on_loading or (lambda stage: logger.info("engine: %s", stage))
         self._on_ready = on_ready or (lambda facts: None)
-        self._on_forgotten = on_forgotten or (lambda tenant, session: None)
+        self._on_forgotten = on_forgotten or (lambda tenant, session, life: None)
         self._state: State = "loading"
         self._ending = False  # the process was told to end, or will not come any more
         self._turns: dict[str, Turn] = {}
@@ -123,7 +123,7 @@ class EngineProcess:
             self._link.send(request)
         except LinkFull:
             raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
-        turn = self._turns[request.turn] = Turn(request.turn, self._cancel)
+        turn = self._turns[request.turn] = Turn(request.turn, self._cancel, (request.tenant, request.session))
         self._waiting.add(request.turn, request.tenant)
         self._in_hand.add(turn)
         return turn
@@ -134,10 +134,16 @@ class EngineProcess:
             return None
         return TurnRefused("queue_full", QUEUE_FULL, QUEUE_RETRY)
 
-    def forget(self, tenant: str, session: str) -> None:
+    def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """See ``Engine``."""
         if self._link is not None and self.facts is not None:
-            self._link.send_later(Forget(tenant, session))
+            self._link.send_later(Forget(tenant, session, life))
+
+    def end(self, tenant: str, session: str, failure: Exception) -> None:
+        """See ``Engine``."""
+        for turn in [turn for turn in self._turns.values() if turn.session == (tenant, session)]:
+            self._cancel(turn.name)
+            turn.fail(failure)
 
     def pin(self, tenant: str, session: str, until: float) -> None:
         """See ``Engine``."""
@@ -320,8 +326,9 @@ class EngineProcess:
                 self._ready(facts)
             case Failed(text):
                 self._failure = text
-            case Forgotten(tenant, session):
-                self._on_forgotten(tenant, session)
+            case Forgotten(tenant, session, life):
+                if life is not None:
+                    self._on_forgotten(tenant, session, life)
             case Inspected() | Exported() | Imported():
                 self._calls.answered(message)
 

@@ -8,33 +8,36 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from server.claims import Key
 from server.engine import Engine
 from server.leases import BEAT_SECONDS
-from server.log import LogUnavailable, SessionLog
+from server.log import LogUnavailable, SessionLog, SessionMoved
 
 logger = logging.getLogger("warmturn.sessions")
 
 SWEEP_SECONDS = 30.0
+AGAIN_SECONDS = 600.0  # until an engine that has not answered is told again: its remote tier may have failed
 
 
 class Housekeeper:
     """Keeps engine and log of one mind. A deleted session leaves a tombstone in the log until the engine has said
-    that nothing of it is left anywhere, however often either of them restarts in between. Each server of a database has
-    tombstones of its own. And tells the other servers of the log that this one lives.
+    that nothing of it is left anywhere, however often either of them restarts in between, and of that life of its name:
+    one that is deleted again is forgotten again. Each server of a database has tombstones of its own. And tells the
+    other servers of the log that this one lives.
 
-    ``ready`` and ``forgotten`` are the engine's callbacks; they return at once. All is tried again at the next sweep
+    ``ready`` and ``forgotten`` are the engine's callbacks; they return at once. All is tried again, at a later sweep
     or the next start of the engine, so a log that cannot be used now costs time only.
     """
 
     def __init__(
-        self, engine: Engine, log: SessionLog, unwanted: Callable[[str, str], object] = lambda tenant, session: None
+        self, engine: Engine, log: SessionLog, unwanted: Callable[[str, str, str], object] = lambda *of: None
     ) -> None:
-        """``unwanted`` is called for a session whose turn here is to end: another server was asked to cancel it."""
+        """``unwanted`` is called with tenant, session and key of a response that another server was asked to cancel."""
         self._engine = engine
         self._log = log
         self._unwanted = unwanted
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told: set[tuple[str, str]] = set()  # the tombstones that this engine knows of
+        self._told: dict[Key, tuple[int, float]] = {}  # the lives that this engine knows to be over, and since when
 
     async def run(self) -> None:
         """Sweep every 30 seconds until cancelled."""
@@ -64,20 +67,22 @@ class Housekeeper:
     async def beat(self) -> None:
         """One heartbeat, and what is to be done about what the others did. Raises LogUnavailable."""
         news = await self._log.beat()
-        for tenant, session in news.unwanted:
-            self._unwanted(tenant, session)
-        if news.lost:
-            for tenant, session in news.lost & {*await self._log.tombstones()}:
-                self._engine.forget(tenant, session)  # deleted elsewhere: its turn ends
+        for response in news.unwanted:
+            self._unwanted(*response)
+        stones = await self._log.tombstones() if news.lost else {}
+        for key in news.lost:  # its turn ends: it could not be committed
+            if key in stones:
+                self._forget(key, stones[key])
+            else:
+                self._engine.end(*key, SessionMoved())
 
     def ready(self) -> None:
         """A fresh engine knows neither what was deleted while there was none, nor what is pinned."""
         self._start(self._tell())
 
-    def forgotten(self, tenant: str, session: str) -> None:
-        """Nothing of a session is left in any tier."""
-        self._told.discard((tenant, session))
-        self._start(self._log.swept(tenant, session))
+    def forgotten(self, tenant: str, session: str, life: int) -> None:
+        """Nothing of this life of a session is left in any tier."""
+        self._start(self._log.swept(tenant, session, life))
 
     async def close(self) -> None:
         """End what was begun."""
@@ -92,11 +97,17 @@ class Housekeeper:
             self._engine.pin(tenant, session, until)
 
     async def _bury(self) -> None:
-        for tenant, session in await self._log.tombstones():
+        stones, now = await self._log.tombstones(), time.monotonic()
+        self._told = {key: told for key, told in self._told.items() if key in stones and now - told[1] < AGAIN_SECONDS}
+        for key, life in stones.items():
+            told = self._told.get(key)
             # One that was begun anew and has a turn now: forgetting would end it. Later.
-            if (tenant, session) not in self._told and not self._log.is_held(tenant, session):
-                self._told.add((tenant, session))
-                self._engine.forget(tenant, session)
+            if (told is None or told[0] != life) and not self._log.is_held(*key):
+                self._forget(key, life)
+
+    def _forget(self, key: Key, life: int) -> None:
+        self._told[key] = life, time.monotonic()
+        self._engine.forget(*key, life)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._tolerant(work))

@@ -66,7 +66,7 @@ class Instance:
             command=command,
             on_loading=say,
             on_ready=lambda facts: self._housekeeper.ready(),
-            on_forgotten=lambda tenant, session: self._housekeeper.forgotten(tenant, session),
+            on_forgotten=lambda *of: self._housekeeper.forgotten(*of),
         )
         self._housekeeper = Housekeeper(self.engine, log, self._unwanted)
 
@@ -125,9 +125,9 @@ class Instance:
         await self.engine.stop(flush=min(seconds, FLUSH_SECONDS))
         await within(HTTP_SECONDS, lambda: self.engine.in_hand == 0)  # turns that were ended are told so
 
-    def _unwanted(self, tenant: str, session: str) -> None:
+    def _unwanted(self, tenant: str, session: str, response: str) -> None:
         if self._face is not None:
-            self._face.background.unwanted(tenant, session)
+            self._face.background.unwanted(tenant, session, response)
 
 
 async def ended(task: asyncio.Task[None]) -> None:

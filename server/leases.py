@@ -13,14 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError
 
 from server.claims import Key, SessionBusy
-from server.database import Database, LogUnavailable
+from server.database import Database, LogFull, LogLocked, LogUnavailable
 from server.tables import heartbeats, leases
 from server.timeline import SessionMoved
 
@@ -30,6 +30,8 @@ BEAT_SECONDS = 2.0  # between two heartbeats
 DEAD_SECONDS = 10.0  # without one until a server is dead to the others
 PATIENCE_SECONDS = 1.0  # at least, for a session that a living server holds; at most until its next heartbeat
 FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25  # seconds between two looks at a lease
+OLD_SECONDS = 86400.0  # without a heartbeat until a server is forgotten
+HURRY = "SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '100ms', true)"
 # The statements of every turn are built once: that costs more than to run them.
 TAKE = sql.insert(leases)
 OF_ROW = sql.and_(
@@ -59,11 +61,11 @@ class Holder:
 
 @dataclass(frozen=True)
 class News:
-    """What other servers did to sessions that this one holds: took over or deleted those that are ``lost``, and wish
-    that the turns of others be ``unwanted``."""
+    """What other servers did: took over or deleted sessions that this one held, which are ``lost``, and wish that it
+    ends responses that are ``unwanted``: tenant, session, and the response's key."""
 
     lost: frozenset[Key] = frozenset()
-    unwanted: frozenset[Key] = frozenset()
+    unwanted: frozenset[tuple[str, str, str]] = frozenset()
 
 
 @dataclass
@@ -89,14 +91,17 @@ class Leases:
         ``force`` takes it from while that lives. Raises SessionBusy, once it is known that it does."""
         if not self.shared:
             return False
-        begun, pause = time.monotonic(), FIRST_LOOK
-        first: Holder | None = None
+        begun = since = time.monotonic()
+        pause = FIRST_LOOK
+        first: Holder | None = None  # as it was when it was first seen, ``since``
         while True:
-            found = await in_thread(lambda: self._take(key, force))
+            dead = first if time.monotonic() - since >= DEAD_SECONDS else None  # whatever the database's clock says
+            found = await in_thread(partial(self._take, key, force, dead))
             if isinstance(found, bool):
                 return found
-            first = first or found
-            if found != first and time.monotonic() - begun >= PATIENCE_SECONDS:
+            if first is None:
+                first, since = found, time.monotonic()
+            elif found is not None and found != first and time.monotonic() - begun >= PATIENCE_SECONDS:
                 raise SessionBusy
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_LOOK)
@@ -108,9 +113,13 @@ class Leases:
     # --- on the log's thread ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The first sign of life. What an earlier life of this server held is free."""
+        """The first sign of life. What an earlier life of this server held is free, and what is left of servers that
+        do not come back is removed."""
         if self.shared:
-            self.database.write(lambda connection: self._forget(connection, alive=True))
+            with suppress(LogFull):  # no reason not to start: the heartbeats do it once there is room
+                self.database.write(lambda connection: self._forget(connection, alive=True))
+            with suppress(LogUnavailable):
+                self.database.write(remove_old)
 
     def end(self) -> None:
         """The last one: what was still held is free."""
@@ -153,21 +162,26 @@ class Leases:
         query = query.where(leases.c.server != self.server, age(connection.dialect.name) < DEAD_SECONDS)
         return frozenset(key_of(name) for name in connection.execute(query).scalars())
 
-    def wish_ended(self, key: Key) -> None:
-        """Ask whoever holds the session to end its turn."""
-        unwanted = sql.update(leases).where(leases.c.name == name_of(key)).values(unwanted=1)
-        self.database.write(lambda connection: connection.execute(unwanted))
-
-    def dead(self, connection: sql.Connection) -> sql.ColumnElement[bool] | None:
-        """What ``server`` columns of others than living servers fulfil; None where there are no others."""
-        if not self.shared:
-            return None
+    def held_by(self, connection: sql.Connection, name: Any, server: Any) -> sql.Exists:
+        """As a condition: a server, this one or one that lives, holds a session; both may be columns."""
         living = sql.select(heartbeats.c.server).where(age(connection.dialect.name) < DEAD_SECONDS)
-        return sql.and_(sql.column("server") != self.server, sql.column("server").not_in(living))
+        lives = sql.or_(leases.c.server == self.server, leases.c.server.in_(living))
+        return sql.exists().where(leases.c.name == name, leases.c.server == server, lives)
+
+    def is_run(self, connection: sql.Connection, key: Key, server: str) -> bool:
+        """Whether another server, that lives, holds the session: what it runs there can still end well."""
+        if server == self.server:
+            return False
+        return bool(connection.execute(sql.select(self.held_by(connection, name_of(key), server))).scalar())
+
+    def wish_ended(self, connection: sql.Connection, key: Key, response: str) -> None:
+        """Ask whoever holds the session to end a response, which has this key, and nothing else."""
+        connection.execute(sql.update(leases).where(leases.c.name == name_of(key)).values(unwanted=response))
 
     def revoke(self, connection: sql.Connection, key: Key, server: str) -> None:
-        """Take a dead server's lease away: should it come back, it writes nothing more."""
-        connection.execute(sql.delete(leases).where(leases.c.name == name_of(key), leases.c.server == server))
+        """Take another server's lease away: should that come back, it writes nothing more."""
+        if server != self.server:
+            connection.execute(sql.delete(leases).where(leases.c.name == name_of(key), leases.c.server == server))
 
     # --- within -------------------------------------------------------------------------------------------
 
@@ -176,19 +190,22 @@ class Leases:
         number = self._numbers.get(key)
         return None if number is None else {"number": number, "of_name": name_of(key), "of_server": self.server}
 
-    def _take(self, key: Key, force: bool) -> bool | Holder | None:
-        """One try. Whether a living server held it; else who does, None: whoever was quicker."""
+    def _take(self, key: Key, force: bool, dead: Holder | None) -> bool | Holder | None:
+        """One try. Whether a living server held it; else who does, None: a transaction that is not over. ``dead``: who
+        has not been heard of for long enough."""
 
         def work(connection: sql.Connection) -> bool | Holder:
             hurried(connection)
             found = connection.execute(held(connection.dialect.name), {"of_name": name_of(key)}).one_or_none()
             lives = False
             if found is not None:
+                holder = Holder(found.server, found.beat)
                 lives = found.server != self.server and found.beat is not None and found.age < DEAD_SECONDS
+                lives = lives and holder != dead
                 if lives and not force:
-                    return Holder(found.server, found.beat)
+                    return holder
                 connection.execute(sql.delete(leases).where(leases.c.id == found.id))
-            made = connection.execute(TAKE, {"name": name_of(key), "server": self.server, "unwanted": 0})
+            made = connection.execute(TAKE, {"name": name_of(key), "server": self.server})
             assert made.inserted_primary_key is not None
             numbers.append(made.inserted_primary_key[0])
             return lives
@@ -196,7 +213,7 @@ class Leases:
         numbers: list[int] = []
         try:
             outcome = self.database.write(work)
-        except IntegrityError:
+        except (IntegrityError, LogLocked):
             return None
         if numbers:
             self._numbers[key] = numbers[-1]
@@ -218,12 +235,13 @@ class Leases:
         now = self._numbers.copy()
         strays = rows.keys() - {*before.values(), *now.values()}
         if gone := strays & self._strays:  # not such as are just being noted
-            self.database.write(lambda connection: connection.execute(sql.delete(leases).where(leases.c.id.in_(gone))))
+            free = sql.delete(leases).where(leases.c.id.in_(gone))
+            self.database.write(lambda connection: hurried(connection).execute(free))
         self._strays = frozenset(strays)
         lost = (key for key, number in before.items() if number != SPENT and number not in rows)
         return News(
             frozenset(key for key in lost if now.get(key) == before[key]),
-            frozenset(key_of(row.name) for row in rows.values() if row.unwanted),
+            frozenset((*key_of(row.name), row.unwanted) for row in rows.values() if row.unwanted is not None),
         )
 
     def _forget(self, connection: sql.Connection, alive: bool) -> None:
@@ -237,7 +255,7 @@ class Leases:
 @cache
 def held(dialect: str) -> sql.Select[Any]:
     """The lease of a session, with the last heartbeat of its server and how long ago that was."""
-    columns = leases.c.id, leases.c.server, heartbeats.c.beat, age(dialect).label("age")
+    columns = leases.c.id, leases.c.server, heartbeats.c.beat, (clock(dialect) - heartbeats.c.beat).label("age")
     query = sql.select(*columns).outerjoin(heartbeats, heartbeats.c.server == leases.c.server)
     return query.where(leases.c.name == sql.bindparam("of_name")).with_for_update(of=leases)
 
@@ -261,12 +279,19 @@ def clock(dialect: str) -> sql.ColumnElement[float]:
 
 
 def age(dialect: str) -> sql.ColumnElement[float]:
-    """Seconds since a heartbeat."""
-    return clock(dialect) - heartbeats.c.beat
+    """Seconds between now and a heartbeat, which is ahead of now where the clock was set back."""
+    return sql.func.abs(clock(dialect) - heartbeats.c.beat)
 
 
 def hurried(connection: sql.Connection) -> sql.Connection:
-    """A transaction that need not be on the disk when it is over: a lease that is lost is taken again."""
+    """A transaction that need not be on the disk when it is over, as a lease that is lost is taken again; and does not
+    wait for rows, as somebody behind it would: it raises LogLocked."""
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
+        connection.exec_driver_sql(HURRY)
     return connection
+
+
+def remove_old(connection: sql.Connection) -> None:
+    """Remove the heartbeats of servers that have been dead for a day, and leases of servers without any."""
+    hurried(connection).execute(sql.delete(heartbeats).where(age(connection.dialect.name) > OLD_SECONDS))
+    connection.execute(sql.delete(leases).where(leases.c.server.not_in(sql.select(heartbeats.c.server))))

@@ -11,8 +11,8 @@ import sqlalchemy as sql
 from msgspec import UNSET, UnsetType
 from sqlalchemy.exc import IntegrityError
 
-from server import response_rows, session_rows
-from server.database import Database, LogFull, LogUnavailable
+from server import response_rows
+from server.database import Database, LogUnavailable
 from server.folds import Fold, Folds, Key
 from server.leases import Leases
 from server.listing import Family, Filter, Page, family, page
@@ -34,7 +34,7 @@ from server.session_rows import (
     version_of,
 )
 from server.stored import SessionRow, alive, columns_of, facts_of, metadata_of, summary_of
-from server.tables import retries, sessions, tombstones
+from server.tables import retries, sessions
 from server.timeline import (
     Message,
     Row,
@@ -55,14 +55,14 @@ from server.timeline import (
 T = TypeVar("T")
 
 EXPIRED_AT_ONCE = 50  # sessions deleted in one transaction
-SEEN_SECONDS = 86400  # between two signs of life
 
 
 class Ledger:
     """Sessions and their rows in a database. ``now`` is Unix seconds; see SessionLog for what the verbs do.
 
     A timeline in memory is always that of rows which are committed: a write that fails drops it. What changes a
-    timeline sees first that its session's lease is still this server's.
+    timeline sees first that its session's lease is still this server's: that is locked behind the session's row, by
+    everybody, so that none waits for another in a circle.
     """
 
     def __init__(self, database: Database, server: str, leases: Leases) -> None:
@@ -227,13 +227,13 @@ class Ledger:
         """A session with the timeline of another one."""
 
         def work(connection: sql.Connection) -> SessionSummary:
-            self._leases.check(connection, (tenant, new))
             row = known(find(connection, tenant, session, now))
             timeline = self._folds.read(connection, row).timeline
             copies = [*copied(timeline, turn, "fork", int(now))]
             at = len(timeline.turns) if turn is None else turn
             facts = {"ttl": row.ttl, "parent": session, "parent_turn": at}
-            return insert(connection, tenant, new, metadata_of(connection, [row.id])[row.id], facts, copies, now)
+            metadata = metadata_of(connection, [row.id])[row.id]
+            return insert(connection, self._leases, tenant, new, metadata, facts, copies, now)
 
         return self._write(tenant, session, work)
 
@@ -299,18 +299,19 @@ class Ledger:
 
     # --- the end ------------------------------------------------------------------------------------------
 
-    def delete(self, tenant: str, session: str, now: float) -> bool:
+    def delete(self, tenant: str, session: str, now: float) -> int | None:
         """Rows out, tombstone in."""
 
-        def work(connection: sql.Connection) -> bool:
+        def work(connection: sql.Connection) -> int | None:
             row = find(connection, tenant, session, now, lock=True)
             self._leases.check(connection, (tenant, session))
-            if row is not None:
-                bury(connection, row)
-            return row is not None
+            if row is None:
+                return None
+            bury(connection, row)
+            return int(row.id)
 
         deleted = self._write(tenant, session, work)
-        if deleted:
+        if deleted is not None:
             self._folds.forget((tenant, session))
             self._database.wipe()
         return deleted
@@ -341,34 +342,6 @@ class Ledger:
         if self._database.read(lambda connection: connection.execute(sql.select(sql.exists().where(old))).scalar_one()):
             self._database.write(lambda connection: connection.execute(sql.delete(retries).where(old)))
 
-    def is_known(self) -> bool:
-        """Whether this server has had a tombstone of everything that was deleted."""
-        return self._database.read(lambda connection: session_rows.is_known(connection, self._server))
-
-    def register(self, now: float) -> None:
-        """Tell that this server is there, which is written once a day at most."""
-        seen = self._database.read(lambda connection: session_rows.seen(connection, self._server))
-        if seen is not None and seen > now - SEEN_SECONDS:
-            return
-        try:
-            self._database.write(lambda connection: session_rows.register(connection, self._server, now))
-        except IntegrityError:  # it has registered itself meanwhile, under the same name
-            return
-        except LogFull:
-            if seen is None:
-                raise
-
-    def tombstones(self) -> list[Key]:
-        """Deleted sessions that this server has not ``swept``."""
-        query = sql.select(tombstones.c.tenant, tombstones.c.session).where(tombstones.c.server == self._server)
-        return self._database.read(lambda connection: [(row.tenant, row.session) for row in connection.execute(query)])
-
-    def swept(self, tenant: str, session: str) -> None:
-        """Take this server's tombstone away."""
-        query = sql.delete(tombstones).where(tombstones.c.tenant == tenant, tombstones.c.session == session)
-        query = query.where(tombstones.c.server == self._server)
-        self._database.write(lambda connection: connection.execute(query))
-
     # --- within -------------------------------------------------------------------------------------------
 
     def _write(self, tenant: str, session: str, work: Callable[[sql.Connection], T]) -> T:
@@ -394,12 +367,9 @@ class Ledger:
         now: float,
     ) -> SessionSummary:
         """A session with these rows. Raises SessionExists."""
-
-        def work(connection: sql.Connection) -> SessionSummary:
-            self._leases.check(connection, (tenant, session))
-            return insert(connection, tenant, session, metadata, facts, rows, now)
-
-        return self._write(tenant, session, work)
+        return self._write(
+            tenant, session, lambda c: insert(c, self._leases, tenant, session, metadata, facts, rows, now)
+        )
 
     def _change(
         self, tenant: str, session: str, expect: int | None, now: float, row_for: Callable[[Timeline], Row]

@@ -6,21 +6,19 @@ how rows are read and written is in ``server.ledger``.
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from server.claims import Claims, SessionBusy
+from server.claims import Key, SessionBusy
 from server.database import Durability, LogDamaged, LogFull, LogUnavailable, SessionDamaged
+from server.holds import Holds
 from server.leases import Leases, News
 from server.ledger import Ledger
 from server.listing import Family, Filter, Page
@@ -28,6 +26,7 @@ from server.mending import opened
 from server.portable import InvalidLog, PortableLog, PortableTurn
 from server.response_rows import Beside, ResponseLog, StoredResponse
 from server.retries import Idempotency, Replayed
+from server.servers import Servers
 from server.tables import ANYONE, ballast
 from server.timeline import (
     Message,
@@ -80,12 +79,10 @@ __all__ = [
     "turn_of_row",
 ]
 
-T = TypeVar("T")
-
 KEY_SECONDS = 48 * 3600  # that an idempotency key is remembered
 
 
-class SessionLog:
+class SessionLog(Holds):
     """The log. All blocking work runs on one thread of its own, so the writes of a server have one order.
 
     Every verb is whole or not at all, and durable when it returns: against the death of the process, with
@@ -119,89 +116,26 @@ class SessionLog:
         ``stranger`` is called where this server has not used this log before, or so long ago that nobody knows what was
         deleted since: its cache has to be emptied.
         """
-        self._claims = Claims()
         self._database, self.salvage, self.older = opened(where, durability)
-        self._leases = Leases(self._database, server, shared=not isinstance(where, Path))
+        super().__init__(Leases(self._database, server, shared=not isinstance(where, Path)))
         self._ledger = Ledger(self._database, server, self._leases)
+        self._servers = Servers(self._database, server)
         try:
             self._leases.begin()
-            if stranger is not None and not self._ledger.is_known():
+            if stranger is not None and not self._servers.is_known():
                 stranger()
-            self._ledger.register(now())
+            self._servers.register(now())
             self.responses = ResponseLog(self._database, server, self._leases, self._in_thread)
-            self.responses.fail_unfinished()
+            with suppress(LogFull):  # no reason not to start: whoever looks for one tells so then
+                self.responses.fail_unfinished()
         except BaseException:
             self._database.close()
             raise
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-log")
 
     async def close(self) -> None:
         """Finish what was begun and close the database."""
-        await asyncio.to_thread(self._thread.shutdown)
-        await asyncio.to_thread(self._leases.end)
+        await super().close()
         self._database.close()
-
-    # --- one at a time ------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def holding(self, tenant: str, session: str) -> AsyncIterator[None]:
-        """Hold the session for one turn or change. Raises SessionBusy if anything in this process holds it or waits
-        for it, or another server holds it and lives. It is waited for as long as that is not certain."""
-        with ExitStack() as stack:
-            await self.hold(tenant, session, stack)
-            yield
-
-    async def hold(self, tenant: str, session: str, stack: ExitStack) -> None:
-        """The same until ``stack`` is closed."""
-        stack.enter_context(self.claim(tenant, session))
-        await self._lease((tenant, session), stack)
-
-    @contextmanager
-    def claim(self, tenant: str, session: str) -> Iterator[None]:
-        """Hold the session against everything else in this process only. Raises SessionBusy."""
-        with self._claims.claim((tenant, session)):
-            yield
-
-    @asynccontextmanager
-    async def claim_when_free(self, tenant: str, session: str, seconds: float) -> AsyncIterator[bool]:
-        """Hold the session once what holds it in this process is over, to end it; nothing new gets in between. Another
-        server loses it: whether there was one. Raises SessionBusy if that takes longer than ``seconds``."""
-        async with self._claims.claim_when_free((tenant, session), seconds):
-            with ExitStack() as stack:
-                yield await self._lease((tenant, session), stack, force=True)
-
-    async def _lease(self, key: tuple[str, str], stack: ExitStack, force: bool = False) -> bool:
-        if not self._leases.shared:
-            return False
-        stack.callback(self._let_go, key)  # also where the wait is cut off while the lease is being taken
-        return await self._leases.take(key, self._in_thread, force=force)
-
-    def _let_go(self, key: tuple[str, str]) -> None:
-        with suppress(RuntimeError):  # the log is closed, and all is free
-            self._thread.submit(self._leases.let_go, key)
-
-    def is_held(self, tenant: str, session: str) -> bool:
-        """Whether anything in this process holds the session."""
-        return (tenant, session) in self._claims.held()
-
-    async def is_busy(self, tenant: str, session: str) -> bool:
-        """Whether anything holds the session, here or at another server that lives."""
-        if self.is_held(tenant, session) or not self._leases.shared:
-            return self.is_held(tenant, session)
-        return (tenant, session) in await self._in_thread(lambda: self._database.read(self._leases.elsewhere))
-
-    @property
-    def shared(self) -> bool:
-        """Whether other servers may use this log too: then ``beat`` every ``leases.BEAT_SECONDS``."""
-        return self._leases.shared
-
-    async def beat(self) -> News:
-        """Tell the other servers that this one lives, and hear what they did to the sessions that it holds."""
-        return await self._leases.beat()
-
-    async def wish_ended(self, tenant: str, session: str) -> None:
-        """Ask the server that holds the session to end its turn; it hears of it with its next heartbeat."""
-        await self._in_thread(lambda: self._leases.wish_ended((tenant, session)))
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -381,9 +315,9 @@ class SessionLog:
 
     # --- the end of a session -----------------------------------------------------------------------------
 
-    async def delete(self, tenant: str, session: str) -> bool:
-        """Remove the session and all its rows; False if it is unknown. A tombstone stays until ``swept``. The id may
-        be used again, and begins empty."""
+    async def delete(self, tenant: str, session: str) -> int | None:
+        """Remove the session and all its rows; None if it is unknown. A tombstone stays until ``swept``. The id may
+        be used again, and begins empty: which of its *lives* ended here."""
         return await self._in_thread(lambda: self._ledger.delete(tenant, session, now()))
 
     async def expire(self, moment: float) -> builtins.list[tuple[str, str]]:
@@ -393,28 +327,24 @@ class SessionLog:
         deleted: builtins.list[tuple[str, str]] = []
         while some := await self._in_thread(partial(self._ledger.expire, self._claims.held(), moment)):
             deleted += some  # a few at a time: turns are committed in between
-        await self._in_thread(lambda: self._ledger.register(moment))
+        await self._in_thread(lambda: self._servers.register(moment))
         await self._in_thread(lambda: self._ledger.forget_keys(moment - KEY_SECONDS))
         return deleted
 
-    async def tombstones(self) -> builtins.list[tuple[str, str]]:
+    async def tombstones(self) -> dict[Key, int]:
         """The deleted sessions of which this server's engine may still hold something, whichever server has deleted
-        them."""
-        return await self._in_thread(self._ledger.tombstones)
+        them, each with the life that ended last."""
+        return await self._in_thread(self._servers.tombstones)
 
-    async def swept(self, tenant: str, session: str) -> None:
-        """This server's engine holds nothing more of this deleted session."""
-        await self._in_thread(lambda: self._ledger.swept(tenant, session))
+    async def swept(self, tenant: str, session: str, life: int) -> None:
+        """This server's engine holds nothing more of this life of a deleted session, nor of those before."""
+        await self._in_thread(lambda: self._servers.swept(tenant, session, life))
 
     async def writable(self) -> None:
         """Raise LogFull if the log could not be written a moment ago and cannot be written now. Costs nothing while
         all is well."""
         if self._database.full:
             await self._in_thread(lambda: self._database.try_to_write(ballast))
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        # Shielded: a client that leaves must not cut a commit off from its result.
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
 
 def now() -> float:

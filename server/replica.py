@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
@@ -29,9 +30,11 @@ class Replica:
     ``__serve_build_asgi_app__`` makes is this server's life: a replica is ready when its model is, and when it goes it
     drains."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        """``settings`` are fields of ServeConfig; ``data_dir`` has the folders of all replicas of this machine."""
+    def __init__(self, settings: Mapping[str, Any], needs: Sequence[str]) -> None:
+        """``settings`` are fields of ServeConfig; ``data_dir`` has the folders of all replicas of this machine.
+        ``needs``: variables of the environment without which it would serve without keys, or sessions of its own."""
         self._settings = settings
+        self._needs = needs
         self._instance: Instance | None = None
 
     def __serve_build_asgi_app__(self) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
@@ -70,6 +73,8 @@ class Replica:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _started(self, stack: AsyncExitStack) -> Instance:
+        if missing := [name for name in self._needs if name not in os.environ]:
+            raise UsageError(f"{missing[0]} is not in the environment of this node")
         config = ServeConfig(**self._settings)
         logs.configure(config.log_format, config.log_level)
         quiet()

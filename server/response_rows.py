@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sql
 
@@ -15,10 +15,10 @@ from server.database import Database
 from server.leases import InThread, Leases
 from server.session_rows import find, known
 from server.stored import SessionRow
-from server.tables import responses, retries, sessions
+from server.tables import responses, retries, sessions, unfinished
 
-UNFINISHED = ("queued", "in_progress")
-LOST = {"code": "server_error", "message": "The server ended while this response was running."}
+UNFINISHED = ("queued", "in_progress")  # as of ``tables.unfinished``
+LOST = {"code": "server_error", "message": "The server ended while it ran this response, or could not store its end."}
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,21 @@ def checksum(tenant: str, session: str, columns: dict[str, Any]) -> bytes:
         return b""
 
 
+class Found(NamedTuple):
+    """A response with its session. One that is unfinished has a ``server``, which ``runs`` it still or does not."""
+
+    row: SessionRow | None
+    response: StoredResponse | None
+    server: str | None = None
+    runs: bool = False
+
+
 class ResponseLog:
-    """The responses of sessions. The verbs raise what those of ``SessionLog`` raise."""
+    """The responses of sessions. The verbs raise what those of ``SessionLog`` raise.
+
+    Whoever runs a response holds its session from before that is written until how it ended is. So one that is
+    unfinished, while its server does not hold the session or does not live, is nobody's: it is *lost*, and has failed.
+    """
 
     def __init__(self, database: Database, server: str, leases: Leases, in_thread: InThread) -> None:
         self._database = database
@@ -115,29 +128,57 @@ class ResponseLog:
         self._fail(lambda connection: responses.c.server == self._server)
 
     async def fail_lost(self) -> None:
-        """What servers were running that are dead has failed."""
-        await self._in_thread(lambda: self._fail(self._leases.dead))
+        """What is lost has failed, whichever server ran it."""
 
-    def _fail(self, servers: Callable[[sql.Connection], sql.ColumnElement[bool] | None]) -> None:
-        """Unfinished responses of some servers have failed, and these write nothing of them any more."""
+        def lost(connection: sql.Connection) -> sql.ColumnElement[bool]:
+            name = sessions.c.tenant + "/" + sessions.c.session  # as leases.name_of writes it
+            return ~self._leases.held_by(connection, name, responses.c.server)
 
-        def found(connection: sql.Connection) -> sql.ColumnElement[bool]:
-            those = servers(connection)
-            return sql.false() if those is None else sql.and_(those, responses.c.status.in_(UNFINISHED))
+        await self._in_thread(lambda: self._fail(lost))
 
-        def work(connection: sql.Connection) -> None:
-            for row in connection.execute(sql.select(responses).where(found(connection))).all():
-                of_session = sql.select(sessions).where(sessions.c.id == row.session_id).with_for_update()
-                session = connection.execute(of_session).one_or_none()
-                if session is None:  # deleted meanwhile
-                    continue
-                self._leases.revoke(connection, (session.tenant, session.session), row.server)
-                response = read(connection, session, row.key)
-                if response is not None and response.status in UNFINISHED:
-                    put(connection, session, self._server, failed(response))
+    def _fail(self, which: Callable[[sql.Connection], sql.ColumnElement[bool]]) -> None:
+        """Unfinished responses that nobody runs, one after the other."""
 
-        if self._database.read(lambda c: c.execute(sql.select(sql.exists().where(found(c)))).scalar_one()):
-            self._database.write(work)
+        def found(connection: sql.Connection) -> list[tuple[str, str, str]]:
+            query = sql.select(sessions.c.tenant, sessions.c.session, responses.c.key)
+            query = query.join(sessions, sessions.c.id == responses.c.session_id)
+            query = query.where(unfinished, which(connection))
+            return [(*row,) for row in connection.execute(query)]
+
+        for tenant, session, key in self._database.read(found):
+            self._settled(tenant, session, key, unwanted=False)
+
+    async def settled(self, tenant: str, session: str, key: str, *, unwanted: bool = False) -> StoredResponse | None:
+        """A response that does not run at this server, as it is: one that is lost has failed. One that another server
+        runs is to end if it is ``unwanted``: that server hears of it with its next heartbeat. None as of ``get``."""
+        return await self._in_thread(lambda: self._settled(tenant, session, key, unwanted))
+
+    def _settled(self, tenant: str, session: str, key: str, unwanted: bool) -> StoredResponse | None:
+        def look(connection: sql.Connection, lock: bool = False) -> Found:
+            row = find(connection, tenant, session, time.time(), lock=lock)
+            response = None if row is None else read(connection, row, key)
+            if row is None or response is None or response.status not in UNFINISHED:
+                return Found(row, response)
+            here = responses.c.session_id == row.id, responses.c.key == key
+            server = connection.execute(sql.select(responses.c.server).where(*here)).scalar_one()
+            return Found(row, response, server, self._leases.is_run(connection, (tenant, session), server))
+
+        def work(connection: sql.Connection) -> StoredResponse | None:
+            row, response, server, runs = look(connection, lock=True)
+            if row is None or response is None or server is None:
+                return response
+            if runs:
+                if unwanted:
+                    self._leases.wish_ended(connection, (tenant, session), key)
+                return response
+            self._leases.revoke(connection, (tenant, session), server)
+            put(connection, row, self._server, failed(response))
+            return failed(response)
+
+        found = self._database.read(look)
+        if found.server is None or (found.runs and not unwanted):
+            return found.response
+        return self._database.write(work)
 
     async def get(self, tenant: str, session: str, key: str) -> StoredResponse | None:
         """A response; None if it, or its session, is unknown."""
@@ -165,13 +206,19 @@ class ResponseLog:
             row = find(connection, tenant, session, time.time(), lock=True)
             if row is None:
                 return None
-            of_session = responses.c.session_id == row.id
-            if not connection.execute(sql.delete(responses).where(of_session, responses.c.key == key)).rowcount:
-                return None
-            left = sql.select(sql.func.count()).select_from(responses).where(of_session)
-            return int(connection.execute(left).scalar_one())
+            this = responses.c.session_id == row.id, responses.c.key == key
+            return count(connection, row) if connection.execute(sql.delete(responses).where(*this)).rowcount else None
 
         return await self._in_thread(lambda: self._database.write(work))
+
+    async def count(self, tenant: str, session: str) -> int:
+        """How many responses a session has."""
+
+        def work(connection: sql.Connection) -> int:
+            row = find(connection, tenant, session, time.time())
+            return 0 if row is None else count(connection, row)
+
+        return await self._in_thread(lambda: self._database.read(work))
 
     async def of_key(self, tenant: str, session: str, key: str) -> tuple[str, StoredResponse | None] | None:
         """What an idempotency key has made in a session: the request's hash, and the response unless it was deleted;
@@ -191,8 +238,14 @@ class ResponseLog:
         return await self._in_thread(lambda: self._database.read(work))
 
 
+def count(connection: sql.Connection, session: SessionRow) -> int:
+    """How many responses a session has."""
+    query = sql.select(sql.func.count()).select_from(responses).where(responses.c.session_id == session.id)
+    return int(connection.execute(query).scalar_one())
+
+
 def failed(response: StoredResponse) -> StoredResponse:
-    """A response whose server has ended."""
+    """A response that is lost."""
     body = {**json.loads(response.body), "status": "failed", "error": LOST}
     return StoredResponse(
         response.key,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -64,7 +65,8 @@ class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="sessio
 class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.turn"):
     """A turn. ``id`` is the same in a session and its forks as long as they agree up to its end. ``prompt_tokens`` is
     the whole timeline before its reply, of which ``cached_tokens`` were reused. ``cache`` is the receipt that came with
-    the reply, null for turns of imported and older logs; ``preview`` the beginning of the last user message."""
+    the reply, null for turns of imported and older logs; ``preview`` the beginning of the last user message, and
+    ``reply_preview`` that of the reply, "" where it has no words."""
 
     id: str
     number: int
@@ -75,6 +77,7 @@ class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.t
     finish_reason: str
     cache: CacheReceipt | None
     preview: str
+    reply_preview: str
 
 
 class MessageObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.message"):
@@ -186,7 +189,7 @@ def turn_objects(record: SessionRecord) -> list[TurnObject]:
         # Of all that a fork copies: an equal reply that was generated another time is another turn, its receipt tells.
         digest.update(f"{turn.created} {turn.prompt_tokens} {turn.tokens} {turn.receipt} ".encode())
         digest.update(ids[tokens : turn.tokens].tobytes())
-        asked = [m["content"] for m in record.messages[messages : turn.messages] if m["role"] == "user"]
+        said = record.messages[messages : turn.messages]
         made.append(
             TurnObject(
                 f"turn_{digest.hexdigest()}",
@@ -197,11 +200,18 @@ def turn_objects(record: SessionRecord) -> list[TurnObject]:
                 turn.cached,
                 turn.finish_reason,
                 None if turn.receipt is None else msgspec.json.decode(turn.receipt, type=CacheReceipt),
-                asked[-1][:PREVIEW] if asked else "",
+                preview(said, "user"),
+                preview(said, "assistant"),
             )
         )
         tokens, messages = turn.tokens, turn.messages
     return made
+
+
+def preview(messages: Sequence[Mapping[str, Any]], role: str) -> str:
+    """The beginning of what this role said last; "" if it said nothing."""
+    said = next((message["content"] for message in reversed(messages) if message["role"] == role), None)
+    return (said or "")[:PREVIEW]
 
 
 async def branch(face: Face, tenant: str, summary: SessionSummary) -> Branch | None:

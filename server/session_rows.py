@@ -7,8 +7,9 @@ from typing import Any
 
 import sqlalchemy as sql
 
+from server.leases import Leases
 from server.stored import SessionRow, columns_of, label, metadata_of, summary_of
-from server.tables import ANYONE, labels, responses, retries, servers, sessions, tombstones, turns
+from server.tables import labels, responses, retries, servers, sessions, tombstones, turns
 from server.timeline import Row, SessionExists, SessionSummary, Timeline, UnknownSession
 
 # The statements of every turn are built once: that costs more than to run them.
@@ -18,8 +19,6 @@ OF_NAME = sql.select(sessions).where(
 OF_NAME_LOCKED = OF_NAME.with_for_update()
 UPDATE = sql.update(sessions).where(sessions.c.id == sql.bindparam("row_id"))
 ADD_ROW = sql.insert(turns)
-
-AWAY_SECONDS = 30 * 86400  # that tombstones are kept for a server which does not come back
 
 
 def find(
@@ -59,6 +58,7 @@ def begin(connection: sql.Connection, tenant: str, session: str, now: float, **f
 
 def insert(
     connection: sql.Connection,
+    leases: Leases,
     tenant: str,
     session: str,
     metadata: Mapping[str, str],
@@ -66,8 +66,9 @@ def insert(
     rows: Sequence[Row],
     now: float,
 ) -> SessionSummary:
-    """Insert a session with all its rows. Raises SessionExists."""
+    """Insert a session with all its rows. Raises SessionExists, SessionMoved."""
     there = find(connection, tenant, session, lock=True)
+    leases.check(connection, (tenant, session))
     if there is not None:
         if not is_over(there, now):
             raise SessionExists
@@ -113,33 +114,11 @@ def summary_now(connection: sql.Connection, session_id: int, now: float) -> Sess
 
 
 def bury(connection: sql.Connection, row: SessionRow) -> None:
-    """Delete all of a session, and put a tombstone in its place for every server."""
+    """Delete all of a session, and put a tombstone in its place for every server: one for all lives of its name."""
     for table in (responses, retries, labels, turns):
         connection.execute(sql.delete(table).where(table.c.session_id == row.id))
     connection.execute(sql.delete(sessions).where(sessions.c.id == row.id))
     stone = sql.and_(tombstones.c.tenant == row.tenant, tombstones.c.session == row.session)
     connection.execute(sql.delete(tombstones).where(stone))
-    stones = sql.select(servers.c.id, sql.literal(row.tenant), sql.literal(row.session))
-    connection.execute(sql.insert(tombstones).from_select(["server", "tenant", "session"], stones))
-
-
-def seen(connection: sql.Connection, server: str) -> int | None:
-    """When a server was last registered, in Unix seconds; None if it is unknown."""
-    found: int | None = connection.execute(sql.select(servers.c.seen).where(servers.c.id == server)).scalar()
-    return found
-
-
-def is_known(connection: sql.Connection, server: str) -> bool:
-    """Whether a server is registered, or there is one to take over from: after an upgrade."""
-    return seen(connection, server) is not None or seen(connection, ANYONE) is not None
-
-
-def register(connection: sql.Connection, server: str, now: float) -> None:
-    """A server is there now. A new one takes what is anyone's; those away for too long are not waited for any more."""
-    if seen(connection, server) is None:
-        connection.execute(sql.delete(servers).where(servers.c.id == ANYONE))
-        connection.execute(sql.insert(servers).values(id=server, seen=int(now)))
-        connection.execute(sql.update(tombstones).where(tombstones.c.server == ANYONE).values(server=server))
-    connection.execute(sql.update(servers).where(servers.c.id == server).values(seen=int(now)))
-    connection.execute(sql.delete(servers).where(servers.c.seen < int(now) - AWAY_SECONDS))
-    connection.execute(sql.delete(tombstones).where(tombstones.c.server.not_in(sql.select(servers.c.id))))
+    stones = sql.select(servers.c.id, sql.literal(row.tenant), sql.literal(row.session), sql.literal(row.id))
+    connection.execute(sql.insert(tombstones).from_select(["server", "tenant", "session", "life"], stones))

@@ -106,7 +106,8 @@ responses = sql.Table(
     Column("events", sql.LargeBinary),
     Column("checksum", sql.LargeBinary, nullable=False),
 )
-Index("responses_unfinished", responses.c.server, responses.c.status, responses.c.created)
+unfinished = sql.text("status IN ('queued', 'in_progress')")  # without parameters: as of the index, or it is not used
+Index("responses_running", responses.c.server, sqlite_where=unfinished, postgresql_where=unfinished)
 
 servers = sql.Table(
     "servers",  # each with a cache of its own, of which it has to forget what is deleted
@@ -121,15 +122,16 @@ tombstones = sql.Table(
     Column("server", sql.String(64), primary_key=True),
     Column("tenant", sql.String(128), primary_key=True),
     Column("session", sql.String(128), primary_key=True),
+    number("life"),  # the id that its row had, in ``sessions``: names are used again
 )
 
 leases = sql.Table(
     "leases",  # sessions that a server holds now, see server.leases
     metadata,
-    Column("id", sql.Integer, primary_key=True),  # never used twice: the fencing number
-    Column("name", sql.String(257), nullable=False, unique=True),  # one column: see Finds.add in server.salvage
+    Column("id", sql.BigInteger().with_variant(sql.Integer, "sqlite"), primary_key=True),  # the fencing number
+    Column("name", sql.String(257), nullable=False, unique=True),  # one column: see Finds.add in server.wreck
     Column("server", sql.String(64), nullable=False),
-    Column("unwanted", sql.Integer, nullable=False),  # 1: its turn is to end
+    Column("unwanted", sql.String(32)),  # the key of a response that its server is to end
     sqlite_autoincrement=True,
 )
 

@@ -24,8 +24,10 @@ class Turn:
     kept (and what came within ``READER_SECONDS``): then the turn is cancelled, what waits is dropped, and it fails.
     """
 
-    def __init__(self, name: str, cancel: Callable[[str], None]) -> None:
+    def __init__(self, name: str, cancel: Callable[[str], None], session: tuple[str, str | None] | None = None) -> None:
+        """``cancel`` is called with the ``name``; ``session``: tenant and session, if it is on one that has a name."""
         self.name = name
+        self.session = session
         self._cancel = cancel
         self._receipt: Receipt | None = None
         self._deltas: list[Delta] = []

@@ -8,15 +8,19 @@ import sqlalchemy as sql
 
 from scheduler.messages import unpack_ids
 from server.stored import columns_of
-from server.tables import ANYONE, metadata, servers, sessions, tombstones, turns
+from server.tables import ANYONE, metadata, responses, servers, sessions, tombstones, turns
 from server.timeline import Row, Timeline, turns_within
 
 
 def from_format(version: int, connection: sql.Connection) -> None:
     """Bring a log of an older format up to date, in the caller's transaction."""
-    add_columns(connection)
+    add_columns(connection, sessions, turns)
     if version >= 3:
+        add_columns(connection, tombstones)
         metadata.create_all(connection)
+        connection.exec_driver_sql("DROP INDEX IF EXISTS responses_unfinished")  # of format 4
+        for index in responses.indexes:
+            index.create(connection, checkfirst=True)
         return
     old = sql.Table(tombstones.name, sql.MetaData(), sql.Column("tenant"), sql.Column("session"))
     buried = [] if version == 1 else connection.execute(sql.select(old)).all()
@@ -33,9 +37,9 @@ def from_format(version: int, connection: sql.Connection) -> None:
         connection.execute(sql.insert(tombstones), stones)
 
 
-def add_columns(connection: sql.Connection) -> None:
-    """Give the tables of an older format the columns that came later."""
-    for table in (sessions, turns):
+def add_columns(connection: sql.Connection, *tables: sql.Table) -> None:
+    """Give tables of an older format the columns that came later."""
+    for table in tables:
         there = {column["name"] for column in sql.inspect(connection).get_columns(table.name)}
         for column in table.columns:
             if column.name not in there:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
     --disable-component-update --disable-sync --disable-dev-shm-usage""".split()
-PARTS = "html, .scroll, .conversations, .turns, .detail, .live"
+PARTS = "html, .drawer, .sidebar, .scroll, .conversations, .turns, .detail, .detail-body, .live"
 SECONDS = 60.0  # for anything, on a machine that has much else to do
 
 
@@ -58,7 +58,7 @@ class Desk:
         """One turn; the reply once it is kept."""
         before = self.receipts.count()
         self.tab.locator("#composer").fill(text)
-        self.tab.locator("#composer").press("Enter")
+        self.tab.locator("#composer").press("Control+Enter")  # on a phone, Enter begins a line
         return self.reply(before)
 
     def reply(self, number: int) -> str:

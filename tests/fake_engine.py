@@ -73,7 +73,8 @@ class FakeEngine:
         self.submitted: list[Submit] = []
         self.cancelled: list[str] = []
         self.forgotten: list[tuple[str, str]] = []
-        self.on_forgotten: Callable[[str, str], None] | None = None
+        self.lives: list[int | None] = []  # of what was forgotten
+        self.on_forgotten: Callable[[str, str, int], None] | None = None
         self.pinned: dict[tuple[str, str], float] = {}
         self.kv: dict[tuple[str, str], list[bytes]] = {}
         self.import_reason: str | None = None
@@ -96,7 +97,7 @@ class FakeEngine:
         """Start answering at once."""
         if self.state() != "ready":
             raise EngineUnavailable(f"The engine is {self.state()}.", 7)
-        turn = Turn(request.turn, self._cancel)
+        turn = Turn(request.turn, self._cancel, (request.tenant, request.session))
         number = len(self.submitted)
         self.submitted.append(request)
         if self.refusal is not None and number >= self.refuse_from:
@@ -113,16 +114,24 @@ class FakeEngine:
         """Whom ``full_for`` names."""
         return TurnRefused("queue_full", "The queue is full.", 1) if tenant in self.full_for else None
 
-    def forget(self, tenant: str, session: str) -> None:
+    def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """End a running turn of it and tell that nothing is left; remember that it was asked."""
         self.forgotten.append((tenant, session))
+        self.lives.append(life)
         self.kv.pop((tenant, session), None)
         for request, turn in self._turns.values():
             if (request.tenant, request.session) == (tenant, session) and turn.name in self.running:
                 self.running.discard(turn.name)
                 turn.push(Delta(turn.name, finish_reason=FinishReason.CANCELLED))
-        if self.on_forgotten is not None:
-            self.on_forgotten(tenant, session)
+        if self.on_forgotten is not None and life is not None:
+            self.on_forgotten(tenant, session, life)
+
+    def end(self, tenant: str, session: str, failure: Exception) -> None:
+        """Fail a running turn of it."""
+        for _, turn in self._turns.values():
+            if turn.session == (tenant, session) and turn.name in self.running:
+                self.running.discard(turn.name)
+                turn.fail(failure)
 
     def pin(self, tenant: str, session: str, until: float) -> None:
         """Remember until when."""

@@ -131,9 +131,9 @@ class ScriptedEngine:
                 if turn in self.turns:
                     self.finish(turn)
                     self.say(StepOutputs((Delta(turn, finish_reason=FinishReason.CANCELLED),), Stats()))
-            case Forget(tenant, session):
+            case Forget(tenant, session, life):
                 self.forgotten += 1
-                self.say(Forgotten(tenant, session))
+                self.say(Forgotten(tenant, session, life))
             case Pin(_, session, until):
                 self.pinned[session] = until
             case Inspect() | Export() | Import():

@@ -45,8 +45,10 @@ async def engine(model: str = "ok", max_queued: int = 1024) -> AsyncIterator[Eng
         await process.stop(grace=2.0)
 
 
-def submit(tenant: str = "count", name: str = "t1", tokens: int = 5, prompt: int = 7) -> Submit:
-    return Submit(name, tenant, pack_ids(list(range(prompt))), stopping=Stopping(max_tokens=tokens))
+def submit(
+    tenant: str = "count", name: str = "t1", tokens: int = 5, prompt: int = 7, session: str | None = None
+) -> Submit:
+    return Submit(name, tenant, pack_ids(list(range(prompt))), session, stopping=Stopping(max_tokens=tokens))
 
 
 async def read(turn: TurnStream) -> list[Delta]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Annotated
 
@@ -31,13 +30,14 @@ from server.branches import (
     unless_rewritten,
 )
 from server.draft import Draft
+from server.elsewhere import ended, response_elsewhere, settled
 from server.errors import ApiError, bad_request
 from server.exchange import Exchange
 from server.face import Face, face_of, headers_of
 from server.identity import Session
 from server.input_items import gathered, page_of
 from server.items import Item, new_id, parsed_id
-from server.log import Idempotency, StoredResponse
+from server.log import Idempotency, SessionBusy, StoredResponse
 from server.prompts import Prompt
 from server.recording import Recording, recorded
 from server.replay import idempotency_of, other_request
@@ -46,14 +46,12 @@ from server.response_prompts import response_prompt
 from server.response_reply import ResponseReply, framed, retold
 from server.response_rows import UNFINISHED
 from server.response_schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
-from server.routes.sessions import end_session
+from server.routes.sessions import end_held
 from server.session_objects import body_of
 from server.sse import EventStream
 from server.tools import calls_of, is_read, reply_grammar
 
 router = APIRouter(route_class=JsonRoute)
-CANCEL_SECONDS = 10.0  # that another server may take to hear of it, and to end
-LOOK_SECONDS = 0.2  # between two looks at whether it has
 NAMES = {  # of a chat's parameters -> of ours
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
@@ -145,14 +143,21 @@ async def delete_response(response_id: str, request: Request) -> Response:
     running = face.background.get(tenant, response_id)
     if running is not None:
         await running.cancel()
-    await cancelled_elsewhere(face, tenant, response_id)
+    await ended(face, tenant, response_id)
     left = await face.log.responses.delete(tenant, *place)
     if left is None:
         raise no_response()
-    # One that is being followed has its past in the next one, which is stored soon.
-    if left == 0 and place[0].startswith(CHAIN) and not await face.log.is_busy(tenant, place[0]):
-        await end_session(face, Session(tenant, place[0], stateful=True))
+    if left == 0 and place[0].startswith(CHAIN):
+        await end_chain(face, tenant, place[0])
     return body_of(objects.ResponseDeleted(response_id))
+
+
+async def end_chain(face: Face, tenant: str, name: str) -> None:
+    """Remove a chain, unless somebody follows it, whose response is stored soon, or was just now."""
+    with suppress(SessionBusy):
+        async with face.log.holding(tenant, name):
+            if not await face.log.responses.count(tenant, name):
+                await end_held(face, Session(tenant, name, stateful=True))
 
 
 async def cancel_response(response_id: str, request: Request) -> Response:
@@ -161,11 +166,9 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     running = face.background.get(tenant, response_id)
     if running is not None:
         await running.cancel()
-    stored = await cancelled_elsewhere(face, tenant, response_id)
+    stored = await ended(face, tenant, response_id)
     if not json.loads(stored.body)["background"]:
         raise bad_request("Only responses that were created with background: true can be cancelled.")
-    if stored.status in UNFINISHED:
-        raise response_elsewhere()
     return Response(stored.body, media_type="application/json")
 
 
@@ -182,40 +185,6 @@ async def list_input_items(response_id: str, query: Annotated[ListItems, Query()
     if stored is None:
         raise no_response()
     return body_of(page_of(json.loads(stored.inputs), query))
-
-
-# --- on other servers -------------------------------------------------------------------------------------------
-
-
-async def settled(face: Face, tenant: str, id: str) -> StoredResponse:
-    """A response that does not run here, as it is: one that nobody runs any more has failed. Raises a 404."""
-    _, stored = await stored_response(face, tenant, id)
-    if stored is not None and stored.status in UNFINISHED and face.log.shared:
-        await face.log.responses.fail_lost()
-        _, stored = await stored_response(face, tenant, id)
-    if stored is None:
-        raise no_response()
-    return stored
-
-
-async def cancelled_elsewhere(face: Face, tenant: str, id: str) -> StoredResponse:
-    """A response that does not run here; one that another server runs is cancelled there, which takes until its next
-    heartbeat. Raises a 404, and a 409 where that server takes longer."""
-    place = parsed_id(id, "resp")
-    until = time.monotonic() + CANCEL_SECONDS
-    while (stored := await settled(face, tenant, id)).status in UNFINISHED and face.log.shared:
-        if time.monotonic() > until:
-            raise response_elsewhere()
-        assert place is not None
-        await face.log.wish_ended(tenant, place[0])
-        await asyncio.sleep(LOOK_SECONDS)
-    return stored
-
-
-def response_elsewhere() -> ApiError:
-    """409."""
-    message = "Another server runs this response: send its session as X-Session-ID, or come back."
-    return ApiError(409, message, code="response_elsewhere", headers={"retry-after": "1"})
 
 
 # --- how a response is made -----------------------------------------------------------------------------------

@@ -274,12 +274,18 @@ async def end_session(face: Face, session: Session) -> bool:
         ending = asyncio.create_task(end_turn(face, session))
     try:
         async with face.log.claim_when_free(session.tenant, session.name, DELETE_SECONDS) as elsewhere:
-            existed = await face.log.delete(session.tenant, session.name)
-            face.engine.forget(session.tenant, session.name)
+            existed = await end_held(face, session)
     finally:
         if ending is not None:
             ending.cancel()
     return existed or elsewhere or ending is not None
+
+
+async def end_held(face: Face, session: Session) -> bool:
+    """The same for one that the caller holds."""
+    life = await face.log.delete(session.tenant, session.name)
+    face.engine.forget(session.tenant, session.name, life)
+    return life is not None
 
 
 async def end_turn(face: Face, session: Session) -> None:

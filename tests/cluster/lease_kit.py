@@ -65,6 +65,17 @@ def rows(log: SessionLog) -> Sequence[Any]:
     return log._database.read(lambda connection: connection.execute(sql.select(leases).order_by(leases.c.id)).all())
 
 
+def elsewhere(log: SessionLog) -> frozenset[tuple[str, str]]:
+    """The sessions that other servers hold, which live."""
+    return log._database.read(log._leases.elsewhere)
+
+
+async def hold_once(log: SessionLog, session: str = "s") -> None:
+    """A turn or change that writes nothing."""
+    async with log.holding("a", session):
+        pass
+
+
 async def settled(log: SessionLog) -> None:
     """Until what was begun on the log's thread is over."""
     await log.summary("a", "none")

@@ -19,6 +19,7 @@ from server_process import free_port
 ROOT = Path(__file__).resolve().parent.parent.parent
 START = 300.0  # seconds that a start may take on a busy machine
 MARK = "WARMTURN_TEST_CLUSTER"
+KEY = "key-of-the-test-cluster"
 
 
 class RayCluster:
@@ -33,11 +34,13 @@ class RayCluster:
         self._mark = uuid.uuid4().hex
         self._ray = Path(tempfile.mkdtemp(prefix="ray-"))  # short: the path of a socket has 107 bytes
         self._output = folder / "output"
-        flags = ["--database", f"sqlite:///{self.database}", "--remote", f"file://{self.data}/remote"]
-        flags += ["--data-dir", str(self.data), "--port", str(self.port), "--served-model-name", "m"]
+        flags = ["--data-dir", str(self.data), "--port", str(self.port), "--served-model-name", "m"]
         self._flags = [*flags, "--dtype", "float32", "--kv-memory", "12M", "--replica-cpus", "0.1"]
+        self._shared = {"database": f"sqlite:///{self.database}", "remote": f"file://{self.data}/remote"}
+        self._shared["api-key"] = f"default={KEY}"
         with self._output.open("wb") as output:
-            command = [*self._command(replicas)]
+            secrets = [f"--{name}={value}" for name, value in self._shared.items()]
+            command = [*self._command(replicas), *secrets]
             self._process = subprocess.Popen(command, env=self._environment(), stdout=output, stderr=output)
 
     def __enter__(self) -> RayCluster:
@@ -60,8 +63,15 @@ class RayCluster:
     def scale(self, replicas: int) -> None:
         """Run the command once more, with another number; it ends when there are so many."""
         command = [*self._command(replicas), "--ray-address", "auto"]
-        ran = subprocess.run(command, env=self._environment(), capture_output=True, timeout=START, check=False)
+        shared = {f"WARMTURN_{name.upper().replace('-', '_')}": value for name, value in self._shared.items()}
+        there = {**self._environment(), **shared}
+        ran = subprocess.run(command, env=there, capture_output=True, timeout=START, check=False)
         assert ran.returncode == 0, ran.stderr.decode()
+
+    def written(self) -> dict[Path, bytes]:
+        """What Ray wrote: its logs and the rest of its folder, and what its processes printed."""
+        files = [path for path in self._ray.rglob("*") if path.is_file() and not path.is_symlink()]
+        return {path: path.read_bytes() for path in [*files, self._output]}
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""

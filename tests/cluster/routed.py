@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 from crash.victim import EXACT
@@ -42,10 +42,16 @@ def servers(folder: Path, database: str, count: int = 2) -> Iterator[list[Server
         yield started
 
 
+class HasPort(Protocol):
+    """A server, by its port of this machine."""
+
+    port: int
+
+
 class Nginx:
     """The configuration of ``deploy/nginx.conf`` on a free port, over some servers. A context manager."""
 
-    def __init__(self, folder: Path, over: Sequence[ServerProcess]) -> None:
+    def __init__(self, folder: Path, over: Sequence[HasPort]) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         folder.mkdir()

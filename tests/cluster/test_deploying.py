@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from server import cluster
+from server import cluster, data_dir, logs
 from server.cluster_config import ClusterConfig
 from server.command_line import parse
 from server.config import ServeConfig, UsageError
-from server.replica import longest_goodbye, own_folder
+from server.replica import Replica, longest_goodbye, own_folder
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RAYSERVICE = ROOT / "deploy" / "kubernetes" / "rayservice.yaml"
@@ -48,26 +52,78 @@ def test_another_number_of_replicas_changes_nothing_else() -> None:
     assert three == two  # other args would replace all replicas
 
 
-def test_secrets_are_not_among_the_arguments() -> None:
-    told = cluster.deployment(config("--api-key", "ann=key1", "--api-key", "bob=key2", *SHARED))
-    (application,) = told["applications"]
-    variables = application.pop("runtime_env")["env_vars"]
-    assert variables == {
-        "WARMTURN_API_KEY": "ann=key1,bob=key2",
-        "WARMTURN_DATABASE": SHARED[1],
-        "WARMTURN_REMOTE": SHARED[3],
-    }
-    assert not [secret for secret in ("s3cret", "key1", "bucket") if secret in str(told)]
+KEYS = ["--api-key", "ann=key1", "--api-key", "bob=key2"]
+ENVIRONMENT = {
+    "WARMTURN_API_KEY": "ann=key1,bob=key2",
+    "WARMTURN_DATABASE": SHARED[1],
+    "WARMTURN_REMOTE": SHARED[3],
+}
+
+
+class NoRay:
+    """In place of Ray's module: what it is told, and the environment that its processes inherit."""
+
+    def init(self, **told: Any) -> None:
+        self.told, self.inherited = told, {**os.environ}
+
+
+def test_ray_is_told_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    given = config(*KEYS, *SHARED)
+    ray = NoRay()
+    cluster.begin(ray, given)
+    assert ray.inherited == ENVIRONMENT
+    assert not [
+        secret for secret in ("s3cret", "key1", "bucket") if secret in str((ray.told, cluster.deployment(given)))
+    ]
+
+
+def test_a_cluster_that_is_there_has_the_secrets_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ["--ray-address", "auto"]
+    ray = NoRay()
+    for flags, flag in ((KEYS, "--api-key"), (SHARED[:2], "--database"), (SHARED[2:], "--remote")):
+        with pytest.raises(UsageError, match=f"^{flag}: ") as refused:
+            cluster.begin(ray, config(*there, *flags))
+        assert not [secret for secret in ("s3cret", "key1", "bucket") if secret in str(refused.value)]
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    cluster.begin(ray, config(*there))
+    assert ray.told["address"] == "auto"
+    with pytest.raises(UsageError, match=r"^--api-key: "):
+        cluster.begin(ray, config(*there, "--api-key", "ann=other"))
+
+
+def test_a_node_without_the_keys_of_the_others_serves_nobody(ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    (application,) = cluster.deployment(config(*KEYS, *SHARED))["applications"]
+    for name in ("WARMTURN_DATABASE", "WARMTURN_REMOTE"):
+        monkeypatch.setenv(name, ENVIRONMENT[name])
+    built = cluster.build(application["args"])
+    replica = Replica(*built._bound_deployment.init_args)
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def start() -> None:
+        await replica.__serve_build_asgi_app__()({"type": "lifespan"}, receive, send)
+
+    asyncio.run(start())
+    told = "WARMTURN_API_KEY is not in the environment of this node"
+    assert sent == [{"type": "lifespan.startup.failed", "message": told}]
 
 
 def test_a_replica_is_told_what_the_command_was(ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = config("--replicas", "2", "--kv-memory", "1GiB", "--drain-seconds", "7", *SHARED)
+    given = config("--replicas", "2", "--kv-memory", "1GiB", "--drain-seconds", "7", *KEYS, *SHARED)
     (application,) = cluster.deployment(given)["applications"]
-    for name, value in application["runtime_env"]["env_vars"].items():
+    for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     built = cluster.build(application["args"])
     deployment = built._bound_deployment
-    (settings,) = deployment.init_args
+    settings, needs = deployment.init_args
+    assert needs == [*ENVIRONMENT]
     served = ServeConfig(**settings)
     for name in ServeConfig.model_fields:
         assert getattr(served, name) == getattr(given, name), name
@@ -93,12 +149,37 @@ def test_replicas_have_to_share(given: list[str], missing: str) -> None:
         cluster.check_shared(config("--replicas", "1", "--max-replicas", "2", *given))
 
 
-def test_on_one_machine_they_share_what_is_in_the_data_dir(tmp_path: Path) -> None:
-    made = cluster.with_defaults(config("--data-dir", str(tmp_path / "d")))
-    assert (made.database, made.remote) == (f"sqlite:///{tmp_path}/d/log.sqlite", f"file://{tmp_path}/d/remote")
+def test_on_one_machine_they_share_what_is_in_the_data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ["--data-dir", str(tmp_path)]
+    (tmp_path / "remote").mkdir()
+    (tmp_path / "remote" / "segment").write_bytes(bytes(10_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    made = cluster.with_defaults(config(*here))
+    assert (made.database, made.remote) == (f"sqlite:///{tmp_path}/log.sqlite", f"file://{tmp_path}/remote")
+    assert cluster.settings(made)["remote_space"] == 101_000
     cluster.check_shared(made)
-    named = cluster.with_defaults(config("--data-dir", str(tmp_path / "d"), *SHARED))
-    assert [named.database, named.remote] == [SHARED[1], SHARED[3]]
+    assert cluster.with_defaults(config(*here, "--remote-space", "1M")).remote_space == 1_000_000
+    named = cluster.with_defaults(config(*here, *SHARED))
+    assert [named.database, named.remote, named.remote_space] == [SHARED[1], SHARED[3], None]
+
+
+def test_its_data_dir_is_no_other_servers(ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`warmturn serve` would open the same log as its own."""
+
+    def begin(*_: object) -> None:
+        with pytest.raises(data_dir.InUse), data_dir.locked(tmp_path):
+            pass
+        raise Reached
+
+    class Reached(Exception):
+        pass
+
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    monkeypatch.setattr(cluster, "begin", begin)
+    with pytest.raises(Reached):
+        cluster.cluster(config("--data-dir", str(tmp_path)))
+    with data_dir.locked(tmp_path), pytest.raises(data_dir.InUse):
+        cluster.cluster(config("--data-dir", str(tmp_path)))
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sql
-from cluster.lease_kit import NAMES, S, dies, done, living, rows, say, settled, with_servers
+from cluster.lease_kit import NAMES, S, dies, done, elsewhere, hold_once, living, rows, say, settled, with_servers
 from log_kit import read, text, three_turns, turn, user, with_log
 
 from server import leases
@@ -30,10 +30,10 @@ def test_what_a_living_server_holds_is_busy(shared: str) -> None:
                     pass
             async with two.holding("b", "s"), two.holding("a", "other"):
                 pass
-            assert await two.is_busy(*S)
+            assert elsewhere(two) == {S}
             assert not two.is_held(*S)
         async with two.holding(*S):
-            assert not await two.is_busy("a", "other")
+            assert elsewhere(two) == frozenset()
 
     with_servers(shared, scenario)
 
@@ -178,11 +178,6 @@ def test_a_session_that_comes_free_meanwhile_is_not_busy(shared: str) -> None:
     with_servers(shared, scenario)
 
 
-async def hold_once(log: SessionLog) -> None:
-    async with log.holding(*S):
-        pass
-
-
 def test_a_wait_that_is_cut_off_leaves_nothing(shared: str) -> None:
     async def scenario(one: SessionLog, two: SessionLog) -> None:
         for looks in range(8):
@@ -203,7 +198,7 @@ def test_a_wait_that_is_cut_off_leaves_nothing(shared: str) -> None:
 def test_what_could_not_be_freed_goes_with_a_heartbeat(shared: str) -> None:
     async def scenario(one: SessionLog) -> None:
         async with one.holding(*S):
-            done(one, sql.insert(lease_rows).values(name="a/stray", server="one", unwanted=0))
+            done(one, sql.insert(lease_rows).values(name="a/stray", server="one"))
             for _ in range(2):
                 await one.beat()
             assert [row.name for row in rows(one)] == ["a/s"]
@@ -217,14 +212,14 @@ def test_a_deletion_takes_the_session_from_whoever_holds_it(shared: str) -> None
             await three_turns(one)
             record = await read(one)
             async with one.holding(*S):
-                async with two.claim_when_free(*S, seconds=10.0) as elsewhere:
-                    assert elsewhere
+                async with two.claim_when_free(*S, seconds=10.0) as taken:
+                    assert taken
                     assert await two.delete(*S)
                 with pytest.raises(SessionMoved):
                     await say(one, record, "x", "y")
             assert await one.get(*S) is None
-            async with two.claim_when_free(*S, seconds=10.0) as elsewhere:
-                assert not elsewhere
+            async with two.claim_when_free(*S, seconds=10.0) as taken:
+                assert not taken
 
     with_servers(shared, scenario)
 
@@ -234,8 +229,11 @@ def test_a_server_hears_what_the_others_did_and_wish(shared: str) -> None:
         await three_turns(one)
         async with one.holding(*S), one.holding("a", "t"):
             assert await one.beat() == leases.News()
-            await two.wish_ended("a", "t")
-            assert await one.beat() == leases.News(unwanted=frozenset({("a", "t")}))
+            await one.create("a", "t")
+            await one.responses.put("a", "t", StoredResponse("k", "queued", 1, "{}", "[]"))
+            for unwanted in (False, True):
+                await two.responses.settled("a", "t", "k", unwanted=unwanted)
+                assert await one.beat() == leases.News(unwanted=frozenset({("a", "t", "k")} if unwanted else ()))
             async with two.claim_when_free(*S, seconds=10.0):
                 await two.delete(*S)
             assert (await one.beat()).lost == {S}

@@ -171,7 +171,7 @@ def keyed_turn(router: Nginx, name: str) -> httpx.Response:
 def test_the_shipped_file_is_as_it_was_read(tmp_path: Path) -> None:
     """No server is behind it: POSTs and GETs end with a 502, and nothing hangs."""
     nobody = [ServerPort(), ServerPort()]
-    with Nginx(tmp_path / "nginx", nobody) as router:  # type: ignore[arg-type]
+    with Nginx(tmp_path / "nginx", nobody) as router:
         assert httpx.get(f"{router.url}/health").status_code == 502
         assert ask(router.url, "s", TOLD).status_code == 502
 

@@ -43,6 +43,15 @@ def running(url: str, session: str) -> Iterator[tuple[Ended, Future[Ended]]]:
         yield ended, future
 
 
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
@@ -108,11 +117,12 @@ def retrieved(url: str, id: str, **params: Any) -> httpx.Response:
 def test_a_response_that_another_server_runs(pair: list[ServerProcess]) -> None:
     one, two = pair
     id = in_background(one.url)
-    assert retrieved(two.url, id).json()["status"] in ("in_progress", "completed")
-    followed = retrieved(two.url, id, stream="true")
-    assert (followed.status_code, followed.json()["error"]["code"]) == (409, "response_elsewhere")
-    assert followed.headers["retry-after"]
-    ended = httpx.post(f"{two.url}/v1/responses/{id}/cancel", timeout=PATIENCE)
+    with paused(one.engine_pid()):  # or it would be over before the other server can tell
+        assert retrieved(two.url, id).json()["status"] == "in_progress"
+        followed = retrieved(two.url, id, stream="true")
+        assert (followed.status_code, followed.json()["error"]["code"]) == (409, "response_elsewhere")
+        assert followed.headers["retry-after"]
+        ended = httpx.post(f"{two.url}/v1/responses/{id}/cancel", timeout=PATIENCE)
     assert ended.json()["status"] == "cancelled", ended.text
     assert retrieved(one.url, id).json()["status"] == "cancelled"
     other = in_background(one.url)

@@ -12,13 +12,14 @@ from threading import Event
 
 import httpx
 import pytest
-from cluster.ray_kit import RayCluster
+from cluster.ray_kit import KEY, RayCluster
 from cluster.routed import ANSWER, ASKED, PATIENCE, TOLD, Ended, ask, stream, text_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra ray")
 
 SESSIONS = [f"session-{number}" for number in range(12)]
 LONG = 1500  # tokens
+BEARER = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +44,13 @@ def test_the_owner_of_sessions_is_killed(cluster: RayCluster) -> None:
     """Sessions stay at one replica, by header or path. When one is killed in the middle of streams, only those that it
     wrote end, and what was told before is known by the other one, at once or as soon as the dead one is missed."""
     for name in SESSIONS:
-        text_of(ask(cluster.url, name, TOLD, x_session_id=name))
+        text_of(ask(cluster.url, name, TOLD, None, x_session_id=name, **BEARER))
     for name in SESSIONS:  # the path names the same replica as the header, whose memory has the cache
-        summary = httpx.get(f"{cluster.url}/v1/sessions/{name}", timeout=PATIENCE).json()
+        summary = httpx.get(f"{cluster.url}/v1/sessions/{name}", headers=BEARER, timeout=PATIENCE).json()
         assert "device" in summary["kv"], summary
     running = {f"live-{number}": Ended() for number in range(6)}
     with ThreadPoolExecutor(6) as pool:
-        futures = [pool.submit(stream, cluster.url, name, LONG, ended) for name, ended in running.items()]
+        futures = [pool.submit(stream, cluster.url, name, LONG, ended, **BEARER) for name, ended in running.items()]
         wait_for(lambda: all(ended.text or ended.error for ended in running.values()))
         owners = {name: cluster.holder(name) for name in running}
         replicas = cluster.replicas()
@@ -61,7 +62,7 @@ def test_the_owner_of_sessions_is_killed(cluster: RayCluster) -> None:
     for name, ended in running.items():
         assert ended.finished is (owners[name] != dead), (name, owners, ended.error)
     for name in SESSIONS:
-        answer = ask(cluster.url, name, ASKED, x_session_id=name)
+        answer = ask(cluster.url, name, ASKED, None, x_session_id=name, **BEARER)
         assert text_of(answer) == ANSWER, name
         assert cached(answer) > 0, name
 
@@ -87,11 +88,20 @@ def chat_on(url: str, name: str, stopped: Event) -> int:
     count = 0
     while not stopped.is_set():
         session = f"{name}-{count}"
-        ended = stream(url, session, 300, Ended(), **{"x-session-id": session})
+        ended = stream(url, session, 300, Ended(), **{"x-session-id": session}, **BEARER)
         assert ended.finished, ended
-        text_of(ask(url, session, ASKED, x_session_id=session))
+        text_of(ask(url, session, ASKED, None, x_session_id=session, **BEARER))
         count += 1
     return count
+
+
+def test_keys_are_nowhere_in_what_ray_writes(cluster: RayCluster) -> None:
+    """Its folder and logs are for everybody on the machine to read."""
+    assert ask(cluster.url, "keyless", TOLD).status_code == 401
+    written = cluster.written()
+    assert any(b"WARMTURN_API_KEY" in content for content in written.values())  # its name is
+    for secret in (KEY, str(cluster.database)):
+        assert not [path for path, content in written.items() if secret.encode() in content], secret
 
 
 def test_nothing_is_left_of_it(cluster: RayCluster) -> None:

@@ -107,9 +107,9 @@ def test_a_fork_survives_the_deletion_of_its_trunk(tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'remote'}"
     kit, longest = two_sessions(tmp_path / "one", url)
     clerk = Clerk(kit.store, kit.fingerprint)
-    clerk.forget(Forget("a", "s"))
+    clerk.forget(Forget("a", "s", 7))
     kit.settle()
-    assert clerk.take() == [Forgotten("a", "s")]
+    assert clerk.take() == [Forgotten("a", "s", 7)]
     kit.leave()
     assert len(names(tmp_path / "remote", "s")) == 1  # cut to what the fork shares with it
     assert b"".join(path.read_bytes() for path in (tmp_path / "remote").rglob("*.kv")).count(bytes([58, 0, 0, 0])) == 0

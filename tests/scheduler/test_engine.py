@@ -250,8 +250,8 @@ def test_forget_cancels_the_turn_and_drops_the_session() -> None:
     clerk = Clerk(kit.store, "")
     for session in ("s", "unknown"):
         kit.engine.end("a", session)
-        clerk.forget(Forget("a", session))
-    assert clerk.take() == [Forgotten("a", "s"), Forgotten("a", "unknown")]
+        clerk.forget(Forget("a", session, 7))
+    assert clerk.take() == [Forgotten("a", "s", 7), Forgotten("a", "unknown", 7)]
     kit.run()
     kit.step()
     assert kit.outcomes[turn].finish_reason is FinishReason.CANCELLED

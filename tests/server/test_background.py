@@ -11,6 +11,7 @@ from openai_document import faults
 
 from scheduler.messages import FinishReason
 from server import background
+from server.log import LogUnavailable
 from server.recording import CHUNK, Recording, recorded
 
 DETACHED = {"input": "Hello", "background": True}
@@ -230,3 +231,75 @@ async def test_one_that_has_hardly_begun_is_cancelled_for_good(site: Site) -> No
     id = await begin(site)
     assert (await site.http.post(f"/v1/responses/{id}/cancel")).json()["status"] == "cancelled"
     assert (await site.http.get(f"/v1/responses/{id}")).json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("verb", ["GET", "cancel", "DELETE"])
+@served()
+async def test_one_whose_end_could_not_be_stored_has_failed(
+    site: Site, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database was away just then, and is there again."""
+    id = await begin(site)
+    await until(site, id, "in_progress")
+
+    async def failing(*_: Any, **__: Any) -> Any:
+        raise LogUnavailable("away")
+
+    with monkeypatch.context() as away:
+        for of, name in ((site.log, "commit"), (site.log.responses, "put")):
+            away.setattr(of, name, failing)
+        site.engine.go.set()
+        while site.app.state.face.background._running:
+            await asyncio.sleep(0.01)
+    if verb == "DELETE":
+        assert (await site.http.delete(f"/v1/responses/{id}")).status_code == 200
+        assert (await site.http.get(f"/v1/responses/{id}")).status_code == 404
+        assert (await site.http.get("/v1/sessions")).json()["data"] == []
+        return
+    path = f"/v1/responses/{id}"
+    answer = await (site.http.get(path) if verb == "GET" else site.http.post(f"{path}/cancel"))
+    assert (answer.status_code, answer.json()["status"]) == (200, "failed")
+    assert answer.json()["error"]["code"] == "server_error"
+    assert not faults("Response", answer.json())
+    assert (await site.http.get(path, params={"stream": True})).text.count("event: response.failed") == 1
+
+
+@served()
+async def test_a_cancel_from_another_server_ends_that_response_only(site: Site) -> None:
+    id = await begin(site)
+    await until(site, id, "in_progress")
+    _, session, key = id.split("_")
+    site.app.state.face.background.unwanted("default", session, "another")
+    site.app.state.face.background.unwanted("other", session, key)
+    await asyncio.gather(*site.app.state.face.background._cancelling)
+    assert (await site.http.get(f"/v1/responses/{id}")).json()["status"] == "in_progress"
+    site.app.state.face.background.unwanted("default", session, key)
+    await until(site, id, "cancelled")
+
+
+@served()
+async def test_a_chain_stays_whose_response_is_deleted_while_the_next_one_ends(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stored between the deletion and the look at whether anything is left."""
+    first = (await site.http.post("/v1/responses", json={"input": "Hello"})).json()["id"]
+    site.engine.pause_after = 2
+    following = asyncio.create_task(
+        site.http.post("/v1/responses", json={"input": "And?", "previous_response_id": first})
+    )
+    while len(site.engine.submitted) < 2:
+        await asyncio.sleep(0.01)
+    delete = site.log.responses.delete
+
+    async def slow(*where: str) -> int | None:
+        left = await delete(*where)
+        site.engine.go.set()
+        await following
+        return left
+
+    monkeypatch.setattr(site.log.responses, "delete", slow)
+    assert (await site.http.delete(f"/v1/responses/{first}")).status_code == 200
+    second = (await following).json()["id"]
+    assert (await site.http.get(f"/v1/responses/{second}")).json()["status"] == "completed"
+    assert (await site.http.delete(f"/v1/responses/{second}")).status_code == 200
+    assert (await site.http.get("/v1/sessions")).json()["data"] == []

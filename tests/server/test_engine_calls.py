@@ -20,24 +20,25 @@ from server.engine_process import EngineProcess
 @scenario
 async def test_the_server_hears_of_every_ready_engine_and_of_what_is_forgotten() -> None:
     ready: list[ModelFacts] = []
-    forgotten: list[tuple[str, str]] = []
+    forgotten: list[tuple[str, str, int]] = []
     config = EngineConfig(address="", model="ok")
 
     def on_ready(facts: ModelFacts) -> None:
         assert process.state() == "ready"
         ready.append(facts)
-        process.forget("a", f"s{len(ready)}")
+        process.forget("a", "unheard")  # nobody asked to be told
+        process.forget("a", f"s{len(ready)}", len(ready))
 
     process = EngineProcess(
         config,
         command=scripted_engine.COMMAND,
         on_ready=on_ready,
-        on_forgotten=lambda tenant, session: forgotten.append((tenant, session)),
+        on_forgotten=lambda *of: forgotten.append(of),
     )
     await process.start()
-    await until(lambda: forgotten == [("a", "s1")])
+    await until(lambda: forgotten == [("a", "s1", 1)])
     os.kill(pid_of(process), signal.SIGKILL)
-    await until(lambda: forgotten == [("a", "s1"), ("a", "s2")])
+    await until(lambda: forgotten == [("a", "s1", 1), ("a", "s2", 2)])
     assert ready == [scripted_engine.FACTS] * 2
     await process.stop(grace=2.0)
 

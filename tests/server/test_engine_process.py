@@ -99,6 +99,21 @@ async def test_a_cancelled_turn_leaves_the_batch() -> None:
 
 
 @scenario
+async def test_the_turn_of_a_session_is_ended_for_a_reason_of_the_server_s() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turns = [process.submit(submit(tenant="endless", name=name, session=name)) for name in "st"]
+        for turn in turns:
+            await turn.admitted()
+        process.end("count", "s", EngineDied("another tenant's"))
+        process.end("endless", "s", EngineDied("taken"))
+        with pytest.raises(EngineDied, match="taken"):
+            await read(turns[0])
+        await until(lambda: process.running == process.stats.running == 1)  # in the engine too
+        assert (await anext(turns[1])).tokens
+
+
+@scenario
 async def test_a_full_queue_turns_away_until_a_turn_leaves_it() -> None:
     async with engine(max_queued=2) as process:
         await process.wait_ready()

@@ -7,7 +7,7 @@ import pytest
 from http_face import Site, served
 
 from server.housekeeping import Housekeeper
-from server.log import LogUnavailable
+from server.log import LogUnavailable, News
 
 PAST = int(time.time()) - 10
 
@@ -43,15 +43,16 @@ async def test_a_tombstone_stays_until_the_engine_has_nothing_left(site: Site) -
     keeper = Housekeeper(site.engine, site.log)
     await site.log.create("default", "s")
     await site.http.delete("/v1/sessions/s")
-    assert await site.log.tombstones() == [("default", "s")]
+    assert [*await site.log.tombstones()] == [("default", "s")]
     site.engine.forgotten.clear()
     keeper.ready()  # an engine that was not there when it was deleted
     await settled(keeper)
     assert site.engine.forgotten == [("default", "s")]
-    assert await site.log.tombstones() == [("default", "s")]
-    keeper.forgotten("default", "s")
+    assert [*await site.log.tombstones()] == [("default", "s")]
+    assert site.engine.lives[-1] is not None
+    keeper.forgotten("default", "s", site.engine.lives[-1])
     await settled(keeper)
-    assert await site.log.tombstones() == []
+    assert [*await site.log.tombstones()] == []
     await keeper.close()
 
 
@@ -62,7 +63,7 @@ async def test_a_deletion_is_over_when_the_engine_says_so(site: Site) -> None:
     await site.log.create("default", "s")
     await site.http.delete("/v1/sessions/s")
     await settled(keeper)
-    assert await site.log.tombstones() == []
+    assert [*await site.log.tombstones()] == []
 
 
 @served()
@@ -98,3 +99,23 @@ async def test_a_log_that_fails_is_tried_again(site: Site, monkeypatch: pytest.M
     with pytest.raises(asyncio.CancelledError):
         await running
     await keeper.close()
+
+
+@served()
+async def test_a_turn_whose_session_another_server_has_taken_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Housekeeper(site.engine, site.log)
+    await site.chat(session_id="s")
+    site.engine.pause_after = 2
+    asking = asyncio.create_task(site.chat(session_id="s"))
+    while not site.engine.running:
+        await asyncio.sleep(0.01)
+
+    async def taken() -> News:
+        return News(lost=frozenset({("default", "s")}))
+
+    monkeypatch.setattr(site.log, "beat", taken)
+    await keeper.beat()
+    answer = await asking  # though the engine would go on
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_busy")
+    assert site.engine.forgotten == []  # what is cached of it stays true
+    assert not site.engine.running

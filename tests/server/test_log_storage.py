@@ -110,7 +110,7 @@ def test_a_log_of_format_2_gives_its_tombstones_to_the_server_that_opens_it(tmp_
     strangers: list[int] = []
     for server, there in (("one", [("a", "gone")]), ("two", [])):
         log = SessionLog(path, server=server, stranger=lambda: strangers.append(1))
-        assert log._ledger.tombstones() == there
+        assert [*log._servers.tombstones()] == there
         assert len(strangers) == (server == "two")
         log._database.close()
 
@@ -141,6 +141,18 @@ def test_an_upgrade_that_fails_leaves_the_old_log(tmp_path: Path, monkeypatch: p
             SessionLog(path)
     assert sqlite(path, "SELECT sql FROM sqlite_master ORDER BY name") == before
     with_log(path, lambda log: read(log))
+
+
+def test_other_troubles_than_want_of_storage_do_not_end_it(tmp_path: Path) -> None:
+    async def scenario(log: SessionLog) -> None:
+        log._database.full = True
+        with pytest.raises(LogUnavailable):  # as a heartbeat that meets another server's lock
+            log._database.write(lambda connection: connection.exec_driver_sql("SELECT * FROM nothing"))
+        assert log._database.full
+        await log.writable()
+        assert not log._database.full
+
+    with_log(tmp_path / "log.sqlite", scenario)
 
 
 def test_a_log_of_a_later_format_is_refused(tmp_path: Path) -> None:

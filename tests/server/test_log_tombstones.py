@@ -13,7 +13,7 @@ from log_kit import Where, turn, with_log
 import server.log
 from server.housekeeping import Housekeeper
 from server.log import SessionLog
-from server.session_rows import AWAY_SECONDS
+from server.servers import AWAY_SECONDS
 
 S = ("a", "s")
 
@@ -33,9 +33,10 @@ def test_every_server_forgets_what_one_has_deleted(where: Where) -> None:
         await turn(logs[0], "s", "a", "b")
         await logs[0].delete(*S)
         await keepers[0].sweep()
-        keepers[0].forgotten(*S)
+        (life,) = (await logs[0].tombstones()).values()
+        keepers[0].forgotten(*S, life)
         await settled(keepers[0])
-        assert [await log.tombstones() for log in logs] == [[], [S]]
+        assert [[*await log.tombstones()] for log in logs] == [[], [S]]
         with logs[1].claim(*S):  # begun anew: its turn is not ended
             await keepers[1].sweep()
         assert engines[1].forgotten == []
@@ -51,11 +52,45 @@ def test_every_server_forgets_what_one_has_deleted(where: Where) -> None:
         keepers[1].ready()
         await settled(keepers[1])
         assert engines[1].forgotten == [S, S, S]
-        keepers[1].forgotten(*S)
+        keepers[1].forgotten(*S, life)
         await settled(keepers[1])
-        assert [await log.tombstones() for log in logs] == [[], []]
+        assert [await log.tombstones() for log in logs] == [{}, {}]
         for log in logs:
             await log.close()
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_deleted_again_is_forgotten_again(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine takes its time, as its remote tier does; meanwhile the session begins anew, and another server deletes
+    it."""
+
+    async def run() -> None:
+        one, two = (SessionLog(where, server=name) for name in ("one", "two"))
+        engine = FakeEngine(demo_tokens())
+        keeper = Housekeeper(engine, one)
+        lives = []
+        for _ in range(2):
+            await turn(two, "s", "a", "b")
+            lives.append(await two.delete(*S))
+            await keeper.sweep()
+        assert engine.lives == lives
+        assert None not in lives
+        assert len({*lives}) == 2
+        first, second = [life for life in lives if life is not None]
+        keeper.forgotten(*S, first)  # that there was nothing left of the first one says nothing of the second
+        await settled(keeper)
+        assert [*await one.tombstones()] == [S]
+        await keeper.sweep()
+        assert engine.lives == lives
+        monkeypatch.setattr("server.housekeeping.AGAIN_SECONDS", 0.0)  # it never answered: its remote tier failed
+        await keeper.sweep()
+        assert engine.lives == [*lives, second]
+        keeper.forgotten(*S, second)
+        await settled(keeper)
+        assert await one.tombstones() == {}
+        await one.close()
+        await two.close()
 
     asyncio.run(run())
 
@@ -78,14 +113,14 @@ def test_a_server_that_was_away_too_long_empties_its_cache(where: Where, monkeyp
         await one.expire(clock[0])
         two = opened("two")
         assert emptied == ["one", "two"]
-        assert await two.tombstones() == [S]
+        assert [*await two.tombstones()] == [S]
         await two.close()
-        await one.swept(*S)
+        await one.swept(*S, (await one.tombstones())[S])
         clock[0] += AWAY_SECONDS + 1
         await one.expire(clock[0])
         two = opened("two")
         assert emptied == ["one", "two", "two"]
-        assert await two.tombstones() == []
+        assert await two.tombstones() == {}
         await one.close()
         await two.close()
 
@@ -107,6 +142,6 @@ def test_what_could_not_be_emptied_is_tried_again(tmp_path: Path) -> None:
 def test_a_known_server_starts_without_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(log: SessionLog) -> None:
         monkeypatch.setattr(log._database, "write", None)
-        log._ledger.register(server.log.now())
+        log._servers.register(server.log.now())
 
     with_log(tmp_path / "log.sqlite", scenario)

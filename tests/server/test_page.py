@@ -39,15 +39,20 @@ async def test_a_file_needs_no_key_and_comes_with_the_policy(site: Site, path: s
 
 @served()
 async def test_a_file_that_has_not_changed_is_not_sent_again(site: Site) -> None:
-    first = await site.http.get("/ui/app.js", headers={"accept-encoding": "identity"})
+    plain = {"accept-encoding": "identity"}
+    first = await site.http.get("/ui/app.js", headers=plain)
     assert first.content == (FOLDER / "app.js").read_bytes()
     assert first.headers["content-type"] == "text/javascript; charset=utf-8"
-    again = await site.http.get("/ui/app.js", headers={"if-none-match": first.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-    other = await site.http.get("/ui/base.css", headers={"if-none-match": first.headers["etag"]})
+    etag = first.headers["etag"]
+    for tags in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        again = await site.http.get("/ui/app.js", headers={**plain, "if-none-match": tags})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    other = await site.http.get("/ui/base.css", headers={**plain, "if-none-match": etag})
     assert other.status_code == 200
-    head = await site.http.head("/ui/app.js")
-    assert (head.status_code, head.headers["etag"]) == (200, first.headers["etag"])
+    head = await site.http.head("/ui/app.js", headers=plain)
+    assert (head.status_code, head.headers["etag"]) == (200, etag)
+    zipped = await site.http.get("/ui/app.js", headers={"if-none-match": etag})
+    assert (zipped.status_code, zipped.headers["etag"] == etag) == (200, False)  # other bytes
     assert gzip.decompress(ASSETS["/ui/app.js"].zipped) == first.content
 
 

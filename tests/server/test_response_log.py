@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from log_kit import Where, assistant, read, turn, user, with_log
 
-from server.log import Beside, Idempotency, SessionLog, SessionMoved, StoredResponse, UnknownSession
+from server.log import Beside, Idempotency, LogFull, SessionLog, SessionMoved, StoredResponse, UnknownSession
 from server.tables import FORMAT
 from server.timeline import at_turn, turn_of_row
 
@@ -154,6 +154,24 @@ def test_what_ran_when_its_server_ended_has_failed(where: Where, status: str) ->
     assert (body["status"], body["error"]["code"]) == ("failed", "server_error")
     assert body["text"] == "ü\u0000"
     assert found.inputs == STORED.inputs
+
+
+def test_a_full_disk_is_no_reason_not_to_start(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
+    running(where, "one", "queued")
+
+    def full(*_: object) -> None:
+        raise LogFull("full")
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("server.response_rows.put", full)
+            log = SessionLog(where, server="one")
+        found = await log.responses.settled("a", "s", "k")
+        assert found is not None
+        assert found.status == "failed"
+        await log.close()
+
+    asyncio.run(scenario())
 
 
 def test_what_was_over_when_its_server_ended_stays(where: Where) -> None:

@@ -552,7 +552,7 @@ async def test_a_deleted_session_is_gone_and_its_id_begins_empty(site: Site) -> 
     refused(await site.http.get(f"{URL}/s"), 404, "session_not_found")
     refused(await site.http.delete(f"{URL}/s"), 404, "session_not_found")
     assert ("default", "s") in site.engine.forgotten
-    assert await site.log.tombstones() == [("default", "s")]
+    assert [*await site.log.tombstones()] == [("default", "s")]
     await site.chat(session_id="s", messages=MORE)
     assert await contents(site) == ["And now?", "Hello there, friend."]
 

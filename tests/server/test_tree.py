@@ -57,6 +57,8 @@ async def test_a_turn_keeps_the_receipt_that_came_with_its_reply(site: Site) -> 
     assert turns[1]["cache"]["new"] > 0
     assert turns[0]["preview"] == "One"
     assert turns[1]["preview"] == ("Two " * 100)[:120]
+    replies = [answer["choices"][0]["message"]["content"] for answer in (first, second)]
+    assert [turn["reply_preview"] for turn in turns] == [reply[:120] for reply in replies]
     assert len({turn["id"] for turn in turns}) == 2
 
 
@@ -94,6 +96,8 @@ def sqlite(path: Path, *statements: str) -> None:
 async def two_turns(log: SessionLog) -> None:
     await turn(log, "s", "a", "bcd")
     await turn(log, "s", "e", "fgh")
+    await turn(log, "gone", "a", "b")
+    await log.delete("a", "gone")
 
 
 def as_format_4(path: Path) -> None:
@@ -103,6 +107,9 @@ def as_format_4(path: Path) -> None:
         "ALTER TABLE turns DROP COLUMN receipt",
         "DROP TABLE leases",
         "DROP TABLE heartbeats",
+        "ALTER TABLE tombstones DROP COLUMN life",
+        "DROP INDEX responses_running",
+        "CREATE INDEX responses_unfinished ON responses (server, status, created)",
         "UPDATE log_format SET version = 4",
     )
 
@@ -113,6 +120,9 @@ def test_a_log_of_format_4_goes_on_without_receipts_for_its_turns(tmp_path: Path
     as_format_4(path)
 
     async def scenario(log: SessionLog) -> None:
+        assert await log.tombstones() == {("a", "gone"): 0}
+        await log.swept("a", "gone", 0)
+        assert await log.tombstones() == {}
         await turn(log, "s", "i", "jkl", receipt='{"new": 1}')
         await log.fork("a", "s", "t")
         for name in ("s", "t"):
@@ -121,6 +131,8 @@ def test_a_log_of_format_4_goes_on_without_receipts_for_its_turns(tmp_path: Path
     with_log(path, scenario)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT version FROM log_format").fetchone() == (FORMAT,)
+        indexes = connection.execute("SELECT name FROM sqlite_master WHERE name LIKE 'responses%' AND type = 'index'")
+        assert indexes.fetchall() == [("responses_running",)]
     with_log(path, lambda log: read(log))
 
 
@@ -128,7 +140,13 @@ def test_rows_of_format_4_are_salvaged_beside_those_of_format_5(tmp_path: Path) 
     path = tmp_path / "log.sqlite"
     with_log(path, two_turns)
     as_format_4(path)
-    with_log(path, lambda log: turn(log, "s", "i", "jkl", receipt='{"new": 1}'))
+
+    async def goes_on(log: SessionLog) -> None:
+        await turn(log, "s", "i", "jkl", receipt='{"new": 1}')
+        await turn(log, "gone too", "a", "b")
+        await log.delete("a", "gone too")
+
+    with_log(path, goes_on)
     data = bytearray(path.read_bytes())
     data[:16] = b"not a database.."
     path.write_bytes(data)
@@ -136,6 +154,7 @@ def test_rows_of_format_4_are_salvaged_beside_those_of_format_5(tmp_path: Path) 
     async def scenario(log: SessionLog) -> None:
         assert log.salvage is not None
         assert (log.salvage.whole, log.salvage.refused) == (1, 0)
+        assert {*await log.tombstones()} == {("a", "gone"), ("a", "gone too")}
         assert [turn.receipt for turn in (await read(log)).turns] == [None, None, '{"new": 1}']
 
     with_log(path, scenario)
