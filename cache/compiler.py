@@ -71,6 +71,11 @@ def _instructions() -> list[str]:
     return " ".join(found).split()
 
 
+def has_tiles() -> bool:
+    """Whether what is compiled here multiplies tiles of bfloat16 (see ``kernels/tiles.h``)."""
+    return not {_PAIRS, _TILES.split()[-1]}.isdisjoint(_instructions())
+
+
 def _folder() -> Path:
     """Where objects are kept: nobody else may have put anything there."""
     base = os.environ.get("XDG_CACHE_HOME", "")

@@ -1,4 +1,4 @@
-"""The compiled attention: one call a layer for all sessions that feed few tokens, by matrix units for any number.
+"""The compiled attention: one call a layer for all sessions that feed few tokens, by tiles for any number.
 
 ``kernels/attention.cpp`` computes it. It is used where it could be built and where, for the shapes at hand, it has
 shown to be right; everything else goes torch's way. ``python -m cache.native`` builds it beforehand.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cache.compiler import NotBuilt, built
+from cache.compiler import NotBuilt, built, has_tiles
 from cache.layers import Layer, Scores
 from cache.packed import PackedStep
 from cache.tier import PageShape
@@ -25,7 +25,7 @@ from cache.trial import LAYERS, right
 
 log = logging.getLogger("warmturn.engine")
 
-SHORT = 32  # tokens of a segment up to which the kernel is the faster way; by matrix units it is for any number
+SHORT = 32  # tokens of a segment up to which the kernel is the faster way; by tiles it is for any number
 _PIECE = 32  # tokens that are attended to together: their sums stay in a near cache
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _CPU = torch.device("cpu")
@@ -96,8 +96,8 @@ class Plan:
 
 
 def _by_tiles(shapes: Iterable[PageShape]) -> bool:
-    """Whether the kernel has matrix units for all pages of these shapes."""
-    return torch.cpu._is_amx_tile_supported() and all(
+    """Whether the kernel takes all pages of these shapes by tiles."""
+    return has_tiles() and all(
         shape.dtype is torch.bfloat16 and shape.key_dim % 32 == 0 and shape.value_dim % 32 == 0 for shape in shapes
     )
 

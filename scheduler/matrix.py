@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from cache import huge
+
 TILED = 3  # beside the types of plain elements
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 GROUP, _DEPTH, _COLUMNS = 64, 32, 16
@@ -39,7 +41,6 @@ def _tiled(weight: torch.Tensor) -> torch.Tensor:
     out, inside = weight.shape
     padded = F.pad(weight, (0, -inside % _DEPTH, 0, -out % GROUP))
     parts = padded.view(-1, GROUP // _COLUMNS, _COLUMNS, padded.shape[1] // _DEPTH, _DEPTH // 2, 2)
-    room = torch.empty(padded.numel() + _DEPTH, dtype=weight.dtype)
-    tiled = room[-(room.data_ptr() // room.element_size()) % _DEPTH :][: padded.numel()]
+    tiled = huge.empty(padded.numel(), weight.dtype)
     tiled.view(parts.shape[0], parts.shape[3], 4, _DEPTH // 2, _COLUMNS, 2).copy_(parts.permute(0, 3, 1, 4, 2, 5))
     return tiled

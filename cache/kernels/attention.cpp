@@ -196,7 +196,7 @@ struct Work {
         std::memset(part.sums, 0, sizeof(float) * call.heads * s.size * value_row.padded);
         for (int64_t i = 0; i < call.heads * s.size; i++) part.most[i] = NEVER, part.total[i] = 0;
         int64_t from = begin + number * size, end = from + size < stop ? from + size : stop;
-#if defined(__AMX_BF16__)
+#if defined(WITH_TILES)
         if constexpr (sizeof(T) == sizeof(bf16) && !std::is_same<T, f16>::value) {
             bool fits = call.key_dim % 32 == 0 && call.value_dim % 32 == 0;
             if (fits && s.size * group > 2 * TILE) return tiled(s, from, end, part, scratch);  // else it does not pay
@@ -210,8 +210,8 @@ struct Work {
         }
     }
 
-#if defined(__AMX_BF16__)
-    // The same by matrix units: 16 rows at a time, keys as they lie, weights rounded to bfloat16. What was just written
+#if defined(WITH_TILES)
+    // The same by tiles: 16 rows at a time, keys as they lie, weights rounded to bfloat16. What was just written
     // cannot be loaded into a tile at once, so sums are one step behind the weights that they are made of.
     void tiled(const Segment& s, int64_t from, int64_t end, Partial part, float* scratch) const {
         uint32_t* queries = (uint32_t*)scratch;
@@ -238,23 +238,23 @@ struct Work {
                     int64_t high = s.start + (row + count - 1) / group + 1 - block.first;
                     if (low >= block.count || high <= 0) continue;
                     if (shaped != count) {
-                        add_up(behind);
+                        add_up(tiles, behind);
                         tiles.shape(0b01110000, shaped = count);
                     }
                     const uint32_t* query = queries + (head * row_tiles(s) + row / 16) * tiled_floats();
                     vf scores[BLOCK];  // of 16 rows each
-                    tile_scores(block, head * call.key_head, query, spare, scores, next, row ? -1 : ahead);
+                    tile_scores(tiles, block, head * call.key_head, query, spare, scores, next, row ? -1 : ahead);
                     int64_t first = head * rows + row;
                     Partial mine = {part.sums + first * value_row.padded, part.most + first, part.total + first};
-                    if (behind.to == mine.sums) add_up(behind);
+                    if (behind.to == mine.sums) add_up(tiles, behind);
                     weigh(s, block, row, count, scores, weights[step], mine);
-                    add_up(behind);
+                    add_up(tiles, behind);
                     behind = {mine.sums, weights[step], values[unit], block.count > 32 ? 2 : 1};
                     step ^= 1;
                 }
             }
         }
-        add_up(behind);
+        add_up(tiles, behind);
     }
 
     struct Sums {  // of 16 rows that wait for the values of a block
@@ -264,21 +264,21 @@ struct Work {
         int halves;
     };
 
-    void add_up(Sums& sums) const {
+    void add_up(Tiles& tiles, Sums& sums) const {
         for (int64_t c = 0; c < value_row.chunks && sums.to; c++) {
             float* to = sums.to + c * CHUNK;
             const uint32_t* tile = sums.values + c * 1024;
-            _tile_loadd(4, to, value_row.padded * 4);
-            _tile_loadd(5, to + 16, value_row.padded * 4);
+            TILE_SUMS(tiles, 4, to, value_row.padded * 4);
+            TILE_SUMS(tiles, 5, to + 16, value_row.padded * 4);
             for (int half = 0; half < sums.halves; half++) {
-                _tile_loadd(6, sums.weights + half * 512, 64);
-                _tile_loadd(7, tile + half * 256, 64);
-                _tile_dpbf16ps(4, 6, 7);
-                _tile_loadd(3, tile + half * 256 + 512, 64);
-                _tile_dpbf16ps(5, 6, 3);
+                TILE_READ(tiles, 6, sums.weights + half * 512, 64);
+                TILE_READ(tiles, 7, tile + half * 256, 64);
+                TILE_MULTIPLY(tiles, 4, 6, 7);
+                TILE_READ(tiles, 3, tile + half * 256 + 512, 64);
+                TILE_MULTIPLY(tiles, 5, 6, 3);
             }
-            _tile_stored(4, to, value_row.padded * 4);
-            _tile_stored(5, to + 16, value_row.padded * 4);
+            TILE_WRITE(tiles, 4, to, value_row.padded * 4);
+            TILE_WRITE(tiles, 5, to + 16, value_row.padded * 4);
         }
         sums.to = nullptr;
     }
@@ -389,7 +389,7 @@ struct Work {
     }
 
     // The products of every key with 16 queries. The values that come next are fetched meanwhile.
-    void tile_scores(const Block<T>& block, int64_t offset, const uint32_t* query, uint16_t* spare, vf* scores,
+    void tile_scores(Tiles& tiles, const Block<T>& block, int64_t offset, const uint32_t* query, uint16_t* spare, vf* scores,
                      const Block<T>& next, int64_t ahead) const {
         for (int j = 0; j < block.count; j += 32) {
             int64_t apart[2];
@@ -397,18 +397,18 @@ struct Work {
             for (int i = j; i < j + 32 && i < next.count && ahead >= 0; i++) fetch(next.values[i] + ahead, value_row);
             const uint16_t* keys = lines(block, j, offset, spare, apart[0]);
             const uint16_t* more = both ? lines(block, j + 16, offset, spare + 16 * call.key_dim, apart[1]) : nullptr;
-            _tile_zero(0);
-            _tile_zero(1);
+            TILE_ZERO(tiles, 0);
+            TILE_ZERO(tiles, 1);
             for (int64_t d = 0; d < call.key_dim; d += 32) {
-                _tile_loadd(7, query + d * 8, 64);
-                _tile_loadd(2, keys + d, apart[0] * 2);
-                _tile_dpbf16ps(0, 2, 7);
+                TILE_READ(tiles, 7, query + d * 8, 64);
+                TILE_READ(tiles, 2, keys + d, apart[0] * 2);
+                TILE_MULTIPLY(tiles, 0, 2, 7);
                 if (!both) continue;
-                _tile_loadd(3, more + d, apart[1] * 2);
-                _tile_dpbf16ps(1, 3, 7);
+                TILE_READ(tiles, 3, more + d, apart[1] * 2);
+                TILE_MULTIPLY(tiles, 1, 3, 7);
             }
-            _tile_stored(0, scores + j, 64);
-            if (both) _tile_stored(1, scores + j + 16, 64);
+            TILE_WRITE(tiles, 0, scores + j, 64);
+            if (both) TILE_WRITE(tiles, 1, scores + j + 16, 64);
         }
     }
 

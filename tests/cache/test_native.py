@@ -16,7 +16,7 @@ import torch
 
 from cache import compiler, native, trial
 from cache.attention import PackedAttention, attend
-from cache.compiler import NotBuilt, built
+from cache.compiler import NotBuilt, built, has_tiles
 from cache.layers import Layer, Reach, Scores
 from cache.native import Kernel, Plan
 from cache.packed import PackedCache, PackedStep
@@ -144,7 +144,7 @@ def test_every_kind_of_layer(
     assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < 1e-5
 
 
-@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="no matrix units here: long segments are torch's")
+@pytest.mark.skipif(not has_tiles(), reason="no tiles here: long segments are torch's")
 @pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize("softcap", [None, 30.0])
 @pytest.mark.parametrize("scale", [0.1, 1.0])  # the latter: each block's largest score may be far above the last one's

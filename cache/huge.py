@@ -1,0 +1,39 @@
+"""Memory in huge pages: what is read from end to end at every step comes a tenth faster from them."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+
+import torch
+
+HUGE = 1 << 21  # bytes of a huge page, on most processors
+_SHARED = 32 << 20  # bytes that small tensors share
+_LINE = 64  # bytes, of a cache
+
+_open = torch.empty(0, dtype=torch.uint8)  # what is left of the last shared stretch
+
+
+def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """``[count]``, of any values, at the begin of a line of the cache. It cannot be resized; its memory is given back
+    when neither it nor what shares a stretch with it is there any more. Without huge pages it lies in others.
+    """
+    global _open
+    size = -(-count * dtype.itemsize // _LINE) * _LINE
+    if size > _SHARED // 2:
+        return _stretch(size)[: count * dtype.itemsize].view(dtype)
+    if _open.nbytes < size:
+        _open = _stretch(_SHARED)
+    found, _open = _open[:size], _open[size:]
+    return found[: count * dtype.itemsize].view(dtype)
+
+
+def _stretch(size: int) -> torch.Tensor:
+    """Bytes from the begin of a huge page on; those that are never touched take no memory."""
+    memory = mmap.mmap(-1, size + HUGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % HUGE
+    return whole[start : start + size]
