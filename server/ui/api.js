@@ -6,6 +6,9 @@ const BROKEN = "The connection broke before the answer was complete.";
 
 let memory = ""; // where the browser keeps nothing
 
+// Whether a key can be sent: what a header cannot hold would fail like a server that is gone.
+export const isKey = (text) => /^[\x21-\x7e]+$/.test(text);
+
 export const apiKey = {
   get: () => {
     try {
@@ -20,6 +23,15 @@ export const apiKey = {
       sessionStorage.setItem(KEY, value);
     } catch {
       // then until the page is left
+    }
+  },
+  // And all that was written under it.
+  forget: () => {
+    memory = "";
+    try {
+      sessionStorage.clear();
+    } catch {
+      // nothing was kept
     }
   },
 };

@@ -1,25 +1,24 @@
 // The page: its three parts, the keyboard, and what happens when the server comes and goes.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
-import { onKeyNeeded, onLost, url } from "./api.js";
+import { apiKey, onKeyNeeded, onLost, url } from "./api.js";
 import { IconButton } from "./bits.js";
 import { Composer, Messages } from "./chat.js";
 import { Dialogs, askForKey, hasDialog } from "./dialogs.js";
 import { Live } from "./live.js";
-import { conversationOf, loadModel, loadSessions, loadTree, open, report } from "./sessions.js";
+import { conversationOf, follow, loadModel, loadSessions, open, report } from "./sessions.js";
 import { Sidebar, applyTheme } from "./sidebar.js";
-import { remember, remembered, state, update, useStore } from "./store.js";
-import { keepRunning, shownTitle, stop } from "./talk.js";
+import { BESIDE, remember, remembered, state, update, useStore } from "./store.js";
+import { keepRunning, shownTitle, stop, takeUp } from "./talk.js";
 import { Tree } from "./tree.js";
 
-const BESIDE = "(min-width: 1160px)"; // where the panel stands beside the chat
 const PANELS = { turns: "Turns and branches", live: "The server now" };
-const LIST = "(min-width: 820px)"; // and the list
+const LIST = "(min-width: 820px)"; // where the list stands beside the chat
 const BANNERS = {
   loading: "The model is loading. This page goes on by itself.",
-  down: "The server does not answer. Everything is kept; this page goes on by itself.",
+  down: "The server does not answer. What was finished is kept; this page goes on by itself.",
 };
-const LOOK = 2000; // milliseconds, while the server does not answer
+const LOOK = 2000; // milliseconds between two looks at a server that does not answer
 
 function useMedia(query) {
   const [matches, setMatches] = useState(() => matchMedia(query).matches);
@@ -33,15 +32,17 @@ function useMedia(query) {
 }
 
 function App() {
-  const { drawer, panel } = useStore();
+  const { drawer, panel: chosen, tree, current, turns } = useStore();
   const beside = useMedia(BESIDE);
   const list = useMedia(LIST);
+  const isEmpty = current === null || (!tree && turns.has(current)); // no turn that a tree could show
+  const panel = beside && chosen === "turns" && isEmpty ? null : chosen;
   const over = (drawer && !list) || (panel && !beside); // something lies over the chat
   return html`
     <a class="skip" href="#composer" onClick=${toComposer}>Skip to the message</a>
-    <div class=${`page ${panel && beside ? "with-panel" : ""}`}>
+    <div class=${`page ${panel && beside ? "with-panel" : ""}`} inert=${Boolean(over)}>
       ${list && html`<${Sidebar} />`}
-      <${Main} covered=${Boolean(over)} list=${list} />
+      <${Main} list=${list} panel=${panel} isEmpty=${isEmpty} />
       ${panel && beside && html`<${Panel} panel=${panel} />`}
     </div>
     ${over && html`<div class="veil" onClick=${() => update({ drawer: false, panel: null })}></div>`}
@@ -70,15 +71,16 @@ function toComposer(event) {
   document.getElementById("composer").focus();
 }
 
-function Main({ covered, list }) {
-  const { current, panel, health } = useStore();
+function Main({ list, panel, isEmpty }) {
+  const { current, health, turns, unread } = useStore();
   const title = shownTitle();
   const group = current && conversationOf(current);
   const toggle = (name) => update({ panel: panel === name ? null : name });
   useEffect(() => {
     document.title = current ? `${title} · warmturn` : "warmturn";
   }, [title, current]);
-  return html`<main inert=${covered}>
+  const isTold = unread || turns.get(current)?.status === "failed"; // below, in a box
+  return html`<main>
     <header class="head">
       ${!list && html`<${IconButton} icon="menu" label="Conversations" onClick=${() => update({ drawer: true })} />`}
       <h1>
@@ -89,10 +91,11 @@ function Main({ covered, list }) {
             : html`<span class="title">${title}</span>`
         }
       </h1>
-      <${IconButton} icon="tree" label=${PANELS.turns} aria-pressed=${panel === "turns"} onClick=${() => toggle("turns")} />
+      <${IconButton} icon="tree" label=${PANELS.turns} aria-pressed=${panel === "turns"}
+        disabled=${isEmpty} onClick=${() => toggle("turns")} />
       <${IconButton} icon="pulse" label=${PANELS.live} aria-pressed=${panel === "live"} onClick=${() => toggle("live")} />
     </header>
-    ${BANNERS[health] && html`<p class="banner" role="status">${BANNERS[health]}</p>`}
+    ${BANNERS[health] && html`<p class=${`banner ${isTold ? "quiet" : ""}`} role="status">${BANNERS[health]}</p>`}
     <${Messages} />
     <${Composer} />
   </main>`;
@@ -111,7 +114,8 @@ function Panel({ panel }) {
 function Toast() {
   const { toast } = useStore();
   if (!toast) return null;
-  return html`<div class="toast">
+  return html`<div class="toast" onPointerEnter=${toast.hold} onPointerLeave=${toast.release}
+    onFocusIn=${toast.hold} onFocusOut=${toast.release}>
     <span>${toast.text}</span>
     ${toast.action && html`<button type="button" onClick=${toast.run}>${toast.action}</button>`}
     <${IconButton} icon="close" label="Dismiss" onClick=${toast.close} />
@@ -120,63 +124,94 @@ function Toast() {
 
 // --- the server ----------------------------------------------------------------------------------------------
 
-let looking = 0;
+let looking = 0; // the timer of the next look
+let lookingNow = null; // one at a time
+let answered = -LOOK; // when it was well last, by performance.now()
 
 // Whether it answers, and can: looked at while it does not, when the page is shown, and when a request has failed.
-async function look() {
+// `anew`: others may have been there since.
+function look(anew = false) {
   clearTimeout(looking);
+  looking = 0;
+  lookingNow ??= lookOnce(anew).finally(() => (lookingNow = null));
+}
+
+async function lookOnce(anew) {
   const before = state.health;
   let health = "down";
   try {
     const response = await fetch(url("health"), { cache: "no-store" });
-    health = response.ok ? "ok" : "loading";
+    if (response.ok) health = "ok";
+    else if (response.status === 503) health = "loading";
   } catch {
     // down
   }
+  if (health === "ok") answered = performance.now();
   if (health !== state.health) update({ health });
-  if (health !== "ok") looking = setTimeout(look, LOOK);
-  else if (!state.listed) await begin();
-  else if (before !== "ok") await again();
+  if (health !== "ok") later();
+  else if (!state.listed || before !== "ok" || anew) await catchUp();
 }
 
-// It is back: what it tells may be newer than what is shown.
-async function again() {
+const later = () => (looking ||= setTimeout(look, LOOK));
+
+// A request got no answer. Where the server was well a moment ago, it was that request.
+function onBroken() {
+  if (lookingNow || performance.now() - answered < LOOK) later();
+  else look();
+}
+
+// What it tells may be newer than what is shown, of which there may be nothing yet.
+async function catchUp() {
+  const begins = !state.listed;
   try {
     await Promise.all([loadModel(), loadSessions(true)]);
-    if (state.tree) await loadTree();
+    if (begins) await openFirst();
+    else if (state.unread) await open(state.unread.id);
+    else await follow();
   } catch (error) {
     report(error);
+    later();
   }
 }
 
-async function begin() {
+// What the address names, unless somebody has begun to talk already.
+async function openFirst() {
+  const id = addressed();
+  const place = await takeUp(id);
+  if (addressed() === id && (place ?? id) !== null) await open(place);
+}
+
+function addressed() {
   try {
-    await Promise.all([loadModel(), loadSessions(true)]);
-    await fromAddress();
-  } catch (error) {
-    report(error);
-    looking = setTimeout(look, LOOK);
+    return decodeURIComponent(location.hash.replace(/^#\/?/, "")) || null;
+  } catch {
+    return null; // somebody's typing
   }
 }
 
 async function fromAddress() {
-  const id = decodeURIComponent(location.hash.replace(/^#\/?/, ""));
-  if ((id || null) !== state.wanted) await open(id || null);
+  if (state.listed && addressed() !== state.wanted) await open(addressed());
 }
 
+const comeBack = () => document.visibilityState === "visible" && performance.now() - answered > LOOK && look(true);
+
 function onKey(event) {
-  if (event.key !== "Escape" || hasDialog()) return;
+  if (event.key !== "Escape" || event.defaultPrevented || event.isComposing || hasDialog()) return;
+  const field = event.target.matches("input, textarea:not(#composer)");
+  if (field && event.target.value) return; // it clears that, or is an editor's business
   if (state.drawer) update({ drawer: false });
   else if (state.panel && !matchMedia(BESIDE).matches) update({ panel: null });
-  else if (state.turns.has(state.current) && state.turns.get(state.current).status !== "failed") stop();
+  else if (!field && state.turns.has(state.current) && state.turns.get(state.current).status !== "failed") stop();
 }
 
 applyTheme();
 onKeyNeeded(askForKey);
-onLost(() => look());
+onLost(onBroken);
 update({
+  current: addressed(),
+  opening: addressed() !== null,
   panel: matchMedia(BESIDE).matches ? remembered("panel", "turns") : null,
-  settings: { ...state.settings, ...remembered("settings", {}) },
+  settings: { ...state.settings, ...remembered("settings", {}, apiKey.get() ? "sessionStorage" : "localStorage") },
 });
 addEventListener("keydown", onKey);
 addEventListener("popstate", fromAddress);
@@ -184,8 +219,10 @@ addEventListener("hashchange", fromAddress);
 addEventListener("pagehide", () => {
   keepRunning();
   remember("panel", state.panel);
-  state.toast?.after?.(); // what is deleted stays deleted
+  state.toast?.close(); // what is deleted stays deleted
 });
-document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && look());
+addEventListener("pageshow", (event) => event.persisted && keepRunning(false));
+addEventListener("focus", comeBack);
+document.addEventListener("visibilitychange", comeBack);
 render(html`<${App} />`, document.getElementById("app"));
 look();

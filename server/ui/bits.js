@@ -97,9 +97,11 @@ export async function copyText(text) {
   }
 }
 
-// A modal dialog of the browser's own: it keeps the focus, Escape calls `onClose`.
-export function Dialog({ title, onClose, children, ...more }) {
+// A modal dialog of the browser's own: it keeps the focus, Escape calls `onClose`. Without that it stays: a browser
+// closes a dialog at the second Escape whatever the page says, so then it is opened again.
+export function Dialog({ title, onClose = null, children, ...more }) {
   const box = useRef(null);
+  const pressed = useRef(null);
   useEffect(() => {
     const dialog = box.current;
     if (!dialog.open) dialog.showModal();
@@ -107,10 +109,13 @@ export function Dialog({ title, onClose, children, ...more }) {
   }, []);
   const cancel = (event) => {
     event.preventDefault();
-    onClose();
+    onClose?.();
   };
-  const outside = (event) => event.target === box.current && onClose();
-  return html`<dialog ref=${box} onCancel=${cancel} onClick=${outside} aria-labelledby="dialog-title" ...${more}>
+  const closed = () => box.current && (onClose ? onClose() : box.current.showModal());
+  // A drag that only ends out there, as when somebody selects text, is none.
+  const outside = (event) => event.target === box.current && pressed.current === box.current && onClose?.();
+  return html`<dialog ref=${box} onCancel=${cancel} onClose=${closed} onClick=${outside}
+    onPointerDown=${(event) => (pressed.current = event.target)} aria-labelledby="dialog-title" ...${more}>
     <div class="dialog-body">
       <h2 id="dialog-title">${title}</h2>
       ${children}

@@ -7,7 +7,7 @@ import { latestOf, variantsOf } from "./family.js";
 import { Markdown } from "./markdown.js";
 import { open, remove, said } from "./sessions.js";
 import { state, update, useStore } from "./store.js";
-import { branch, dismiss, draftOf, keepDraft, regenerate, retry, send, stop } from "./talk.js";
+import { branch, dismiss, draftOf, isGone, keepDraft, regenerate, retry, send, stop } from "./talk.js";
 
 const EXAMPLES = ["My name is Walter.", "Add milk to my shopping list.", "What is my name?"];
 
@@ -25,9 +25,10 @@ const Call = ({ call }) =>
     <pre tabindex="0"><code>${call.function.arguments}</code></pre>
   </details>`;
 
-function EditBox({ message, close }) {
-  const [text, setText] = useState(message.content);
+function EditBox({ message, begun, frozen, close }) {
+  const [text, setText] = useState(begun ?? message.content);
   const area = useRef(null);
+  const ready = Boolean(text.trim()) && !frozen;
   useEffect(() => {
     area.current.focus();
     area.current.setSelectionRange(text.length, text.length);
@@ -38,11 +39,11 @@ function EditBox({ message, close }) {
     branch(message.index, text.trim());
   };
   const onKeyDown = (event) => {
-    if (event.key === "Escape") {
+    if (event.key === "Escape" && !event.isComposing) {
       event.stopPropagation();
       close();
     }
-    if (event.key === "Enter" && (event.metaKey || event.ctrlKey) && text.trim()) submit(event);
+    if (event.key === "Enter" && (event.metaKey || event.ctrlKey) && ready) submit(event);
   };
   return html`<form class="edit-box" onSubmit=${submit}>
     <textarea ref=${area} aria-label="Edit your message" value=${text} rows="2"
@@ -50,7 +51,7 @@ function EditBox({ message, close }) {
     <div class="edit-foot">
       <span>The old message stays, on its own branch.</span>
       <button type="button" class="button" onClick=${close}>Cancel</button>
-      <button type="submit" class="button primary" disabled=${!text.trim()}>Send</button>
+      <button type="submit" class="button primary" disabled=${!ready}>Send</button>
     </div>
   </form>`;
 }
@@ -70,17 +71,30 @@ function Variants({ node, family }) {
   const all = variantsOf(node);
   if (all.length < 2) return null;
   const at = all.indexOf(node);
-  const go = (step) => open(latestOf(family, all[at + step]));
+  const go = async (label, step) => {
+    if (!all[at + step]) return;
+    await open(latestOf(family, all[at + step]));
+    const same = `[data-turn="${node.turn.number}"] .variants [aria-label="${label}"]`;
+    setTimeout(() => document.querySelector(same)?.focus()); // it is another button now
+  };
+  const step = (icon, label, by) => html`<${IconButton} icon=${icon} label=${label}
+    aria-disabled=${!all[at + by]} onClick=${() => go(label, by)} />`;
   return html`<span class="variants" role="group" aria-label="Branches here">
-    <${IconButton} icon="left" label="Previous branch" disabled=${at === 0} onClick=${() => go(-1)} />
+    ${step("left", "Previous branch", -1)}
     <span>${at + 1} of ${all.length}</span>
-    <${IconButton} icon="right" label="Next branch" disabled=${at === all.length - 1} onClick=${() => go(1)} />
+    ${step("right", "Next branch", 1)}
   </span>`;
 }
 
-const UserMessage = memo(({ message, frozen }) => {
+// `begun` is text that was to take its place and could not.
+const UserMessage = memo(({ message, frozen, begun }) => {
   const [editing, setEditing] = useState(false);
-  if (editing) return html`<${EditBox} message=${message} close=${() => setEditing(false)} />`;
+  const close = () => {
+    setEditing(false);
+    if (begun) update({ editing: null });
+  };
+  if (editing || begun)
+    return html`<${EditBox} message=${message} begun=${begun} frozen=${frozen} close=${close} />`;
   const edit = () => setEditing(true);
   return html`<article class="message user" aria-label="You" data-edit=${frozen ? null : message.index}>
     <div class="bubble">${message.content}</div>
@@ -91,9 +105,9 @@ const UserMessage = memo(({ message, frozen }) => {
   </article>`;
 });
 
-const Reply = memo(({ message, node, family, frozen }) => {
+const Reply = memo(({ message, node, family, frozen, waits }) => {
   const show = () => update({ panel: "turns", selected: node.id });
-  return html`<article class="message assistant" aria-label="Reply">
+  return html`<article class="message assistant" aria-label="Reply" data-turn=${message.turn}>
     ${message.reasoning_content && html`<${Thought} text=${message.reasoning_content} />`}
     <${Markdown} text=${message.content} />
     ${(message.tool_calls ?? []).map((call) => html`<${Call} call=${call} />`)}
@@ -104,7 +118,7 @@ const Reply = memo(({ message, node, family, frozen }) => {
         <${CostBar} turn=${node.turn} /><span>${summaryOf(node.turn)}</span>
       </button>`
       }
-      ${!node && html`<span class="hint">Kept. The next turn reads it.</span>`}
+      ${waits && html`<span class="hint">Kept. The next turn reads it.</span>`}
       ${node?.turn.finish_reason === "length" && html`<span class="hint">cut at the token limit</span>`}
       <span class="reply-end">
         ${node && html`<${Variants} node=${node} family=${family} />`}
@@ -148,25 +162,31 @@ function Running({ turn }) {
 
 function Trouble({ turn }) {
   const left = useSecondsUntil(turn.retryAt);
-  return html`<div class="trouble" role="alert">
-    <p><strong>${said(turn.error)}</strong></p>
+  return html`<div class="trouble">
+    <p role="alert"><strong>${said(turn.error)}</strong></p>
     <p>
       ${turn.error.status === 0 ? "Your message is not lost: sending it again is safe, it runs once. " : ""}
       ${left > 0 ? `The server asks to come back in ${plural(left, "second")}.` : ""}
     </p>
     <div class="trouble-foot">
-      <button type="button" class="button primary" onClick=${() => retry(turn.id)}>Try again</button>
-      <button type="button" class="button" onClick=${() => dismiss(turn.id)}>Back to writing</button>
+      ${!isGone(turn.error) && html`<button type="button" class="button primary" onClick=${() => retry(turn.id)}>Try again</button>`}
+      <button type="button" class="button" onClick=${() => dismiss(turn.id)}>
+        ${isGone(turn.error) ? "Ask in a new conversation" : "Edit the message"}
+      </button>
     </div>
   </div>`;
 }
 
-// A session that cannot be shown.
+// A session that cannot be shown, or is no more.
 function Unread({ id, error }) {
-  return html`<div class="trouble" role="alert">
-    <p><strong>${said(error)}</strong></p>
+  return html`<div class="trouble">
+    <p role="alert"><strong>${said(error)}</strong></p>
     <div class="trouble-foot">
-      <button type="button" class="button primary" onClick=${() => open(id)}>Try again</button>
+      ${
+        isGone(error)
+          ? html`<button type="button" class="button primary" onClick=${() => open(null)}>New conversation</button>`
+          : html`<button type="button" class="button primary" onClick=${() => open(id)}>Try again</button>`
+      }
       ${error.code === "session_damaged" && html`<button type="button" class="button"
         onClick=${() => remove([id], "Deleted.")}>Delete it</button>`}
     </div>
@@ -199,12 +219,13 @@ const Welcome = ({ ready }) =>
 // --- the list of messages ------------------------------------------------------------------------------------
 
 export function Messages() {
-  const { messages, tree, current, turns, opening, unread, health } = useStore();
+  const { messages, tree, current, turns, opening, unread, health, listed, editing } = useStore();
   const box = useRef(null);
   const atEnd = useRef(true);
   const [away, setAway] = useState(false);
   const turn = turns.get(current);
-  const path = tree?.family.paths.get(current);
+  const path = tree?.family.paths.get(current) ?? tree?.family.paths.get(turn?.fork?.from);
+  const frozen = Boolean(turn || unread);
   const onScroll = () => {
     const { scrollHeight, scrollTop, clientHeight } = box.current;
     atEnd.current = scrollHeight - scrollTop - clientHeight < 60;
@@ -223,17 +244,19 @@ export function Messages() {
   const isEmpty = messages.length === 0 && !turn && !opening && !unread;
   return html`<div class="scroll" ref=${box} onScroll=${onScroll} tabindex="-1">
     <div class="messages">
-      ${isEmpty && html`<${Welcome} ready=${health === "ok"} />`}
-      ${unread && html`<${Unread} ...${unread} />`}
+      ${isEmpty && html`<${Welcome} ready=${health === "ok" && listed} />`}
       ${opening && messages.length === 0 && html`<div class="waiting late" role="img" aria-label="Opening"><i></i><i></i><i></i></div>`}
       ${messages.map((message) => {
         const key = `${current} ${message.index}`;
+        const begun = editing?.id === current && editing.index === message.index ? editing.text : null;
         if (message.role === "user")
-          return html`<${UserMessage} key=${key} message=${message} frozen=${Boolean(turn)} />`;
+          return html`<${UserMessage} key=${key} message=${message} frozen=${frozen} begun=${begun} />`;
         if (message.role !== "assistant") return html`<${Other} key=${key} message=${message} />`;
         const node = message.turn === null ? null : path?.[message.turn - 1];
-        return html`<${Reply} key=${key} message=${message} node=${node} family=${tree?.family} frozen=${Boolean(turn)} />`;
+        const waits = message.turn === null && message === messages.at(-1) && !message.tool_calls && !turn;
+        return html`<${Reply} key=${key} message=${message} node=${node} family=${tree?.family} frozen=${frozen} waits=${waits} />`;
       })}
+      ${unread && !turn && html`<${Unread} ...${unread} />`}
       ${turn && html`<${Running} key=${`turn ${turn.key}`} turn=${turn} />`}
     </div>
     ${away && html`<${IconButton} icon="down" label="To the end" class="icon-button to-end" onClick=${toEnd} />`}
@@ -242,23 +265,28 @@ export function Messages() {
 
 // --- the place to write --------------------------------------------------------------------------------------
 
+// Whether there is a keyboard with a way to begin a line. What is touched has a key for Enter alone.
+const hasKeys = () => matchMedia("(hover: hover)").matches;
+
 export function Composer() {
-  const { current, turns, health } = useStore();
+  const { current, turns, health, opening, unread, write, drafts } = useStore();
   const [text, setText] = useState(() => draftOf(current));
   const area = useRef(null);
   const turn = turns.get(current);
   const runs = turn && turn.status !== "failed";
-  useEffect(() => setText(draftOf(current)), [current, Boolean(turn)]);
+  // Nobody answers what is not on the screen.
+  const ready = !turn && health === "ok" && !unread && !(opening && current !== null);
+  useLayoutEffect(() => setText(draftOf(current)), [current, Boolean(turn), drafts]);
   useEffect(() => {
-    if (matchMedia("(hover: hover)").matches) area.current.focus({ preventScroll: true });
-  }, [current]);
+    if (hasKeys()) area.current.focus({ preventScroll: true });
+  }, [write]);
   useLayoutEffect(() => {
     area.current.style.height = "auto";
     area.current.style.height = `${Math.min(area.current.scrollHeight, 240)}px`;
   }, [text]);
   const submit = (event) => {
     event?.preventDefault();
-    if (!text.trim() || turn || health !== "ok") return;
+    if (!text.trim() || !ready) return;
     keepDraft(current, "");
     setText("");
     send(text.trim());
@@ -268,7 +296,9 @@ export function Composer() {
     keepDraft(current, event.target.value);
   };
   const onKeyDown = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+    const wanted = hasKeys() ? !event.shiftKey : event.ctrlKey || event.metaKey;
+    const composes = event.isComposing || event.keyCode === 229; // Safari's way to say so
+    if (event.key === "Enter" && wanted && !composes) submit(event);
     if (event.key === "ArrowUp" && text === "" && !turn) {
       event.preventDefault();
       [...document.querySelectorAll("[data-role=edit]")].at(-1)?.click();
@@ -291,7 +321,7 @@ export function Composer() {
         runs
           ? html`<button type="button" class="send" aria-label="Stop" title="Stop (Esc)"
             onClick=${() => stop()}><${Icon} name="stop" /></button>`
-          : html`<button type="submit" class="send" aria-label="Send" title="Send (Enter)" disabled=${!text.trim() || Boolean(turn) || health !== "ok"}>
+          : html`<button type="submit" class="send" aria-label="Send" title="Send (Enter)" disabled=${!text.trim() || !ready}>
             <${Icon} name="send" />
           </button>`
       }

@@ -4,6 +4,8 @@ import { html } from "./vendor/htm-3.1.1/standalone.module.js";
 import { count, milliseconds, plural } from "./bits.js";
 import { costOf, loadedOf, reusedOf, totalOf } from "./family.js";
 
+export const TIER_NAMES = { device: "device", host: "host memory", disk: "disk", remote: "remote store" };
+
 export const PARTS = [
   ["device", "On the device already"],
   ["host", "Loaded from host memory"],
@@ -14,9 +16,8 @@ export const PARTS = [
   ["reply", "Written as the reply"],
 ];
 
-// The tokens of a turn from left to right; `scale` is the number of tokens that fill the bar.
-export function CostBar({ turn, scale = null }) {
-  const cost = costOf(turn);
+// Tokens from left to right, those of a turn or of any `cost`; `scale` is the number of tokens that fill the bar.
+export function CostBar({ turn, cost = costOf(turn), scale = null }) {
   const whole = scale ?? totalOf(cost);
   const shown = PARTS.filter(([part]) => cost[part] > 0);
   return html`<span class="cost-bar" aria-hidden="true">
@@ -29,13 +30,21 @@ export function summaryOf(turn) {
   const cost = costOf(turn);
   const reused = reusedOf(cost);
   const words = [];
-  if (reused) words.push(`${count(reused)} of ${count(turn.prompt_tokens)} tokens reused`);
+  if (reused) words.push(`${count(reused)} of ${count(turn.prompt_tokens)} tokens reused${loadedIn(cost)}`);
   else words.push(plural(turn.prompt_tokens, "new token"));
-  if (loadedOf(cost)) words.push(`${count(loadedOf(cost))} loaded`);
   if (cost.recomputed) words.push(`${count(cost.recomputed)} computed again`);
   const wait = turn.cache?.prefill_ms;
   if (wait !== null && wait !== undefined) words.push(milliseconds(wait));
   return words.join(" · ");
+}
+
+const loadedIn = (cost) => (loadedOf(cost) ? ` (${count(loadedOf(cost))} loaded)` : "");
+
+// What all turns of a branch cost, in a few words.
+export function branchSummaryOf(spent) {
+  const words = [`${count(reusedOf(spent))} reused${loadedIn(spent)}`];
+  if (spent.recomputed) words.push(`${count(spent.recomputed)} computed again`);
+  return [...words, `${count(spent.fresh)} new`].join(" · ");
 }
 
 const MISSES = {

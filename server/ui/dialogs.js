@@ -1,6 +1,7 @@
 // The questions that the page asks.
 
 import { html, useState } from "./vendor/htm-3.1.1/standalone.module.js";
+import { apiKey, isKey } from "./api.js";
 import { Dialog, plural } from "./bits.js";
 import { exportSession, fork, rename, rewind } from "./sessions.js";
 import { remember, state, update, useStore } from "./store.js";
@@ -37,15 +38,18 @@ export const askForKey = (wasWrong) =>
 
 function KeyDialog({ wasWrong, answer }) {
   const [key, setKey] = useState("");
+  const [odd, setOdd] = useState(false);
   const submit = (event) => {
     event.preventDefault();
-    if (key.trim()) answer(key.trim());
+    setOdd(!isKey(key.trim()));
+    if (isKey(key.trim())) answer(key.trim());
   };
-  return html`<${Dialog} title="API key" onClose=${() => {}}>
+  return html`<${Dialog} title="API key" class="key-dialog">
     <form onSubmit=${submit}>
       <p>${wasWrong ? "That key is not valid here. " : "This server answers only with a key. "}It stays in this tab, until you close it.</p>
       <label class="field"><span>Key</span><input type="password" name="api-key" autocomplete="off" autofocus value=${key}
         onInput=${(event) => setKey(event.target.value)} /></label>
+      ${odd && html`<p class="field-trouble" role="alert">A key has no spaces, and no letters beyond a to z.</p>`}
       <div class="dialog-foot"><button type="submit" class="button primary" disabled=${!key.trim()}>Continue</button></div>
     </form>
   <//>`;
@@ -103,13 +107,21 @@ function RewindDialog({ id, turn, lost }) {
   <//>`;
 }
 
+// The page begins anew: nothing of what was read or written with the key stays in the tab.
+function forgetKey() {
+  state.toast?.close(); // what is being deleted is deleted with the key
+  update({ turns: new Map() });
+  apiKey.forget();
+  location.replace(location.pathname);
+}
+
 function SettingsDialog() {
   const { settings } = useStore();
   const [wish, setWish] = useState(settings);
   const field = (name) => ({ value: wish[name], onInput: (event) => setWish({ ...wish, [name]: event.target.value }) });
   const submit = (event) => {
     event.preventDefault();
-    remember("settings", wish);
+    remember("settings", wish, apiKey.get() ? "sessionStorage" : "localStorage");
     update({ settings: wish, dialog: null });
   };
   return html`<${Dialog} title="Settings" onClose=${close}>
@@ -122,6 +134,7 @@ function SettingsDialog() {
       </div>
       <label class="field"><span>Instructions for new conversations</span><textarea rows="4" ...${field("system")}></textarea></label>
       <div class="dialog-foot">
+        ${apiKey.get() && html`<button type="button" class="button apart" onClick=${forgetKey}>Forget this key</button>`}
         <button type="button" class="button" onClick=${close}>Cancel</button>
         <button type="submit" class="button primary">Save</button>
       </div>

@@ -8,27 +8,39 @@ export function costOf(turn) {
   const parts = cache
     ? { ...cache.reused, recomputed: cache.recomputed, fresh: cache.new }
     : { device: turn.cached_tokens, fresh: turn.prompt_tokens - turn.cached_tokens };
-  return { device: 0, host: 0, disk: 0, remote: 0, recomputed: 0, fresh: 0, ...parts, reply: turn.completion_tokens };
+  return { ...NOTHING, ...parts, reply: turn.completion_tokens };
 }
 
+const NOTHING = { device: 0, host: 0, disk: 0, remote: 0, recomputed: 0, fresh: 0, reply: 0 };
+
+const sumOf = (one, other) => Object.fromEntries(Object.keys(NOTHING).map((part) => [part, one[part] + other[part]]));
 export const reusedOf = (cost) => cost.device + cost.host + cost.disk + cost.remote;
 export const loadedOf = (cost) => cost.host + cost.disk + cost.remote;
 export const totalOf = (cost) => reusedOf(cost) + cost.recomputed + cost.fresh + cost.reply;
 
-// The nodes of a tree of /v1/sessions/{id}/tree: id -> { id, turn, parent, children, sessions, kv }, under one `root`
-// without a turn. `kv` has the tiers that hold the timeline up to the turn's end, for any session that has it.
-export function familyOf(tree) {
-  const root = { id: null, turn: null, parent: null, children: [], sessions: [], kv: new Set() };
+const nodeOf = (turn, parent) => {
+  const cost = turn ? costOf(turn) : NOTHING;
+  const spent = parent ? sumOf(parent.spent, cost) : cost;
+  return { id: turn?.id ?? null, turn, parent, cost, spent, size: 1, children: [], sessions: [], kv: new Set() };
+};
+
+// The nodes of a tree of /v1/sessions/{id}/tree without the sessions that are `removed`:
+// id -> { id, turn, parent, children, sessions, cost, spent, size, kv }, under one `root` without a turn. `spent` is the
+// cost of all turns up to here, `size` counts the node and what is below it, `kv` has the tiers that hold the timeline up
+// to the turn's end, for any session that has it.
+export function familyOf(tree, removed) {
+  const root = nodeOf(null, null);
   const nodes = new Map();
   const paths = new Map(); // session id -> its nodes
-  for (const { session, turns } of tree.data) {
+  const shown = tree.data.filter(({ session }) => !removed.has(session.id));
+  for (const { session, turns } of shown) {
     let node = root;
     const path = [];
     root.sessions.push(session.id);
     for (const turn of turns ?? []) {
       let next = nodes.get(turn.id);
       if (!next) {
-        next = { id: turn.id, turn, parent: node, children: [], sessions: [], kv: new Set() };
+        next = nodeOf(turn, node);
         nodes.set(turn.id, next);
         node.children.push(next);
       }
@@ -41,9 +53,10 @@ export function familyOf(tree) {
     }
     paths.set(session.id, path);
   }
-  for (const node of nodes.values()) node.children.sort((one, other) => one.turn.created_at - other.turn.created_at);
-  root.children.sort((one, other) => one.turn.created_at - other.turn.created_at);
-  return { root, nodes, paths, sessions: new Map(tree.data.map(({ session }) => [session.id, session])) };
+  for (const node of [...nodes.values()].reverse()) node.parent.size += node.size; // children come behind their parent
+  for (const node of [root, ...nodes.values()])
+    node.children.sort((one, other) => one.turn.created_at - other.turn.created_at);
+  return { root, nodes, paths, sessions: new Map(shown.map(({ session }) => [session.id, session])) };
 }
 
 // The session to open for a node: the one used last of those that have it.
@@ -55,12 +68,16 @@ export function latestOf(family, node) {
 // The turns that stand where this one does, itself among them.
 export const variantsOf = (node) => node.parent.children;
 
-const sizeOf = (node) => 1 + node.children.reduce((sum, child) => sum + sizeOf(child), 0);
+// Whether another turn there asks the same: only the reply tells them apart.
+export const isTwin = (node) =>
+  variantsOf(node).some((other) => other !== node && other.turn.preview === node.turn.preview);
+
 const SHOWN_OF_SIDE = 3; // turns of a side branch that are shown; more are folded
 
 // The tree as rows from top to bottom. Side branches stand right below the turn that they leave, one lane further in;
-// the branch of `current` goes straight on. Each row: { node, lane, from, through, hidden }: `from` is the lane of its
-// parent, `through` tells of the lines that pass it, { lane, current }, `hidden` the number of turns that are folded below it.
+// the branch of `current` goes straight on. Each row: { node, lane, from, through, hidden, last, current, at, among }:
+// `from` is the lane of its parent, `through` tells of the lines that pass it, { lane, current }, `hidden` the number of
+// turns that are folded below it, and it is the `at`th `among` those that stand beside it in that lane.
 export function rowsOf(family, current, unfolded) {
   const rows = [];
   const main = new Set((family.paths.get(current) ?? []).map((node) => node.id));
@@ -69,7 +86,7 @@ export function rowsOf(family, current, unfolded) {
     for (;;) {
       const onward = node.children.find((child) => main.has(child.id)) ?? node.children.at(-1);
       const sides = node.children.filter((child) => child !== onward);
-      const below = sizeOf(node) - 1;
+      const below = node.size - 1;
       const fold =
         lane > 0 &&
         node.turn &&
@@ -85,5 +102,17 @@ export function rowsOf(family, current, unfolded) {
     }
   };
   walk(family.root, 0, 0, []);
+  return counted(rows);
+}
+
+function counted(rows) {
+  const open = []; // lane -> the rows there since the last one further out
+  for (const row of rows) {
+    open.length = row.lane + 1;
+    open[row.lane] ??= [];
+    row.at = open[row.lane].push(row);
+    row.beside = open[row.lane];
+  }
+  for (const row of rows) row.among = row.beside.length;
   return rows;
 }

@@ -67,7 +67,7 @@ const Block = memo(({ source, links }) => {
   const place = useRef(null);
   const trusted = useMemo(() => {
     const tokens = marked.lexer(source);
-    Object.assign(tokens.links, links);
+    Object.assign(tokens.links, JSON.parse(links));
     return DOMPurify.sanitize(marked.parser(tokens), ALLOWED);
   }, [source, links]);
   useLayoutEffect(() => {
@@ -76,11 +76,9 @@ const Block = memo(({ source, links }) => {
   return html`<div ref=${place}></div>`;
 });
 
-const NO_LINKS = {};
-
 export const Markdown = memo(({ text }) => {
   const tokens = useMemo(() => marked.lexer(text), [text]);
-  const links = Object.keys(tokens.links).length ? tokens.links : NO_LINKS;
+  const links = JSON.stringify(tokens.links); // of the whole text, and the same for as long as they are
   const blocks = tokens.filter((token) => token.type !== "space");
   return html`<div class="markdown" onClick=${copyCode}>
     ${blocks.map((token, index) => html`<${Block} key=${index} source=${token.raw} links=${links} />`)}

@@ -1,9 +1,9 @@
 // The list of sessions, and what can be done with them.
 
-import { Failure, apiKey, call, getJson, randomId, url } from "./api.js";
+import { apiKey, call, getJson, randomId, url } from "./api.js";
 import { plural } from "./bits.js";
 import { familyOf } from "./family.js";
-import { state, toast, update } from "./store.js";
+import { BESIDE, state, toast, update } from "./store.js";
 
 const PAGE = 60;
 const PIN_SECONDS = 7 * 86_400; // the longest that there is
@@ -51,29 +51,38 @@ export async function loadModel() {
   update({ model: models.data[0] });
 }
 
-// The next sessions of the list, or with `fresh` the first ones.
+// The next sessions of the list, or with `fresh` the first ones: what should be among these and is not is no more.
+// What the page learnt of a session while it waited is newer than what it waited for.
 export async function loadSessions(fresh = false) {
+  const before = state.sessions;
   const query = new URLSearchParams({ limit: PAGE });
   if (!fresh && state.after) query.set("after", state.after);
   const page = await getJson(`v1/sessions?${query}`);
-  const sessions = fresh ? new Map() : new Map(state.sessions);
-  for (const session of page.data) sessions.set(session.id, session);
-  await addParents(sessions);
+  const read = new Map(page.data.map((session) => [session.id, session]));
+  await addParents(read);
+  const sessions = new Map(state.sessions);
+  const isOld = (id) => state.sessions.get(id) === before.get(id);
+  for (const [id, session] of read) if (isOld(id)) sessions.set(id, session);
+  const oldest = page.has_more ? page.data.at(-1).last_used_at : -1;
+  for (const [id, { last_used_at: used }] of before) {
+    if (fresh && isOld(id) && !read.has(id) && used > oldest) sessions.delete(id);
+  }
   update({ sessions, more: page.has_more, after: page.last_id, listed: true });
 }
 
 // Forks belong to what they come from, which may stand further down the list.
-async function addParents(sessions) {
+async function addParents(read) {
+  const there = (name) => read.has(name) || state.sessions.has(name) || gone.has(name);
   for (let round = 0; round < 20; round += 1) {
-    const names = [...sessions.values()].map((session) => session.parent?.session_id);
-    const missing = [...new Set(names)].filter((name) => name && !sessions.has(name) && !gone.has(name));
+    const names = [...read.values()].map((session) => session.parent?.session_id);
+    const missing = [...new Set(names)].filter((name) => name && !there(name));
     if (!missing.length) return;
     await Promise.all(
       missing.map(async (name) => {
         try {
-          sessions.set(name, await getJson(path(name)));
+          read.set(name, await getJson(path(name)));
         } catch (error) {
-          if (!(error instanceof Failure)) throw error;
+          if (error.status !== 404) throw error;
           gone.add(name);
         }
       }),
@@ -120,20 +129,23 @@ export const conversationOf = (id) => conversations().find(({ members }) => memb
 // Show a session; `null` is a new one. Another branch of what is open takes its place when it is here.
 export async function open(id) {
   const hash = id === null ? "#/" : `#/${encodeURIComponent(id)}`;
-  if (location.hash !== hash) history.pushState(null, "", hash);
-  const nothing = { current: id, messages: [], tree: null };
+  if ((location.hash || "#/") !== hash) history.pushState(null, "", hash);
   const same = id !== null && state.tree?.family.sessions.has(id);
-  update({ wanted: id, opening: id !== null, unread: null, drawer: false, selected: null, ...(same ? {} : nothing) });
-  if (id === null) return;
+  update({ wanted: id, unread: null, drawer: false, selected: null, editing: null, ...(same ? {} : emptyOf(id)) });
+  if (!matchMedia(BESIDE).matches) update({ panel: null });
+  const turn = state.turns.get(id);
+  if (id === null || isBeginning(turn)) {
+    update({ ...emptyOf(id), messages: turn?.fork?.shown ?? [], opening: false }); // there is nothing to be read yet
+    return;
+  }
+  update({ opening: true });
   try {
-    const [messages] = await Promise.all([getJson(path(id, "/messages")), same ? null : loadTree(id)]);
-    if (state.wanted !== id) return;
-    update({ current: id, messages: messages.data, opening: false });
-    if (same) await loadTree(id);
+    await show(id);
   } catch (error) {
     if (state.wanted !== id) return;
+    update({ opening: false });
     if (error.status !== 404) {
-      update({ ...nothing, opening: false, unread: { id, error } });
+      update({ ...emptyOf(id), unread: { id, error } });
     } else if (!state.turns.has(id)) {
       await open(null);
       report(error);
@@ -141,21 +153,77 @@ export async function open(id) {
   }
 }
 
-// Read the tree again: what turns cost, and where their KV is now.
+// Whether a turn is the first one of a session that no list has yet.
+export const isBeginning = (turn) => Boolean(turn && (turn.metadata || turn.fork) && !state.sessions.has(turn.id));
+
+const emptyOf = (id) => ({ current: id, messages: [], tree: null, shown: null });
+
+// Read messages and tree.
+async function show(id) {
+  const later = state.current !== id && state.tree?.family.sessions.has(id); // what is open stays until then
+  const [messages] = await Promise.all([getJson(path(id, "/messages")), later ? null : loadTree(id)]);
+  if (state.wanted !== id) return;
+  update({ current: id, messages: messages.data, opening: false, unread: null });
+  if (later) await loadTree(id);
+  update({ shown: lastTurnOf(id) });
+}
+
+const lastTurnOf = (id) => state.tree?.family.paths.get(id)?.at(-1)?.id ?? null;
+
+// What is shown is what the page made of the turn that was just read. Where others were there too, it is read anew.
+export async function settle(id, messages) {
+  if (state.sessions.get(id).messages !== messages.length) return show(id);
+  return update({ messages, shown: lastTurnOf(id) });
+}
+
+// Look at the open session again: others may have gone on in it, or deleted it. Failures are met at the next look.
+export async function follow() {
+  const id = state.current;
+  const isIdle = () => state.current === id && state.wanted === id && !state.opening && !state.turns.has(id);
+  if (id === null || (state.turns.has(id) && !state.tree)) return;
+  try {
+    await loadTree(id);
+    const count = state.sessions.get(id).messages;
+    if (isIdle() && (state.unread || count !== state.messages.length || lastTurnOf(id) !== state.shown)) await show(id);
+  } catch (error) {
+    if (error.status === 404 && isIdle()) lose(id, error);
+  }
+}
+
+// A session is no more. What is shown of it stays, for whoever wants to copy it.
+export function lose(id, error) {
+  const sessions = new Map(state.sessions);
+  sessions.delete(id);
+  update({ sessions, ...(state.current === id ? { unread: { id, error } } : {}) });
+}
+
+// Read the tree again: what turns cost, and where their KV is now. One that is too large has the open session too.
 export async function loadTree(id = state.current) {
-  const text = await (await call(path(id, "/tree"))).text();
+  let text = await (await call(path(id, "/tree"))).text();
+  let tree = JSON.parse(text);
+  if (!tree.data.some(({ session }) => session.id === id)) {
+    const [session, turns] = await Promise.all([getJson(path(id)), getJson(path(id, "/turns"))]);
+    tree = { ...tree, data: [...tree.data, { session, turns: turns.data }] };
+    text = JSON.stringify(tree);
+  }
   if (state.current === id && state.tree?.text === text) return;
-  const tree = JSON.parse(text);
   const sessions = new Map(state.sessions);
   for (const { session } of tree.data) sessions.set(session.id, session);
   update({ sessions });
-  if (state.current === id) update({ tree: { ...tree, text, family: familyOf(tree) } });
+  if (state.current === id) update({ tree: { ...tree, text, family: familyOf(tree, state.removed) } });
+}
+
+// All sessions of a conversation, also those that stand further down the list.
+export async function everyOf(members) {
+  const { data } = await getJson(path(members[0].id, "/tree")).catch((error) => unlessGone(error) ?? { data: [] });
+  const all = [...members, ...data.map(({ session }) => session)];
+  return [...new Map(all.map((session) => [session.id, session])).values()];
 }
 
 export async function change(members, body) {
   try {
     const changed = await Promise.all(
-      members.map((session) => getJson(path(session.id), { method: "POST", json: body(session) })),
+      (await everyOf(members)).map((session) => getJson(path(session.id), { method: "POST", json: body(session) })),
     );
     const sessions = new Map(state.sessions);
     for (const session of changed) sessions.set(session.id, session);
@@ -168,17 +236,23 @@ export async function change(members, body) {
 export const rename = (members, title) => change(members, (session) => ({ metadata: { ...session.metadata, title } }));
 export const pin = (members, on) => change(members, () => ({ pin_seconds: on ? PIN_SECONDS : 0 }));
 
+function hide(removed) {
+  const { tree } = state;
+  update({ removed, tree: tree && { ...tree, family: familyOf(tree, removed) } });
+}
+
 // Hide sessions now, and delete them when the chance to undo is over.
 export function remove(ids, text) {
   const removed = new Set([...state.removed, ...ids]);
-  update({ removed });
-  if (ids.includes(state.current)) {
+  const opened = ids.includes(state.current) ? state.current : null;
+  hide(removed);
+  if (opened) {
     const rest = conversationOf(state.tree?.data.map(({ session }) => session.id).find((id) => !removed.has(id)));
     open(rest ? rest.latest.id : null);
   }
   const back = () => {
-    update({ removed: new Set([...state.removed].filter((id) => !ids.includes(id))) });
-    open(ids[0]);
+    hide(new Set([...state.removed].filter((id) => !ids.includes(id))));
+    if (opened) open(opened);
   };
   toast(text, { action: "Undo", run: back, after: () => removeNow(ids) });
 }
@@ -193,7 +267,7 @@ async function removeNow(ids) {
   } catch (error) {
     report(error);
   }
-  update({ removed: new Set([...state.removed].filter((id) => !ids.includes(id))) });
+  hide(new Set([...state.removed].filter((id) => !ids.includes(id))));
 }
 
 function unlessGone(error) {
@@ -204,7 +278,7 @@ export async function rewind(id, turn) {
   try {
     await call(path(id, "/rewind"), { method: "POST", json: { turn } });
     await open(id);
-    toast(turn ? `Back at the end of turn ${turn}.` : "Back at the beginning.");
+    toast(`Back at the end of turn ${turn}.`);
   } catch (error) {
     report(error);
   }
@@ -235,6 +309,7 @@ export async function exportSession(id, kv) {
     if (apiKey.get()) {
       link.href = URL.createObjectURL(await (await call(from)).blob()); // a link of its own could carry no key
     } else {
+      await call(path(id)); // a download of the browser's own fails in silence
       link.href = url(from);
     }
     link.click();

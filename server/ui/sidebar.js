@@ -1,8 +1,19 @@
 // The list of conversations.
 
-import { html, useEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { Icon, IconButton, ago, count, plural } from "./bits.js";
-import { conversations, importFile, loadSessions, open, pin, remove, report } from "./sessions.js";
+import {
+  conversations,
+  everyOf,
+  importFile,
+  isBeginning,
+  loadSessions,
+  open,
+  pin,
+  remove,
+  report,
+  titleOf,
+} from "./sessions.js";
 import { remember, remembered, state, update, useStore } from "./store.js";
 
 const NOTHING_FOUND = "Nothing is called that.";
@@ -10,7 +21,7 @@ const NOTHING_YET = "Conversations stay here, also after a restart.";
 const MOST_SEARCHED = 20; // pages that a search reads on, to look at older conversations
 
 export function Sidebar({ modal }) {
-  const { current, more, listed } = useStore();
+  const { current, more, listed, turns } = useStore();
   const [query, setQuery] = useState("");
   const all = conversations();
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
@@ -21,22 +32,34 @@ export function Sidebar({ modal }) {
   useEffect(() => {
     if (words.length) readOn();
   }, [words.length > 0]);
+  const begun = words.length ? [] : [...turns.values()].filter(isBeginning);
   return html`<nav class="sidebar" aria-label="Conversations">
     <div class="sidebar-head">
       <span class="brand"><img src="icon.svg" alt="" width="22" height="22" />warmturn</span>
       ${modal && html`<${IconButton} icon="close" label="Close the list" onClick=${() => update({ drawer: false })} />`}
     </div>
-    <button type="button" class="new-chat" onClick=${() => open(null)}><${Icon} name="plus" />New conversation</button>
+    <button type="button" class="new-chat" onClick=${() => goTo(null)}><${Icon} name="plus" />New conversation</button>
     <label class="search">
       <${Icon} name="search" />
       <input type="search" placeholder="Search" aria-label="Search conversations" value=${query}
         onInput=${(event) => setQuery(event.target.value)} />
     </label>
     <div class="conversations" tabindex="-1">
-      <ul>
-        ${found.map((group) => html`<${Row} key=${group.members.at(-1).id} group=${group}
-          active=${group.members.some(({ id }) => id === current)} />`)}
-      </ul>
+      ${
+        begun.length > 0 &&
+        html`<ul>
+        ${begun.map((turn) => html`<${Begun} key=${turn.id} turn=${turn} active=${turn.id === current} />`)}
+      </ul>`
+      }
+      ${byDay(found).map(
+        ([day, groups]) => html`<section key=${day}>
+        <h2 class="day">${day}</h2>
+        <ul>
+          ${groups.map((group) => html`<${Row} key=${group.members.at(-1).id} group=${group}
+            active=${group.members.some(({ id }) => id === current)} />`)}
+        </ul>
+      </section>`,
+      )}
       ${listed && found.length === 0 && html`<p class="hint list-hint">${all.length ? NOTHING_FOUND : NOTHING_YET}</p>`}
       ${more && words.length === 0 && html`<button type="button" class="button quiet"
         onClick=${() => loadSessions().catch(report)}>Show older ones</button>`}
@@ -53,18 +76,46 @@ async function readOn() {
   }
 }
 
+function goTo(id) {
+  open(id);
+  update({ write: state.write + 1 });
+}
+
+// Groups under the days on which they were used last: [day, groups].
+function byDay(groups) {
+  const midnight = new Date().setHours(0, 0, 0, 0) / 1000;
+  const days = { Today: midnight, Yesterday: midnight - 86_400, "The last 7 days": midnight - 7 * 86_400, Before: 0 };
+  const dayOf = ({ pinned, latest }) =>
+    pinned ? "Pinned" : Object.keys(days).find((day) => latest.last_used_at >= days[day]);
+  const found = new Map();
+  for (const group of groups) found.set(dayOf(group), [...(found.get(dayOf(group)) ?? []), group]);
+  return [...found];
+}
+
+const doingOf = (turn) => turn && (turn.status === "failed" ? "Not sent" : "Answering…");
+
+// A conversation or branch whose first turn runs, or could not.
+function Begun({ turn, active }) {
+  return html`<li class=${`row ${active ? "active" : ""}`}>
+    <button type="button" class="row-main" aria-current=${active ? "page" : undefined} onClick=${() => goTo(turn.id)}>
+      <span class="row-title">${turn.metadata?.title ?? titleOf(state.sessions.get(turn.fork?.from))}</span>
+      <span class="row-about">${doingOf(turn)}</span>
+    </button>
+  </li>`;
+}
+
 function Row({ group, active }) {
   const { members, latest, title, pinned } = group;
-  const busy = members.some(({ id }) => state.turns.has(id) && state.turns.get(id).status !== "failed");
+  const doing = doingOf(members.map(({ id }) => state.turns.get(id)).find(Boolean));
   const about = [
     ago(latest.last_used_at),
     latest.turns ? plural(latest.tokens, "token") : plural(latest.messages, "message"),
   ];
   if (members.length > 1) about.push(`${count(members.length)} branches`);
   return html`<li class=${`row ${active ? "active" : ""}`}>
-    <button type="button" class="row-main" aria-current=${active ? "page" : undefined} onClick=${() => open(latest.id)}>
+    <button type="button" class="row-main" aria-current=${active ? "page" : undefined} onClick=${() => goTo(latest.id)}>
       <span class="row-title">${pinned && html`<${Icon} name="pin" />`}${title}</span>
-      <span class="row-about">${busy ? "Answering…" : about.join(" · ")}</span>
+      <span class="row-about">${doing ?? about.join(" · ")}</span>
     </button>
     <${Menu} label=${`More for ${title}`}>
       <button type="button" role="menuitem"
@@ -75,22 +126,29 @@ function Row({ group, active }) {
       <button type="button" role="menuitem"
         onClick=${() => update({ dialog: { kind: "export", id: latest.id } })}><${Icon} name="export" />Export</button>
       <button type="button" role="menuitem" class="danger"
-        onClick=${() => removeGroup(group)}><${Icon} name="trash" />Delete</button>
+        onClick=${(event) => removeGroup(group, event.target.closest(".row"))}><${Icon} name="trash" />Delete</button>
     <//>
   </li>`;
 }
 
-const removeGroup = ({ members }) =>
-  remove(
-    members.map(({ id }) => id),
-    members.length > 1 ? `Deleted, with its ${count(members.length)} branches.` : "Deleted.",
-  );
+async function removeGroup({ members }, row) {
+  const rows = [...document.querySelectorAll(".conversations .row-main")];
+  const at = rows.indexOf(row.querySelector(".row-main"));
+  const next = rows[at + 1] ?? rows[at - 1] ?? document.querySelector(".new-chat");
+  try {
+    const ids = (await everyOf(members)).map(({ id }) => id);
+    remove(ids, ids.length > 1 ? `Deleted, all ${count(ids.length)} branches.` : "Deleted.");
+    next.focus(); // the row that had the focus is gone
+  } catch (error) {
+    report(error);
+  }
+}
 
-// A button that opens a menu. Arrow keys go through it, Escape closes it.
+// A button that opens a menu, which has the focus before the next key comes. Arrow keys go through it, Escape closes it.
 export function Menu({ label, children }) {
   const [isOpen, setOpen] = useState(false);
   const place = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!isOpen) return undefined;
     const menu = place.current.querySelector("[role=menu]");
     const box = place.current.getBoundingClientRect();
@@ -120,7 +178,7 @@ export function Menu({ label, children }) {
   return html`<div class="menu-place" ref=${place} onKeyDown=${onKeyDown}>
     <${IconButton} icon="more" label=${label} aria-haspopup="menu" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)} />
     ${isOpen && html`<div class="menu" role="menu" aria-label=${label}
-      onClick=${() => setOpen(false)}>${children}</div>`}
+      onClick=${close}>${children}</div>`}
   </div>`;
 }
 

@@ -1,8 +1,19 @@
 // Turns: sent, streamed, stopped, tried again, and answers to an earlier message, which begin a branch.
 
 import { Failure, call, eventsOf, getJson, randomId } from "./api.js";
-import { loadTree, newId, open, report, said, sessionPath as path, titleFor, titleOf } from "./sessions.js";
-import { remember, remembered, state, update } from "./store.js";
+import {
+  loadTree,
+  lose,
+  newId,
+  open,
+  report,
+  said,
+  sessionPath as path,
+  settle,
+  titleFor,
+  titleOf,
+} from "./sessions.js";
+import { remember, remembered, speak, state, toast, update } from "./store.js";
 
 const REDRAW = 40; // milliseconds between two looks at a growing reply
 const KEEP_TRIES = 20;
@@ -20,12 +31,12 @@ export function send(text) {
   if (isNew) begin(id);
 }
 
-// Another message in place of message `index`, and all that comes behind it: on a branch, the old one stays.
-export async function branch(index, text) {
+// Another message in place of message `index`, and all that comes behind it: on a branch, the old one stays. `again`:
+// it is the same one.
+export async function branch(index, text, again = false) {
   const from = state.current;
-  const { turns } = state.tree.data.find(({ session }) => session.id === from);
   const old = state.messages[index];
-  const kept = old.turn === null ? turns.length : old.turn - 1; // turns before it
+  const kept = old.turn === null ? (state.messages.findLast(({ turn }) => turn !== null)?.turn ?? 0) : old.turn - 1; // turns before it
   const first = state.messages.findIndex((message) => message.turn === null || message.turn > kept);
   const before = state.messages.slice(first, index).map(plain);
   const id = newId();
@@ -34,7 +45,7 @@ export async function branch(index, text) {
     id,
     messages: [...before, { ...plain(old), content: text }],
     metadata: null,
-    fork: { from, turn: kept, done: false },
+    fork: { from, turn: kept, done: false, index, shown, again },
   });
   history.pushState(null, "", `#/${id}`);
   update({ wanted: id, current: id, messages: shown, selected: null });
@@ -43,7 +54,7 @@ export async function branch(index, text) {
 // The same question once more, on a branch.
 export function regenerate(index) {
   const asked = state.messages.slice(0, index).findLastIndex((message) => message.role === "user");
-  if (asked >= 0) branch(asked, state.messages[asked].content);
+  if (asked >= 0) branch(asked, state.messages[asked].content, true);
 }
 
 function plain({ role, content, name, tool_calls: calls, tool_call_id: call, reasoning_content: thought }) {
@@ -59,9 +70,10 @@ function begin(id) {
 // --- a turn --------------------------------------------------------------------------------------------------
 
 function start(turn) {
-  const fresh = { key: randomId(20), reply: "", thought: "", status: "sending", error: null, retryAt: null, ...turn };
-  put({ ...fresh, abort: new AbortController() });
-  run(fresh.id);
+  const fresh = { key: randomId(20), reply: "", thought: "", status: "sending", error: null, retryAt: null };
+  // `shown`: how many messages it follows; `turns`: how many the session had when it was sent, null before.
+  put({ ...fresh, shown: state.messages.length, turns: null, ...turn, abort: new AbortController() });
+  run(turn.id);
 }
 
 // The same request again: under its key it runs once, also where the first try came through after all.
@@ -74,15 +86,28 @@ export function retry(id) {
 // Leave a turn that failed; what it asked goes back to where it was written.
 export function dismiss(id) {
   const turn = state.turns.get(id);
+  const isOpen = state.current === id;
+  const { fork } = turn;
+  if (fork?.done) call(path(id), { method: "DELETE" }).catch(() => {});
+  const home = homeOf(turn);
+  const editing = isOpen && fork && !fork.again ? { id: home, index: fork.index, text: askedIn(turn) } : null;
+  giveBack(id, home, editing || fork?.again ? "" : askedIn(turn));
   drop(id);
-  if (turn.fork) {
-    if (turn.fork.done) call(path(id), { method: "DELETE" }).catch(() => {});
-    open(turn.fork.from);
-  } else {
-    keepDraft(state.tree ? id : null, turn.messages.at(-1).content);
-    if (!state.tree) open(null);
-    update({});
-  }
+  if (isOpen && home !== id) open(home);
+  if (editing) update({ editing });
+}
+
+const askedIn = (turn) => turn.messages.at(-1).content;
+
+// Where somebody wrote what a turn asks: the id of a session, null for a new one.
+const homeOf = (turn) => turn.fork?.from ?? (state.sessions.has(turn.id) ? turn.id : null);
+
+// Text goes back to where it was written, before what was typed there since.
+function giveBack(id, home, text) {
+  const all = [text, draftOf(id), home === id ? "" : draftOf(home)].filter(Boolean);
+  keepDraft(id, "");
+  keepDraft(home, all.join("\n\n"));
+  update({ drafts: state.drafts + 1 });
 }
 
 const put = (turn) => update({ turns: new Map([...state.turns, [turn.id, turn]]) });
@@ -102,9 +127,10 @@ function alter(id, change) {
 async function run(id) {
   const turn = state.turns.get(id);
   const { signal } = turn.abort;
-  update({ spoken: "The reply is being written." });
+  speak("The reply is being written.");
   try {
     await forked(turn);
+    if (!(await isAsShown(turn))) return await moved(turn);
     const response = await call(path(id, "/chat/completions"), {
       method: "POST",
       headers: { "idempotency-key": turn.key },
@@ -125,18 +151,39 @@ async function run(id) {
   }
 }
 
+// The fork itself is not taken back when it is stopped: it may be there already, so it is deleted when it is.
 async function forked(turn) {
-  if (!turn.fork || turn.fork.done) return;
-  try {
-    await call(path(turn.fork.from, "/fork"), {
-      method: "POST",
-      json: { id: turn.id, turn: turn.fork.turn },
-      signal: turn.abort.signal,
-    });
-  } catch (error) {
+  const { fork, abort } = turn;
+  if (!fork || fork.done) return;
+  const stop = new Promise((_, reject) => abort.signal.addEventListener("abort", () => reject(abort.signal.reason)));
+  const json = { id: turn.id, turn: fork.turn };
+  const made = call(path(fork.from, "/fork"), { method: "POST", json }).catch((error) => {
     if (error.code !== "session_exists") throw error; // an earlier try came through
+  });
+  try {
+    await Promise.race([made, stop]);
+  } catch (error) {
+    if (error.name === "AbortError") made.then(() => call(path(turn.id), { method: "DELETE" })).catch(() => {});
+    throw error;
   }
-  turn.fork.done = true;
+  fork.done = true;
+}
+
+// The server begins a session that is not there, and goes on in one that others went on in. Nobody who writes an answer
+// to what is shown means that. A turn that was sent once may be in the session itself.
+async function isAsShown(turn) {
+  if (turn.metadata) return true;
+  const session = await getJson(path(turn.id), { signal: turn.abort.signal });
+  if (turn.turns !== null) return true;
+  alter(turn.id, { turns: session.turns });
+  return turn.fork !== null || session.messages === turn.shown;
+}
+
+async function moved({ id, messages }) {
+  giveBack(id, id, messages.at(-1).content);
+  drop(id);
+  if (state.current === id) await open(id);
+  toast("This conversation went on elsewhere. Your message was not sent yet.");
 }
 
 function wished() {
@@ -149,36 +196,44 @@ function wished() {
 
 // Read the stream into the turn; the finish reason.
 async function read(id, response) {
-  let [reply, thought, finish, drawn] = ["", "", null, 0];
-  for await (const event of eventsOf(response)) {
-    const choice = event.choices[0];
-    if (!choice) continue;
-    reply += choice.delta.content ?? "";
-    thought += choice.delta.reasoning_content ?? "";
-    finish = choice.finish_reason ?? finish;
-    if (performance.now() - drawn > REDRAW) {
-      drawn = performance.now();
-      alter(id, { reply, thought });
-      await new Promise((resume) => setTimeout(resume)); // others may draw and type
+  let [reply, thought, finish, paused, timer] = ["", "", null, 0, 0];
+  const draw = () => {
+    timer = 0;
+    alter(id, { reply, thought });
+  };
+  try {
+    for await (const event of eventsOf(response)) {
+      const choice = event.choices[0];
+      if (!choice) continue;
+      reply += choice.delta.content ?? "";
+      thought += choice.delta.reasoning_content ?? "";
+      finish = choice.finish_reason ?? finish;
+      timer ||= setTimeout(draw, REDRAW);
+      // Others may draw and type. A hidden tab has timers once a second only, and nobody who looks.
+      if (performance.now() - paused > REDRAW && !document.hidden) {
+        paused = performance.now();
+        await new Promise((resume) => setTimeout(resume));
+      }
     }
+  } finally {
+    clearTimeout(timer);
+    draw(); // also where it broke: what was read is what can be kept
   }
-  alter(id, { reply, thought });
   return finish;
 }
 
 // The turn is in the log: it becomes a part of the conversation.
 async function finished(id, finish) {
   const turn = state.turns.get(id);
-  update({ spoken: `Reply: ${turn.reply}` });
+  speak(`Reply: ${turn.reply}${finish === "length" ? " The reply ended at its limit of tokens." : ""}`);
   const isOpen = state.current === id;
   try {
     if (isOpen) {
       const before = state.messages;
       await loadTree(id);
-      if (state.current === id) update({ messages: [...before, ...saidIn(turn)].map(counted(id)) });
+      if (state.current === id) await settle(id, [...before, ...saidIn(turn)].map(counted(id)));
     } else {
-      const session = await getJson(path(id));
-      update({ sessions: new Map([...state.sessions, [id, session]]) });
+      await loadOne(id);
     }
     drop(id);
   } catch (error) {
@@ -186,7 +241,11 @@ async function finished(id, finish) {
     drop(id);
     if (isOpen) open(id);
   }
-  if (finish === "length") update({ spoken: "The reply ended at its limit of tokens." });
+}
+
+async function loadOne(id) {
+  const session = await getJson(path(id));
+  update({ sessions: new Map([...state.sessions, [id, session]]) });
 }
 
 const saidIn = (turn) => [
@@ -196,7 +255,7 @@ const saidIn = (turn) => [
 
 // Messages that had no turn so far belong to the one that is now the last.
 function counted(id) {
-  const last = state.tree.data.find(({ session }) => session.id === id).turns.length;
+  const last = state.tree.family.paths.get(id).length;
   return (message, index) => ({ ...message, index, turn: message.turn ?? last });
 }
 
@@ -205,8 +264,11 @@ function failed(id, error) {
   if (known !== error) console.error(error);
   const waits = known.retryAfter !== null;
   alter(id, { status: "failed", error: known, retryAt: waits ? Date.now() + known.retryAfter * 1000 : null });
-  update({ spoken: said(known) });
+  if (isGone(known)) lose(id, known);
+  if (state.current !== id) speak(said(known)); // else it is an alert
 }
+
+export const isGone = (error) => error.status === 404 || error.code === "session_deleted";
 
 // --- stopping ------------------------------------------------------------------------------------------------
 
@@ -218,46 +280,63 @@ export function stop(id = state.current) {
 // turn reads them as they are.
 async function stopped(id) {
   const turn = state.turns.get(id);
-  if (turn.reply.trim() === "" && !turn.thought) {
+  if (turn.reply.trim() === "") {
     dismiss(id);
-    update({ spoken: "Stopped. Nothing was said yet." });
+    speak("Stopped. Nothing was said yet.");
     return;
   }
   alter(id, { status: "keeping" });
   try {
-    await keep(turn, [...turn.messages, { role: "assistant", content: turn.reply }]);
+    const kept = await keep(turn, saidIn(turn));
+    await loadOne(id);
     if (state.current === id) await open(id);
+    if (!kept) giveBack(id, id, askedIn(turn));
     drop(id);
-    update({ spoken: "Stopped. What was said is kept." });
+    if (kept) speak("Stopped. What was said is kept.");
+    else toast("This conversation went on elsewhere, so the reply was not kept. Your message is below.");
   } catch (error) {
     failed(id, error instanceof Failure ? error : new Failure(0));
   }
 }
 
-// Nothing is added where the turn was over when it was stopped.
+// Whether the reply is in the session then. Nothing is added where that has gone on, by this turn or another one.
 async function keep(turn, messages) {
-  const isNew = turn.metadata !== null && !state.sessions.has(turn.id);
-  const turns = turn.fork ? turn.fork.turn : state.sessions.get(turn.id)?.turns;
+  const turns = turn.turns ?? 0;
+  let isNew = turn.metadata !== null;
   for (let tries = 1; ; tries += 1) {
     try {
       if (isNew) {
         await call("v1/sessions", { method: "POST", json: { id: turn.id, messages, metadata: turn.metadata } });
       } else if ((await getJson(path(turn.id))).turns === turns) {
-        const items = messages.map(({ role, content }) => ({ type: "message", role, content }));
+        const items = messages.flatMap(itemsOf);
         await call(`v1/conversations/conv_${turn.id}/items`, { method: "POST", json: { items } });
+      } else {
+        const { data } = await getJson(path(turn.id, "/messages"));
+        return data.some((said) => said.turn === turns + 1 && said.content.startsWith(turn.reply));
       }
-      return;
+      return true;
     } catch (error) {
-      if (isNew && error.code === "session_exists") return;
+      if (isNew && error.code === "session_exists") {
+        isNew = false;
+        continue;
+      }
       if (error.code !== "session_busy" || tries === KEEP_TRIES) throw error; // the turn is just about to end
       await new Promise((resume) => setTimeout(resume, 100 * tries));
     }
   }
 }
 
+// A message as items of a conversation.
+function itemsOf({ role, content, reasoning_content: thought, tool_calls: calls = [], tool_call_id: answered }) {
+  if (role === "tool") return [{ type: "function_call_output", call_id: answered, output: content }];
+  const items = thought ? [{ type: "reasoning", content: [{ type: "reasoning_text", text: thought }] }] : [];
+  if (content || !calls.length) items.push({ type: "message", role, content });
+  return [...items, ...calls.map(({ id, function: named }) => ({ type: "function_call", call_id: id, ...named }))];
+}
+
 // --- drafts --------------------------------------------------------------------------------------------------
 
-const drafts = new Map(Object.entries(remembered("drafts", {})));
+const drafts = new Map(Object.entries(remembered("drafts", {}, "sessionStorage")));
 
 export const draftOf = (id) => drafts.get(id ?? "new") ?? "";
 
@@ -265,18 +344,42 @@ export function keepDraft(id, text) {
   const name = id ?? "new";
   if (text) drafts.set(name, text);
   else drafts.delete(name);
-  remember("drafts", Object.fromEntries([...drafts].slice(-20)));
+  remember("drafts", Object.fromEntries([...drafts].slice(-20)), "sessionStorage");
 }
 
-// A turn that runs when the page goes is not committed: its question is kept as a draft.
-export function keepRunning() {
-  for (const turn of state.turns.values()) {
-    if (!turn.fork) keepDraft(state.sessions.has(turn.id) ? turn.id : null, turn.messages.at(-1).content);
+// A turn that runs when the page goes is not committed. What it asks is kept until the page comes again.
+export function keepRunning(isGoing = true) {
+  const left = [...state.turns.values()].map((turn) => {
+    const text = turn.fork?.again && !turn.fork.done ? "" : askedIn(turn);
+    return { id: turn.id, home: homeOf(turn), text, turns: turn.turns ?? turn.fork?.turn ?? 0 };
+  });
+  remember("running", isGoing ? left : [], "sessionStorage");
+}
+
+// The page has come again: what was asked then is written where one can send it. Where to go instead of `id`.
+export async function takeUp(id) {
+  const left = remembered("running", [], "sessionStorage");
+  let place = id;
+  while (left.length) {
+    const { id: name, home: from, text, turns } = left[0];
+    const session = await getJson(path(name)).catch((error) => {
+      if (error.status !== 404) throw error;
+      return null;
+    });
+    const home = session ? name : from;
+    left.shift();
+    remember("running", left, "sessionStorage");
+    if (session && session.turns > turns) continue; // it was complete after all
+    giveBack(name, home, text);
+    if (name !== id) continue;
+    place = home;
+    toast("The reply was not finished. Your message is below.");
   }
+  return place;
 }
 
 export const shownTitle = () => {
-  const session = state.sessions.get(state.current);
+  const session = state.sessions.get(state.current) ?? state.tree?.family.sessions.get(state.current);
   const turn = state.turns.get(state.current);
   if (session) return titleOf(session);
   if (turn?.fork) return titleOf(state.sessions.get(turn.fork.from));

@@ -1,21 +1,62 @@
-// The open session as a tree of turns: what each cost, where its KV is now, and what can be done there.
+// The open session as a tree of turns: what each cost, where its KV is now, and which branches there are.
 
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
-import { Icon, bytes, count, milliseconds, plural } from "./bits.js";
-import { CostBar, PARTS, missOf, summaryOf } from "./cost.js";
-import { TIERS, costOf, latestOf, rowsOf, totalOf } from "./family.js";
-import { fork, loadTree, open, remove } from "./sessions.js";
-import { update, useStore } from "./store.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
+import { ago, count } from "./bits.js";
+import { CostBar, TIER_NAMES, branchSummaryOf, summaryOf } from "./cost.js";
+import { Detail } from "./detail.js";
+import { TIERS, isTwin, rowsOf, totalOf } from "./family.js";
+import { follow } from "./sessions.js";
+import { remember, remembered, update, useStore } from "./store.js";
 
 const LANE = 18; // pixels
-const ROW = 62;
+const MOST_LANES = 8; // that are drawn; what is further in stands in the last one
+const ROOT = 30; // pixels: rows are placed by hand, so that of a long conversation only those in sight are drawn
+const ROW = 58;
+const LABEL = 16; // more, where a branch begins
+const TOTAL = 20; // and where it ends
+const STEP = 400; // what is drawn changes each time so many pixels have been scrolled, and begins so far out of sight
 const LOOK = 5000; // milliseconds between two looks at where the KV is: it moves by itself
 const LOOK_SHARE = 50; // and so many times what one takes
-const TIER_NAMES = { device: "device", host: "host memory", disk: "disk", remote: "remote store" };
+const LETTERS = { device: "D", host: "H", disk: "S", remote: "R" };
 
 export function Tree() {
   const { tree, current, selected } = useStore();
   const [unfolded, setUnfolded] = useState(new Set());
+  const [isOpen, setOpen] = useState(() => remembered("detail", true));
+  const detail = useRef(null);
+  const list = useRef(null);
+  useLooks(current);
+  const family = tree?.family;
+  const rows = useMemo(() => (family ? rowsOf(family, current, unfolded) : []), [family, current, unfolded]);
+  if (!family || family.nodes.size === 0) {
+    return html`<p class="hint panel-hint">
+      Each turn of the conversation appears here: what it reused, what it computed, and where its cache is.
+    </p>`;
+  }
+  const chosen = family.nodes.get(selected) ?? family.paths.get(current)?.at(-1) ?? rows[1].node;
+  const unfold = (node, on = true) => {
+    const changed = new Set(unfolded);
+    changed[on ? "add" : "delete"](node.id);
+    setUnfolded(changed);
+  };
+  const openDetail = (on) => {
+    remember("detail", on);
+    setOpen(on);
+  };
+  const enter = () => {
+    openDetail(true);
+    detail.current.focus();
+  };
+  const leave = () => list.current.querySelector("[tabindex='0']").focus();
+  return html`<div class="tree">
+    <${Legend} />
+    <${Rows} list=${list} rows=${rows} chosen=${chosen} unfolded=${unfolded} unfold=${unfold} enter=${enter} />
+    <${Detail} box=${detail} node=${chosen} family=${family} isOpen=${isOpen} setOpen=${openDetail} leave=${leave} />
+  </div>`;
+}
+
+// Reads the tree again and again while somebody looks.
+function useLooks(current) {
   useEffect(() => {
     let timer = 0;
     const wait = (took) => {
@@ -23,7 +64,7 @@ export function Tree() {
     };
     const look = async () => {
       const begun = performance.now();
-      if (document.visibilityState === "visible" && current) await loadTree(current).catch(() => {});
+      if (document.visibilityState === "visible" && current) await follow();
       if (timer) wait(performance.now() - begun);
     };
     wait(0);
@@ -32,46 +73,125 @@ export function Tree() {
       timer = 0;
     };
   }, [current]);
-  const family = tree?.family;
-  const rows = useMemo(() => (family ? rowsOf(family, current, unfolded) : []), [family, current, unfolded]);
-  if (!family || family.nodes.size === 0) {
-    return html`<p class="hint panel-hint">
-      Each turn of the conversation appears here: what it reused, what it computed, and where its cache is.
-    </p>`;
-  }
-  const lanes = Math.max(...rows.map((row) => row.lane)) + 1;
-  const scale = Math.max(...[...family.nodes.values()].map((node) => totalOf(costOf(node.turn))));
-  const chosen = family.nodes.get(selected) ?? family.paths.get(current)?.at(-1);
-  const unfold = (node) => setUnfolded(new Set([...unfolded, node.id]));
-  return html`<div class="tree">
-    <${Legend} />
-    <ol class="turns" aria-label="Turns">
-      ${rows.map((row) =>
-        row.node.turn
-          ? html`<${Row} key=${row.node.id} row=${row} lanes=${lanes} scale=${scale} chosen=${row.node === chosen} unfold=${unfold} />`
-          : html`<li key="root" class="turn-row root"><${Lines} row=${row} lanes=${lanes} height=${30} /><span class="hint">The beginning</span></li>`,
-      )}
-    </ol>
-    ${chosen && html`<${Detail} node=${chosen} family=${family} />`}
-  </div>`;
 }
 
 const Legend = () =>
   html`<ul class="legend" aria-label="Colours">
     <li><i class="part device"></i>reused</li>
     <li><i class="part disk"></i>loaded</li>
-    <li><i class="part recomputed"></i>again</li>
+    <li><i class="part recomputed"></i>computed again</li>
     <li><i class="part fresh"></i>new</li>
     <li><i class="part reply"></i>reply</li>
-    <li><span class="where"><i class="held device"></i><i class="held host"></i><i class="held disk"></i></span>cached on device, host, disk</li>
+    <li class="legend-where">Cached now:${["device", "host", "disk"].map((tier) => html`<span><span class="where"><i class="held">${LETTERS[tier]}</i></span>${tier}</span>`)}</li>
   </ul>`;
 
-function Lines({ row, lanes, height = ROW }) {
-  const x = (lane) => lane * LANE + 10;
-  const y = height / 2;
+// The branch that a row ends, itself or folded below it: its last turn.
+function endOf({ node, last }) {
+  if (!last) return null;
+  let end = node;
+  while (end.children.length === 1) [end] = end.children;
+  return end.children.length || !end.turn ? null : end;
+}
+
+const begins = ({ node, lane, from }) => Boolean(node.turn) && from !== lane;
+const heightOf = (row) => (row.node.turn ? ROW + (begins(row) ? LABEL : 0) + (endOf(row) ? TOTAL : 0) : ROOT);
+
+// The rows with their places: { row, top, height }.
+function placed(rows) {
+  let top = 0;
+  return rows.map((row) => {
+    const place = { row, top, height: heightOf(row) };
+    top += place.height;
+    return place;
+  });
+}
+
+// The part of the list that is in sight, in pixels, with something around it.
+function useSight(box) {
+  const [sight, setSight] = useState({ from: 0, to: 4 * STEP });
+  const look = () => {
+    const { scrollTop, clientHeight } = box.current;
+    const from = Math.floor(scrollTop / STEP - 1) * STEP;
+    const to = Math.ceil((scrollTop + clientHeight) / STEP + 1) * STEP;
+    setSight((old) => (old.from === from && old.to === to ? old : { from, to }));
+  };
+  useEffect(() => {
+    const watcher = new ResizeObserver(look);
+    watcher.observe(box.current);
+    return () => watcher.disconnect();
+  }, []);
+  return [sight, look];
+}
+
+function Rows({ list, rows, chosen, unfolded, unfold, enter }) {
+  const box = useRef(null);
+  const had = list.current?.contains(document.activeElement); // the focus: it stays with the chosen row
+  const [sight, look] = useSight(box);
+  const places = useMemo(() => placed(rows), [rows]);
+  const scale = useMemo(() => rows.reduce((most, { node }) => Math.max(most, totalOf(node.cost)), 1), [rows]);
+  const at = Math.max(
+    1,
+    rows.findIndex(({ node }) => node === chosen),
+  ); // a turn that is folded away is not there
+  useLayoutEffect(() => {
+    const { top, height } = places[at];
+    const { scrollTop, clientHeight } = box.current;
+    if (top < scrollTop) box.current.scrollTop = at === 1 ? 0 : top;
+    else if (top + height > scrollTop + clientHeight) box.current.scrollTop = top + height - clientHeight;
+  }, [rows[at].node.id]);
+  useLayoutEffect(() => {
+    if (had) list.current.querySelector("[tabindex='0']").focus({ preventScroll: true });
+  });
+  const go = (to) => update({ selected: rows[to].node.id });
+  const onKeyDown = (event) => {
+    if (event.target.getAttribute("role") !== "treeitem" || event.ctrlKey || event.metaKey || event.altKey) return;
+    const does = keysOf(rows, at, { go, enter, unfold, unfolded })[event.key];
+    if (!does) return;
+    event.preventDefault();
+    does();
+  };
+  const shown = places.filter(({ top, height }, index) => index === at || (top + height > sight.from && top < sight.to));
+  const { top, height } = places.at(-1);
+  return html`<div class="turns" ref=${box} onScroll=${look} tabindex="-1">
+    <ol ref=${list} role="tree" aria-label="Turns" style=${{ height: `${top + height}px` }} onKeyDown=${onKeyDown}>
+      ${shown.map(
+        (place) => html`<${Row} key=${place.row.node.id ?? "root"} ...${place} scale=${scale}
+          chosen=${place.row === rows[at]} isOpen=${unfolded.has(place.row.node.id)} unfold=${unfold} />`,
+      )}
+    </ol>
+  </div>`;
+}
+
+// What the keys do on row `at`, as in every tree.
+function keysOf(rows, at, { go, enter, unfold, unfolded }) {
+  const { node, lane, hidden } = rows[at];
+  const right = () => {
+    if (hidden) unfold(node);
+    else if (rows[at + 1]?.lane > lane) go(at + 1);
+  };
+  const left = () => {
+    const parent = rows.findLastIndex((row, index) => index < at && row.lane < lane);
+    if (unfolded.has(node.id)) unfold(node, false);
+    else if (parent > 0) go(parent);
+  };
+  return {
+    ArrowDown: () => go(Math.min(at + 1, rows.length - 1)),
+    ArrowUp: () => go(Math.max(at - 1, 1)),
+    Home: () => go(1),
+    End: () => go(rows.length - 1),
+    ArrowRight: right,
+    ArrowLeft: left,
+    Enter: enter,
+    " ": enter,
+  };
+}
+
+function Lines({ row, height }) {
+  const x = (lane) => Math.min(lane, MOST_LANES) * LANE + 10;
   const { node, lane, from, through, last } = row;
+  const y = node.turn ? ROW / 2 + (begins(row) ? LABEL : 0) : ROOT / 2;
   const here = `line ${row.current ? "current" : ""}`;
-  return html`<svg class="lines" width=${lanes * LANE + 4} height=${height} aria-hidden="true">
+  return html`<svg class="lines" width=${x(lane) + 12} height=${height} aria-hidden="true">
     ${through.map((passed) => html`<path class=${`line ${passed.current ? "current" : ""}`} d=${`M${x(passed.lane)} -1V${height + 1}`} />`)}
     ${node.turn && from === lane && html`<path class=${here} d=${`M${x(lane)} -1V${y}`} />`}
     ${node.turn && from !== lane && html`<path class=${here} d=${`M${x(from)} -1C${x(from)} ${y} ${x(lane) - 8} ${y} ${x(lane)} ${y}`} />`}
@@ -80,23 +200,38 @@ function Lines({ row, lanes, height = ROW }) {
   </svg>`;
 }
 
-function Row({ row, lanes, scale, chosen, unfold }) {
+function Row({ row, top, height, scale, chosen, isOpen, unfold }) {
   const { node, hidden } = row;
   const { turn } = node;
-  const box = useRef(null);
-  useEffect(() => {
-    if (chosen) box.current.scrollIntoView({ block: "nearest" });
-  }, [chosen]);
-  return html`<li ref=${box} class=${`turn-row ${row.current ? "current" : ""} ${chosen ? "chosen" : ""}`}>
-    <${Lines} row=${row} lanes=${lanes} />
-    <button type="button" class="turn" aria-pressed=${chosen} onClick=${() => update({ selected: node.id })}>
-      <span class="turn-title"><b>${turn.number}</b>${turn.preview || "No message"}</span>
+  const end = endOf(row);
+  const foldable = hidden > 0 || isOpen;
+  return html`<li role="treeitem" class=${`turn-row ${turn ? "" : "root"} ${row.current ? "current" : ""} ${chosen ? "chosen" : ""}`}
+    style=${{ top: `${top}px`, height: `${height}px` }} tabindex=${chosen ? 0 : -1} aria-selected=${turn && chosen}
+    aria-level=${row.lane + 1} aria-posinset=${row.at} aria-setsize=${row.among} aria-expanded=${foldable ? isOpen : undefined}
+    onClick=${() => turn && update({ selected: node.id })}>
+    <${Lines} row=${row} height=${height} />
+    ${!turn && html`<span class="hint">The beginning</span>`}
+    ${
+      turn &&
+      html`<div class="turn">
+      ${begins(row) && html`<${Side} node=${node} />`}
+      <span class="turn-title"><b><span class="hidden">Turn </span>${turn.number}</b><span>${turn.preview || "No message"}</span>
+        ${isTwin(node) && turn.reply_preview && html`<span class="replied">${turn.reply_preview}</span>`}</span>
       <${CostBar} turn=${turn} scale=${scale} />
       <span class="turn-about"><span>${summaryOf(turn)}</span><${Where} kv=${node.kv} /></span>
-    </button>
-    ${hidden > 0 && html`<button type="button" class="unfold"
+      ${end && html`<span class="branch-total"><span>Branch</span><${CostBar} cost=${end.spent} /><span>${branchSummaryOf(end.spent)}</span></span>`}
+    </div>`
+    }
+    ${hidden > 0 && html`<button type="button" class="unfold" tabindex="-1"
       onClick=${() => unfold(node)}>+${count(hidden)}<span class="hidden"> more turns on this branch</span></button>`}
   </li>`;
+}
+
+// What a branch is beside the one that goes straight on.
+function Side({ node }) {
+  const { turn } = node.parent;
+  return html`<span class="side"><span class="hidden">Branch off ${turn ? `turn ${turn.number}` : "the beginning"}: </span
+    >${isTwin(node) ? "other reply" : "other message"}, ${ago(node.turn.created_at)}</span>`;
 }
 
 // Which tiers hold the cache up to here.
@@ -105,71 +240,8 @@ function Where({ kv }) {
   const told = held.length
     ? `In the cache of ${held.map((tier) => TIER_NAMES[tier]).join(" and ")}`
     : "In no cache now";
+  const shown = TIERS.filter((tier) => tier !== "remote" || kv.has(tier));
   return html`<span class="where" role="img" aria-label=${told} title=${told}>
-    ${["device", "host", "disk"].map((tier) => html`<i class=${kv.has(tier) ? `held ${tier}` : ""}></i>`)}
+    ${shown.map((tier) => (kv.has(tier) ? html`<i class="held">${LETTERS[tier]}</i>` : html`<i></i>`))}
   </span>`;
-}
-
-function Detail({ node, family }) {
-  const { current } = useStore();
-  const { turn } = node;
-  const cost = costOf(turn);
-  const id = node.sessions.includes(current) ? current : latestOf(family, node);
-  const session = family.sessions.get(id);
-  const path = family.paths.get(id);
-  const isLast = path.at(-1) === node;
-  const miss = missOf(turn);
-  const alone = family.sessions.size > 1 && node.sessions.length === 1;
-  return html`<section class="detail" aria-label=${`Turn ${turn.number}`}>
-    <h3>Turn ${turn.number}<span>${node.sessions.length > 1 ? `shared by ${plural(node.sessions.length, "branch", "branches")}` : id}</span></h3>
-    <dl class="figures">
-      ${PARTS.filter(([part]) => cost[part] > 0).map(
-        ([part, words]) =>
-          html`<div><dt><i class=${`part ${part}`}></i>${turn.cache || part !== "device" ? words : "Reused"}</dt>
-            <dd>${count(cost[part])}</dd></div>`,
-      )}
-      ${turn.cache?.load_ms > 0 && html`<div><dt>Loading</dt><dd>${milliseconds(turn.cache.load_ms)}</dd></div>`}
-      ${turn.cache?.prefill_ms && html`<div><dt>To the first token</dt>
-        <dd>${milliseconds(turn.cache.prefill_ms)}</dd></div>`}
-    </dl>
-    ${miss && html`<p class="miss">${miss}</p>`}
-    <${Tiers} session=${session} turn=${turn} />
-    <div class="actions">
-      ${id !== current && html`<button type="button" class="button" onClick=${() => open(id)}>Open</button>`}
-      <button type="button" class="button"
-        onClick=${() => fork(id, turn.number)}><${Icon} name="fork" />Fork here</button>
-      ${
-        !isLast &&
-        html`<button type="button" class="button"
-          onClick=${() => update({ dialog: { kind: "rewind", id, turn: turn.number, lost: path.length - turn.number } })}>
-        <${Icon} name="back" />Rewind
-      </button>`
-      }
-      <button type="button" class="button"
-        onClick=${() => update({ dialog: { kind: "export", id } })}><${Icon} name="export" />Export</button>
-      ${alone && html`<button type="button" class="button danger"
-        onClick=${() => remove([id], "Branch deleted.")}><${Icon} name="trash" />Delete branch</button>`}
-    </div>
-  </section>`;
-}
-
-// Where the branch's KV is now, tier by tier.
-function Tiers({ session }) {
-  if (!session.kv) return html`<p class="hint">The engine is not there to tell where the cache is.</p>`;
-  const held = TIERS.filter((tier) => session.kv[tier]);
-  if (!held.length)
-    return html`<p class="hint">No tier holds cache of this branch under its own name yet: its next turn shares or computes it.</p>`;
-  return html`<table class="tiers">
-    <caption>This branch's cache now</caption>
-    <tbody>
-      ${held.map((tier) => {
-        const { tokens, bytes: size } = session.kv[tier];
-        return html`<tr>
-          <th scope="row"><i class=${`part ${tier}`}></i>${TIER_NAMES[tier]}</th>
-          <td>${count(tokens)} of ${plural(session.tokens, "token")}</td>
-          <td>${bytes(size)}</td>
-        </tr>`;
-      })}
-    </tbody>
-  </table>`;
 }

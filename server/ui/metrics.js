@@ -1,0 +1,90 @@
+// The server's figures of the last five minutes, read from /metrics while anybody looks.
+
+import { useEffect, useState } from "./vendor/htm-3.1.1/standalone.module.js";
+import { call } from "./api.js";
+
+const LOOK = 2000; // milliseconds between two looks
+const GAP = 60; // seconds without a look, over which no rate is told
+export const SPAN = 300; // seconds that are kept
+
+// Prometheus' text as a function from name and labels to the sum of what matches; null where nothing does.
+export function metricsOf(text) {
+  const lines = [...text.matchAll(/^warmturn_(\w+)(?:\{(.*)\})? (\S+)$/gm)];
+  return (name, labels = "") => {
+    const found = lines.filter(([, of, with_ = ""]) => of === name && with_.includes(labels));
+    return found.length ? found.reduce((sum, line) => sum + Number(line[3]), 0) : null;
+  };
+}
+
+// What was seen, one value for each look: `at` in Unix seconds, `rate` in tokens a second, `first` in milliseconds, tiers
+// in pages or bytes. Null where there is nothing to tell.
+export const history = { at: [], rate: [], first: [], running: [], waiting: [], device: [], host: [], disk: [], remote: [] };
+
+let before = null;
+let latest = null; // the figures that came last: a panel that is opened again begins with them
+
+function note(metric) {
+  const now = {
+    at: Date.now() / 1000,
+    made: metric("generated_tokens_total"),
+    first: metric("time_to_first_token_seconds_sum"),
+    firsts: metric("time_to_first_token_seconds_count"),
+  };
+  const passed = before ? now.at - before.at : 0;
+  const told = passed > 0 && passed < GAP && now.made >= before.made; // a server that began anew counts from 0
+  const firsts = told ? now.firsts - before.firsts : 0;
+  const point = {
+    at: now.at,
+    rate: told ? (now.made - before.made) / passed : null,
+    first: firsts > 0 ? (1000 * (now.first - before.first)) / firsts : null,
+    running: metric("running"),
+    waiting: metric("waiting"),
+    device: metric("pages", 'tier="device"'),
+    host: metric("pages", 'tier="host"'),
+    disk: metric("disk_bytes"),
+    remote: metric("remote_bytes"),
+  };
+  const old = history.at.findIndex((at) => at > now.at - SPAN);
+  for (const [name, line] of Object.entries(history)) {
+    line.splice(0, old < 0 ? line.length : old);
+    line.push(point[name]);
+  }
+  before = now;
+}
+
+// The last value of a line that is not 0, with its age in seconds; null where there is none.
+export function lastOf(name) {
+  const at = history[name].findLastIndex((value) => value);
+  return at < 0 ? null : { value: history[name][at], age: Date.now() / 1000 - history.at[at] };
+}
+
+// { metric, error }: the figures as they came last, null before the first; and why the last look brought none.
+export function useMetrics() {
+  const [seen, setSeen] = useState({ metric: latest, error: null });
+  useEffect(() => {
+    let timer = 0;
+    const leaving = new AbortController();
+    const look = async () => {
+      clearTimeout(timer);
+      if (document.visibilityState === "visible") {
+        try {
+          latest = metricsOf(await (await call("metrics", { signal: leaving.signal })).text());
+          note(latest);
+          setSeen({ metric: latest, error: null });
+        } catch (error) {
+          if (error.name === "AbortError") return;
+          setSeen((old) => ({ ...old, error }));
+        }
+      }
+      timer = setTimeout(look, LOOK);
+    };
+    look();
+    document.addEventListener("visibilitychange", look);
+    return () => {
+      leaving.abort();
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", look);
+    };
+  }, []);
+  return seen;
+}
