@@ -336,6 +336,14 @@ def test_the_engines_environment_has_bounded_kernel_caches_unless_the_user_says_
     assert (environment["LRU_CACHE_CAPACITY"], environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("128", "7")
 
 
+def test_an_engines_threads_wait_as_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert engine_link.engine_environment("cpu")["GOMP_SPINCOUNT"] == "3000"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in engine_link.engine_environment("cpu")
+
+
 def test_an_engine_on_the_cpu_sees_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert engine_link.engine_environment("cpu")["CUDA_VISIBLE_DEVICES"] == ""
