@@ -10,6 +10,7 @@ Exception
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from scheduler.messages import Delta, Exported, Imported, Inspected, ModelFacts, Receipt, Stats, Submit
@@ -95,6 +96,10 @@ class Engine(Protocol):
 
     def turns_away(self, tenant: str) -> TurnRefused | None:
         """What any turn of this tenant would come to now, where that is a full queue."""
+
+    def reading(self, tenant: str) -> AbstractContextManager[None]:
+        """Within it, and within tasks that begin there, a request of this tenant is read: it has a place in the queue
+        until its turn is submitted."""
 
     def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """Drop the KV of a session from every tier; a running turn of it ends as cancelled. Nothing is sent while no

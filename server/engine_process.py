@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import shutil
@@ -11,7 +12,8 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 
 import msgspec
@@ -51,6 +53,8 @@ STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not
 LONGEST_BACKOFF = 30.0
 QUEUE_RETRY = 1  # seconds, told to a client that found the queue full
 SHUTTING_DOWN = "The server is shutting down."
+
+REQUEST: ContextVar[str] = ContextVar("request", default="")  # that is being read in this context
 
 logger = logging.getLogger("warmturn.engine")
 
@@ -92,6 +96,7 @@ class EngineProcess:
         self._ending = False  # the process was told to end, or will not come any more
         self._turns: dict[str, Turn] = {}
         self._waiting = Waiting(config.max_queued)
+        self._requests = itertools.count()
         self._in_hand: weakref.WeakSet[Turn] = weakref.WeakSet()
         self._calls = Calls()
         self._link: EngineLink | None = None
@@ -124,15 +129,30 @@ class EngineProcess:
         except LinkFull:
             raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
         turn = self._turns[request.turn] = Turn(request.turn, self._cancel, (request.tenant, request.session))
+        self._waiting.remove(REQUEST.get())
         self._waiting.add(request.turn, request.tenant)
         self._in_hand.add(turn)
         return turn
 
     def turns_away(self, tenant: str) -> TurnRefused | None:
-        """See ``Engine``. The engine said so after its last step, and the server's own count does still."""
-        if self.stats.waiting < self._config.max_queued or not self._waiting.full(tenant):
+        """See ``Engine``. The engine said so after its last step, and the server's own count does still. Who is read
+        meanwhile comes on top; else whenever one place is free all that arrive would be read for it."""
+        waiting = self.stats.waiting and self.stats.waiting + self._waiting.reading
+        if waiting < self._config.max_queued or not self._waiting.full(tenant):
             return None
         return TurnRefused("queue_full", QUEUE_FULL, QUEUE_RETRY)
+
+    @contextlib.contextmanager
+    def reading(self, tenant: str) -> Iterator[None]:
+        """See ``Engine``."""
+        name = f"request {next(self._requests)}"
+        self._waiting.read(name, tenant)
+        before = REQUEST.set(name)
+        try:
+            yield
+        finally:
+            REQUEST.reset(before)
+            self._waiting.remove(name)
 
     def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """See ``Engine``."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.engine import Engine, TurnRefused
+from server.engine import Engine
 from server.errors import as_api_error, error_response
 
 TURNS = (
@@ -34,22 +34,24 @@ class Overload:
         self._turns = [(compile_path(template)[0], template) for template in TURNS]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope)
-        if refusal is None:
+        tenant = scope.get("state", {}).get("tenant")  # none on the paths that everybody may take
+        template = None if tenant is None else self._template(scope)
+        if template is None:
             await self.app(scope, receive, send)
             return
+        refusal = self.engine.turns_away(tenant)
+        if refusal is None:
+            with self.engine.reading(tenant):
+                await self.app(scope, receive, send)
+            return
+        scope["route"] = SimpleNamespace(path=template)  # who counts the answer finds it where routing leaves it
         message = await receive()
         while message["type"] == "http.request" and message.get("more_body", False):
             message = await receive()
         await error_response(as_api_error(refusal), scope)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> TurnRefused | None:
-        tenant = scope.get("state", {}).get("tenant")  # none on the paths that everybody may take
-        if scope["type"] != "http" or scope["method"] != "POST" or tenant is None:
+    def _template(self, scope: Scope) -> str | None:
+        """That of the path, where the request may become a turn."""
+        if scope["type"] != "http" or scope["method"] != "POST":
             return None
-        refusal = self.engine.turns_away(tenant)
-        template = next((t for pattern, t in self._turns if refusal and pattern.match(scope["path"])), None)
-        if template is None:
-            return None
-        scope["route"] = SimpleNamespace(path=template)  # who counts the answer finds it where routing leaves it
-        return refusal
+        return next((template for pattern, template in self._turns if pattern.match(scope["path"])), None)

@@ -7,7 +7,8 @@ honours max_tokens, stop strings, logprobs and cancellation. Attributes are its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from scheduler.messages import (
@@ -64,6 +65,7 @@ class FakeEngine:
         self.refusal: TurnRefused | None = None
         self.refuse_from = 0  # the first turn that `refusal` is for
         self.full_for: set[str] = set()  # tenants that find the queue full
+        self.read: list[str] = []  # tenants whose requests were read for a turn
         self.ends_badly: FinishReason | Exception | None = None  # after `badly_after` tokens
         self.badly_after = 2
         self.pause_after: int | None = None  # tokens; goes on when `go` is set
@@ -113,6 +115,12 @@ class FakeEngine:
     def turns_away(self, tenant: str) -> TurnRefused | None:
         """Whom ``full_for`` names."""
         return TurnRefused("queue_full", "The queue is full.", 1) if tenant in self.full_for else None
+
+    @contextmanager
+    def reading(self, tenant: str) -> Iterator[None]:
+        """Noted in ``read``."""
+        self.read.append(tenant)
+        yield
 
     def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """End a running turn of it and tell that nothing is left; remember that it was asked."""

@@ -1,6 +1,7 @@
 """The engine process kept alive: turns, refusals, death and restart, against a scripted engine without a model."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
@@ -131,6 +132,36 @@ async def test_a_full_queue_turns_away_until_a_turn_leaves_it() -> None:
         await read(waiting[0])
         process.stats = Stats(waiting=2)  # what the engine said of the step before
         assert process.turns_away("queued") is None
+
+
+@scenario
+async def test_requests_that_are_read_have_their_places() -> None:
+    async with engine(max_queued=2) as process:
+        await process.wait_ready()
+        running = process.submit(submit(tenant="endless", name="r"))
+        await running.admitted()
+        process.submit(submit(tenant="queued", name="a"))
+        await until(lambda: process.stats.waiting == 1)
+        with process.reading("queued"):
+            assert process.turns_away("queued") is not None
+            with pytest.raises(RuntimeError), process.reading("endless"):  # comes to no turn
+                raise RuntimeError
+            assert process.turns_away("other") is None  # its line is shorter by more than one
+            process.submit(submit(tenant="queued", name="b"))
+            assert process._waiting.reading == 0  # its turn has the place now
+            await until(lambda: process.stats.waiting == 2)
+            assert process.turns_away("queued") is not None
+        assert process.turns_away("queued") is not None
+
+
+@scenario
+async def test_an_idle_engine_is_read_for_by_any_number() -> None:
+    async with engine(max_queued=2) as process:
+        await process.wait_ready()
+        with contextlib.ExitStack() as stack:
+            for _ in range(9):
+                stack.enter_context(process.reading("a"))
+            assert process.turns_away("a") is None
 
 
 @scenario

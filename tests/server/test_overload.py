@@ -55,6 +55,13 @@ async def test_a_free_queue_refuses_nobody(site: Site) -> None:
 
 
 @served(KEYS)
+async def test_what_may_become_a_turn_is_counted_while_it_is_read(site: Site) -> None:
+    assert (await site.chat(headers={"Authorization": "Bearer key-a"})).status_code == 200
+    assert (await site.http.get("/v1/models", headers={"Authorization": "Bearer key-b"})).status_code == 200
+    assert site.engine.read == ["ann"]
+
+
+@served(KEYS)
 async def test_tenants_are_refused_one_by_one_and_strangers_as_ever(site: Site) -> None:
     site.engine.full_for = {"ann"}
     answers = [await site.chat(headers={"Authorization": f"Bearer {key}"}) for key in ("key-a", "key-b", "wrong")]
