@@ -14,6 +14,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -65,15 +66,17 @@ def built(source: Path) -> Path:
 
 
 def _instructions() -> list[str]:
-    found = [_INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), "")]
-    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+    capability = torch.backends.cpu.get_cpu_capability()
+    found = [_INSTRUCTIONS.get(capability, "")]
+    if capability == "AVX512":
         found += [_PAIRS] * torch.cpu._is_avx512_bf16_supported() + [_TILES] * torch.cpu._is_amx_tile_supported()
     return " ".join(found).split()
 
 
+@cache
 def has_tiles() -> bool:
-    """Whether what is compiled here multiplies tiles of bfloat16 (see ``kernels/tiles.h``)."""
-    return not {_PAIRS, _TILES.split()[-1]}.isdisjoint(_instructions())
+    """Whether what is compiled here multiplies tiles of bfloat16 (see ``kernels/tiles.h``). Asked at every step."""
+    return any("bf16" in flag for flag in _instructions())
 
 
 def _folder() -> Path:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, TextIO
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ from server.bench_load import Client, Load, NoAnswer
 from server.bench_report import HEAD, about, figures, row
 from server.config import UsageError
 from server.engine_link import engine_environment
-from server.process_tree import listener
+from server.process_tree import last_line, listener
 from server.serve import listening
 
 START_SECONDS = 1800.0  # for a large model; one that cannot be served ends sooner
@@ -113,13 +113,20 @@ def pid_of(config: BenchConfig) -> int | None:
 @contextmanager
 def serving(config: BenchConfig) -> Iterator[tuple[str, int]]:
     """`warmturn serve` on a free port and a data dir of its own; where it answers, and its pid. Raises UsageError."""
+    with tempfile.TemporaryDirectory() as data:
+        flags = [config.target, "--served-model-name", SERVED, "--data-dir", data, *config.serve_flags]
+        ours = {name: value for name, value in engine_environment("auto").items() if not name.startswith("WARMTURN_")}
+        with started(flags, ours | {"OMP_NUM_THREADS": str(config.threads)}) as server:
+            yield server
+
+
+@contextmanager
+def started(flags: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """`warmturn serve` on a free port, ready, and ended in order; where it answers, and its pid. Raises UsageError."""
     with listening("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as data, tempfile.TemporaryFile() as said:
-        command = [sys.executable, "-P", "-m", "server", "serve", config.target, "--port", str(port)]
-        command += ["--served-model-name", SERVED, "--data-dir", data, *config.serve_flags]
-        ours = {name: value for name, value in engine_environment("auto").items() if not name.startswith("WARMTURN_")}
-        environment = ours | {"OMP_NUM_THREADS": str(config.threads)}
+    with tempfile.TemporaryFile() as said:
+        command = [sys.executable, "-P", "-m", "server", "serve", "--port", str(port), *flags]
         process = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
         try:
             url = f"http://127.0.0.1:{port}"
@@ -139,9 +146,7 @@ def wait(url: str, process: subprocess.Popen[bytes], said: IO[bytes]) -> None:
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
-            said.seek(0)
-            last = (said.read().decode(errors="replace").strip().splitlines() or ["no word"])[-1]
-            raise UsageError(f"the server did not start: {last.removeprefix('warmturn: ')}")
+            raise UsageError(f"the server did not start: {last_line(said).removeprefix('warmturn: ')}")
         try:
             if httpx.get(f"{url}/health").status_code == 200:
                 return

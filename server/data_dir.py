@@ -16,6 +16,7 @@ from server.config import UsageError
 
 FILES = ("lock", "server", "log.sqlite", "log.sqlite-wal", "log.sqlite-shm", "log.sqlite-starts")
 FOLDERS = ("kv", "transfer", "verdicts")
+FLOOR = 5 << 30  # bytes
 
 
 class InUse(UsageError):
@@ -23,6 +24,11 @@ class InUse(UsageError):
 
 
 IDENTITY = re.compile(r"[0-9a-f]{32}\Z")
+
+
+def floor(total: int) -> int:
+    """Bytes of a disk of ``total`` that stay free unless ``--disk-floor`` says otherwise, as the engine has it too."""
+    return min(total // 20, FLOOR)
 
 
 @contextmanager

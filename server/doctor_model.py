@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -24,6 +22,8 @@ from server.doctor_machine import machine_memory
 from server.doctor_storage import existing
 from server.engine_link import ENGINE_COMMAND, EngineLink
 from server.findings import Finding, fault, ok, size, warning
+from server.instance import first_line, load_tokens
+from server.process_tree import last_line, resident
 from server.template import Stability, stability
 
 LOAD_SECONDS = 1800.0
@@ -94,17 +94,7 @@ async def first_words(link: EngineLink, said: IO[bytes]) -> Measured:
                 case StepOutputs(_, stats) if facts is not None:
                     return Measured(seconds, facts, stats, resident(link.pid), machine_memory()[1])
     await link.close()
-    said.seek(0)
-    last = (said.read().decode(errors="replace").strip().splitlines() or ["no word"])[-1]
-    return Measured(failure=f"the engine ended, {link.death()}, its last line: {last}", died=True)
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory that a process holds for itself (Linux; 0 elsewhere)."""
-    with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
-    return 0
+    return Measured(failure=f"the engine ended, {link.death()}, its last line: {last_line(said)}", died=True)
 
 
 def running(name: str, measured: Measured, facts: ModelFacts) -> Finding:
@@ -168,19 +158,14 @@ def disk_budget(config: DoctorConfig) -> int:
 
 def words(config: DoctorConfig) -> Iterator[Finding]:
     """The tokenizer's template: does it keep prefixes, how are reasoning and calls of tools written."""
-    from server.tokens import Tokens  # imports transformers
-
-    file = config.response_template
     try:
-        tokens = Tokens.load(config.source, None if file is None else json.loads(file.expanduser().read_text()))
-        dialect = tokens.dialect
+        tokens = load_tokens(config)
     except Exception as error:  # transformers raises what it likes
-        first = next(iter(str(error).splitlines()), "") or type(error).__name__
-        yield fault("words", f"the tokenizer cannot be loaded: {first}", "see the model's files")
+        yield fault("words", f"the tokenizer cannot be loaded: {first_line(error)}", "see the model's files")
         return
     try:
         yield template(tokens.has_template, stability(tokens))
-        yield tools(dialect, tokens.has_template)
+        yield tools(tokens.dialect, tokens.has_template)
     finally:
         tokens.close()
 

@@ -36,7 +36,6 @@ SLOW_DISK = 50e6  # bytes a second
 SLOW_DATABASE = 0.05
 FLEETING = {"tmpfs", "ramfs", "overlay", "overlayfs"}
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "glusterfs", "ceph", "lustre"}
-FLOOR = 5 * 2**30  # see --disk-floor
 
 
 def running(config: DoctorConfig) -> str | None:
@@ -97,7 +96,7 @@ def data(config: DoctorConfig) -> Iterator[Finding]:
     kind, disk = file_system(there), shutil.disk_usage(there)
     told = f"{folder}{'' if folder.exists() else ' (not made yet)'}: {size(disk.free)} of {size(disk.total)} free"
     figures = {"free": disk.free, "total": disk.total, "file_system": kind}
-    floor = int(config.disk_floor) if config.disk_floor is not None else min(disk.total // 20, FLOOR)
+    floor = int(config.disk_floor) if config.disk_floor is not None else data_dir.floor(disk.total)
     if kind in NETWORK and config.database is None:
         yield warning(
             "data",

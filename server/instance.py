@@ -80,7 +80,7 @@ class Instance:
 
     async def loaded(self, stack: AsyncExitStack) -> ModelFacts:
         """Wait for engine and tokenizer, then let the app in. Raises EngineFailed or UsageError."""
-        tokenizer = in_daemon_thread(lambda: _load_tokens(self._config))
+        tokenizer = in_daemon_thread(lambda: load_tokens(self._config))
         facts = await self.engine.wait_ready()
         try:
             tokens = await tokenizer
@@ -154,7 +154,8 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def _load_tokens(config: ServeConfig) -> Tokens:
+def load_tokens(config: ServeConfig) -> Tokens:
+    """The tokenizer of a configuration, and how its model writes. Raises what transformers likes."""
     from server.tokens import Tokens  # imports transformers, and while it does the port is answered already
 
     file = config.response_template

@@ -1,4 +1,4 @@
-"""What the processes of a server on this machine have used (Linux; elsewhere nothing can be told)."""
+"""The processes of a server on this machine: what they use and say (Linux; elsewhere most cannot be told)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 PROC = Path("/proc")
 LISTENING = "0A"  # as /proc/net/tcp has it
@@ -30,6 +31,20 @@ def cpu_seconds(pid: int | None) -> float | None:
             with suppress(OSError):
                 total += int(task.read_text().split()[0]) / 1e9
     return total
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process holds for itself, swapped or not; 0 where that cannot be told."""
+    with suppress(OSError):
+        lines = (PROC / str(pid) / "status").read_text().splitlines()
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
+    return 0
+
+
+def last_line(said: IO[bytes]) -> str:
+    """The end of what a process has printed to a file."""
+    said.seek(0)
+    return (said.read().decode(errors="replace").strip().splitlines() or ["no word"])[-1]
 
 
 def listener(port: int) -> int | None:

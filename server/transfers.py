@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server import data_dir
 from server.capsule import CHUNK, MEDIA_TYPE, Capsule, write_all
 from server.config import UsageError
 from server.errors import ApiError, ClientLeft
@@ -89,7 +90,7 @@ class Transfers:
 
     def _append(self, file: object, data: bytes) -> None:
         disk = shutil.disk_usage(self._folder)
-        if disk.free - len(data) < min(disk.total // 20, 5 << 30):
+        if disk.free - len(data) < data_dir.floor(disk.total):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_all(file, data)
 

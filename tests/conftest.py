@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 import torch
+from postgres_server import PostgresServer, installed, postgres_server
 
 REQUIRED = tuple(os.environ.get("TESTS_REQUIRE", "").split())  # programs and packages that have to be there
 
@@ -18,6 +19,16 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A running server of PostgreSQL; the test is skipped where it is not installed."""
+    programs = installed()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed here: Debian's package is called postgresql")
+    with postgres_server(programs) as server:
+        yield server
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ def with_log(where: Where, scenario: Callable[[SessionLog], Awaitable[object]]) 
 
 
 def with_logs(where: Where, count: int, scenario: Callable[..., Awaitable[object]]) -> None:
-    """The same with several servers' logs on one database."""
+    """The same with several logs on one database."""
+    with_made([partial(SessionLog, where)] * count, scenario)
+
+
+def with_made(makers: Sequence[Callable[[], SessionLog]], scenario: Callable[..., Awaitable[object]]) -> None:
+    """Run a scenario on logs that are made before and closed after it."""
 
     async def run() -> None:
-        logs = [SessionLog(where) for _ in range(count)]
+        logs = [make() for make in makers]
         try:
             await scenario(*logs)
         finally:

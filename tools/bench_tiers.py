@@ -26,8 +26,9 @@ import httpx
 
 from server.bench_load import WORDS
 from server.bench_report import about
+from server.process_tree import resident
 from tools import random_model
-from tools.running import Server, Turn, anonymous, serving
+from tools.running import Server, Turn, serving
 
 TIERS = ("device", "host", "disk")
 WORD = 2.9  # tokens, in the demo model's tokenizer
@@ -245,7 +246,7 @@ async def one_round(server: Server, names: list[str], lengths: dict[str, int], r
                 out.errors.append(f"{type(error).__name__}: {error}")
             done += 1
             if done % (len(names) // 5) == 0:
-                out.memory.append((done, anonymous(engine), anonymous(server.pid)))
+                out.memory.append((done, resident(engine), resident(server.pid)))
 
     await asyncio.gather(*(worker() for _ in range(4)))
     out.wall, out.cpu = time.perf_counter() - began, server.cpu() - cpu

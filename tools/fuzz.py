@@ -31,7 +31,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from tools.running import Server, anonymous, serving
+from server.process_tree import resident
+from tools.running import Server, serving
 
 SECONDS = 10.0  # for one request, at most
 ROUND = 100  # requests of each sort to a route, until the sessions are made anew
@@ -192,7 +193,7 @@ def run(server: Server, count: int) -> Tally:
 
 def memory(server: Server) -> str:
     """Of both processes."""
-    return f"server {anonymous(server.pid) / 2**20:.0f} MiB, engine {anonymous(server.engine) / 2**20:.0f} MiB"
+    return f"server {resident(server.pid) / 2**20:.0f} MiB, engine {resident(server.engine) / 2**20:.0f} MiB"
 
 
 def main() -> int:

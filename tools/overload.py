@@ -31,7 +31,8 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from tools.running import anonymous, serving
+from server.process_tree import resident
+from tools.running import serving
 
 CLIENTS = (64, 128, 256)  # among these is the peak
 PEAK_SECONDS = 15.0
@@ -160,12 +161,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, serving("", Path(folder)) as server:
         host, port = str(urlsplit(server.url).hostname), int(urlsplit(server.url).port or 80)
         best = uvloop.run(peak(host, port, arguments.tokens))
-        before = anonymous(server.pid)
+        before = resident(server.pid)
         with probing(host, port) as health:
             outcome, served = uvloop.run(
                 overload(host, port, arguments.tokens, arguments.times * best, arguments.seconds)
             )
-        grown = (anonymous(server.pid) - before) / 2**20
+        grown = (resident(server.pid) - before) / 2**20
     print(f"answers: {dict(outcome.statuses)}, without one or wrong: {dict(outcome.faults)}")
     print(f"peak {best:.1f} requests/s, under overload {served:.1f}: {100 * served / best:.0f} %")
     print(f"refused in {at(outcome.refused, 0.5):.0f} ms, p99 {at(outcome.refused, 0.99):.0f} ms")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
-import tempfile
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from server import bench
+from server.config import UsageError
 from server.process_tree import cpu_seconds
 
 
@@ -106,39 +105,14 @@ class Server:
 @contextmanager
 def serving(model: str, data: Path, *flags: str) -> Iterator[Server]:
     """A server of a model (empty: the demo's) on a data dir, ready; stopped with SIGTERM, its end awaited."""
-    with socket.socket() as free, tempfile.TemporaryFile() as said:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-        free.close()
-        command = [sys.executable, "-m", "server", "serve", *([model] if model else []), "--port", port]
-        process = subprocess.Popen([*command, "--data-dir", str(data), *flags], stdout=said, stderr=said)
-        url = f"http://127.0.0.1:{port}"
-        try:
-            while not _ready(url):
-                if process.poll() is not None:
-                    said.seek(0)
-                    raise SystemExit(said.read().decode())
-                time.sleep(0.05)
-            yield Server(process.pid, url, httpx.AsyncClient(timeout=600))
-        finally:
-            process.terminate()
-            process.wait()
+    try:
+        with bench.started([*([model] if model else []), "--data-dir", str(data), *flags], os.environ) as (url, pid):
+            yield Server(pid, url, httpx.AsyncClient(timeout=600))
+    except UsageError as error:
+        raise SystemExit(str(error)) from None
 
 
 def io_count(pid: int, name: str) -> int:
     """A counter of /proc/<pid>/io."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return next(int(line.split(": ")[1]) for line in lines if line.startswith(f"{name}: "))
-
-
-def anonymous(pid: int) -> int:
-    """RssAnon and VmSwap of a process, in bytes."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
-
-
-def _ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health").status_code == 200
-    except httpx.HTTPError:
-        return False

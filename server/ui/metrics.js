@@ -8,7 +8,7 @@ const GAP = 60; // seconds without a look, over which no rate is told
 export const SPAN = 300; // seconds that are kept
 
 // Prometheus' text as a function from name and labels to the sum of what matches; null where nothing does.
-export function metricsOf(text) {
+function metricsOf(text) {
   const lines = [...text.matchAll(/^warmturn_(\w+)(?:\{(.*)\})? (\S+)$/gm)];
   return (name, labels = "") => {
     const found = lines.filter(([, of, with_ = ""]) => of === name && with_.includes(labels));

@@ -145,7 +145,7 @@ async function removeGroup({ members }, row) {
 }
 
 // A button that opens a menu, which has the focus before the next key comes. Arrow keys go through it, Escape closes it.
-export function Menu({ label, children }) {
+function Menu({ label, children }) {
   const [isOpen, setOpen] = useState(false);
   const place = useRef(null);
   useLayoutEffect(() => {

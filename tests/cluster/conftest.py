@@ -7,17 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from postgres_server import PostgresServer, installed, postgres_server
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """A running server of PostgreSQL; the test is skipped where it is not installed."""
-    programs = installed()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed here: Debian's package is called postgresql")
-    with postgres_server(programs) as server:
-        yield server
+from postgres_server import PostgresServer
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sql
-from log_kit import assistant, user
+from log_kit import assistant, user, with_made
 
 from server.log import SessionLog, SessionRecord, TurnRecord
 from server.tables import heartbeats, leases
@@ -19,16 +20,7 @@ NAMES = ("one", "two", "three", "four")
 
 def with_servers(url: str, scenario: Callable[..., Awaitable[object]], count: int = 2) -> None:
     """Run a scenario on the logs of servers that are called one, two, three..."""
-
-    async def run() -> None:
-        logs = [SessionLog(url, server=name) for name in NAMES[:count]]
-        try:
-            await scenario(*logs)
-        finally:
-            for log in logs:
-                await log.close()
-
-    asyncio.run(run())
+    with_made([partial(SessionLog, url, server=name) for name in NAMES[:count]], scenario)
 
 
 @asynccontextmanager
