@@ -87,7 +87,7 @@ def test_what_others_do_is_seen_when_one_comes_back(desk: Desk) -> None:
     name = desk.session
     desk.tab.get_by_role("button", name="Turns and branches").click()
     assert desk.server.post("/v1/sessions", {"id": "elsewhere"}).status_code == 201
-    turn = {"messages": [{"role": "user", "content": MILK}]}
+    turn = {"messages": [{"role": "user", "content": MILK}], "temperature": 0}
     assert desk.server.post(f"/v1/sessions/{name}/chat/completions", turn).status_code == 200
     desk.tab.wait_for_function(LOOKED % "document.querySelectorAll('.receipt').length === 2")
     assert desk.asked == [WALTER, MILK]

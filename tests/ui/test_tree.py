@@ -32,7 +32,7 @@ def grow(desk: Desk, name: str, *questions: str, fork: tuple[str, int] | None = 
         made = desk.server.post(f"/v1/sessions/{fork[0]}/fork", {"id": name, "turn": fork[1]})
         assert made.status_code == 201, made.text
     for text in questions:
-        body = {"messages": [{"role": "user", "content": text}]}
+        body = {"messages": [{"role": "user", "content": text}], "temperature": 0}
         answer = desk.server.post(f"/v1/sessions/{name}/chat/completions", body)
         assert answer.status_code == 200, answer.text
 
