@@ -29,7 +29,7 @@ function EditBox({ message, begun, frozen, close }) {
   const [text, setText] = useState(begun ?? message.content);
   const area = useRef(null);
   const ready = Boolean(text.trim()) && !frozen;
-  useEffect(() => {
+  useLayoutEffect(() => { // before anybody can write into it
     area.current.focus();
     area.current.setSelectionRange(text.length, text.length);
   }, []);
