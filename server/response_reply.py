@@ -35,6 +35,17 @@ EVERYWHERE = UsageWish(at_end=False, everywhere=True, elsewhere=msgspec.UNSET)
 CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # otherwise server_error
 
 
+class Numbers:
+    """The numbers of a response's events, from 0; they may be set back to those that nobody has heard."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __call__(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+
 class ResponseReply(Reply):
     """One response. What it has told so far is in ``response``; ``recording``, if there is one, gets every event.
 
@@ -64,7 +75,7 @@ class ResponseReply(Reply):
         self._inputs = inputs
         self._begins = begins or Beside()
         self._logprobs = logprobs
-        self._numbers = itertools.count()
+        self._number = Numbers()
         session = None if isinstance(head.session, msgspec.UnsetType) else head.session
         self._output = Output(partial(new_id, session=session), self._number, obfuscate=obfuscate, seal=seal)
         self._last: list[events.Event] | None = None  # once the reply has ended
@@ -107,7 +118,7 @@ class ResponseReply(Reply):
         """An error, then the response as it has failed."""
         info = error.body.error
         if self._last is not None:  # which nobody has heard: it could not be committed
-            self._numbers = itertools.count(self._last[0].sequence_number)
+            self._number.next = self._last[0].sequence_number
         response = self.fail(error)
         told = (
             events.ErrorEvent(sequence_number=self._number(), code=info.code, message=info.message, param=info.param),
@@ -164,9 +175,6 @@ class ResponseReply(Reply):
         return self._response
 
     # --- within -------------------------------------------------------------------------------------------
-
-    def _number(self) -> int:
-        return next(self._numbers)
 
     def _end(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt | None) -> list[events.Event]:
         """The last events, the same each time."""
