@@ -40,7 +40,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
         *((name, ctypes.c_int64) for name in ("query_row", "query_head", "key_slot", "key_token", "key_head")),
         *((name, ctypes.c_int64) for name in ("value_slot", "value_token", "value_head")),
-        *((name, ctypes.c_void_p) for name in ("out", "sinks", "first", "segments", "parallel")),
+        *((name, ctypes.c_void_p) for name in ("out", "sinks", "first", "segments", "together")),
         *((name, ctypes.c_int64) for name in ("count", "page", "heads", "key_heads", "key_dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("threads", "type")),
         ("scale", ctypes.c_float),
@@ -111,7 +111,7 @@ class Kernel:
         self._function = ctypes.CDLL(str(path)).warmturn_attend
         self._function.argtypes = [ctypes.POINTER(_Call)]
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value
-        self._parallel = parallel()
+        self._together = together()
         self._right: dict[tuple[Any, ...], bool] = {}
 
     def fits(self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: Scores) -> bool:
@@ -164,7 +164,7 @@ class Kernel:
         call.query, call.query_head, call.query_row, call.out = where
         call.scale, call.softcap = scores.scale, scores.softcap or 0.0
         call.sinks = sinks.data_ptr() if sinks is not None else None
-        call.parallel = self._parallel
+        call.together = self._together
         return ctypes.addressof(call)
 
 
@@ -179,22 +179,15 @@ def kernel() -> Kernel | None:
         return None
 
 
-def parallel() -> int | None:
-    """The address of the function by which torch's own OpenMP runtime runs a team of threads; None where it is not
-    plain which runtime that is. A second runtime would bring threads that fight with torch's.
+@cache
+def together() -> int | None:
+    """The address of the function by which all kernels of this process share out their work (``kernels/team.cpp``);
+    None where it cannot be had: then each works on one thread.
     """
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    mapped = {Path(line.split(maxsplit=5)[5]) for line in lines if "omp" in line.rpartition("/")[2]}
-    runtimes = [path for path in mapped if path.name.startswith(("libgomp", "libiomp5", "libomp"))]
-    ours = [path for path in runtimes if path.parent.parent == Path(torch.__file__).parent] or runtimes
-    if len(ours) != 1:
-        return None
-    try:
-        return ctypes.cast(ctypes.CDLL(str(ours[0])).GOMP_parallel, ctypes.c_void_p).value
-    except (OSError, AttributeError):
+        function = ctypes.CDLL(str(built(Path(__file__).with_name("kernels") / "team.cpp"))).warmturn_together
+        return ctypes.cast(function, ctypes.c_void_p).value
+    except (NotBuilt, OSError, AttributeError):
         return None
 
 

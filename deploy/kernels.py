@@ -9,17 +9,12 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
-import cache
-import scheduler
 from cache import compiler
+from scheduler.checkup import sources
 
-SOURCES = [
-    Path(package.__file__ or "").with_name("kernels") / name
-    for package, name in ((cache, "attention.cpp"), (scheduler, "program.cpp"))
-]
+SOURCES = sources()
 
 
 def instruction_sets() -> Iterator[list[str]]:

@@ -18,6 +18,7 @@ import transformers
 
 import cache
 from cache.compiler import NotBuilt, built
+from scheduler import cores
 
 _READ = 1 << 28  # bytes that are read to measure memory: far more than any cache holds
 _TRIES = 3
@@ -36,7 +37,7 @@ class Gpu(msgspec.Struct, frozen=True):
 class Checkup(msgspec.Struct, frozen=True):
     """``cuda``: the CUDA version that torch was built for, None for a build without; ``trouble``: why such a build
     finds no GPU. ``kernels``: for each compiled kernel None, or why there is none. ``bandwidth``: bytes a second that
-    all threads together read from memory.
+    all threads together read from memory. ``threads``: how many compute, at most; ``processors``: how many may be used.
     """
 
     torch: str
@@ -48,12 +49,14 @@ class Checkup(msgspec.Struct, frozen=True):
     matrix_units: bool
     bfloat16: bool
     threads: int
+    processors: float
     bandwidth: float
     kernels: dict[str, str | None]
 
 
 def checkup() -> Checkup:
     """Look and measure."""
+    cores.share()
     trouble = None if torch.version.cuda is None else _trouble()
     count = torch.cuda.device_count() if torch.version.cuda is not None and trouble is None else 0
     return Checkup(
@@ -66,6 +69,7 @@ def checkup() -> Checkup:
         matrix_units=torch.cpu._is_amx_tile_supported(),
         bfloat16=torch.cpu._is_avx512_bf16_supported(),
         threads=torch.get_num_threads(),
+        processors=cores.processors(),
         bandwidth=_bandwidth(),
         kernels={source.stem: _missing(source) for source in sources()},
     )

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.tensor import DTensor
 
+from scheduler import cores
+
 _HOST = "127.0.0.1"
 _PATIENCE = timedelta(hours=2)  # ranks that load are minutes apart; that one hangs is noticed elsewhere
 
@@ -57,12 +59,6 @@ def obstacle(settings: Any, ranks: int, device: torch.device) -> str | None:
     return None
 
 
-def share_cores(ranks: int) -> None:
-    """Ranks on one machine share its cores, unless the user has said how many threads each has."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
-
-
 def meeting_place(ranks: int) -> tuple[TCPStore, int]:
     """Where ranks meet: rank 0's store, and the port that it listens on, of this machine alone."""
     listener = socket.socket()
@@ -80,7 +76,7 @@ def join(seat: Seat, device: torch.device, store: TCPStore | None = None) -> Non
     for _, name in socket.if_nameindex():
         if name in ("lo", "lo0"):  # nobody outside this machine takes part
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    share_cores(seat.ranks)
+    cores.share(seat.ranks)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)

@@ -29,6 +29,7 @@ from cache.line import Line
 from cache.packed import PackedStep
 from cache.share import Share
 from cache.stream import put
+from scheduler import cores
 from scheduler.division import Seat, join
 from scheduler.loader import digest, read_config, read_model
 from scheduler.logs import configure
@@ -113,6 +114,8 @@ def follow(ordered: Line, beside: Line) -> None:
     device = torch.device(config.device, rank) if config.device == "cuda" else torch.device(config.device)
     join(seat, device)
     model = read_model(config, read_config(config), device)
+    if device.type == "cpu":
+        cores.fit(model)
     digest(model)  # each rank has to give its part of every weight
     share = Share()
     follower = Follower(model, share)

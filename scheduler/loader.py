@@ -27,7 +27,7 @@ from transformers.utils import is_accelerate_available
 
 from cache.layers import Layer, read_layers
 from cache.ranks import RankLost
-from scheduler import division
+from scheduler import cores, division
 from scheduler.followers import Followers
 from scheduler.linear import pack
 from scheduler.messages import EngineConfig, Loading
@@ -78,6 +78,7 @@ class Loaded:
 def load(config: EngineConfig, tell: Any) -> Loaded:
     """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages. Raises ``LoadFailed``."""
     device = _device(config.device)
+    cores.share()
     tell(Loading("reading the configuration"))
     followers: Followers | None = None
     try:
@@ -89,6 +90,8 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
             followers = Followers(config, device)
         tell(Loading("loading the weights"))
         model = read_model(config, settings, device)
+        if device.type == "cpu":
+            cores.fit(model)
         tell(Loading("measuring how the model can be run"))
     except Exception as error:  # a broken file raises whatever its reader likes
         reason = _missing(error) if isinstance(error, ImportError) else _first_line(error)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from cache.compiler import NotBuilt, built
-from cache.native import parallel
+from cache.native import together
 from scheduler.matrix import GROUP, TYPES, Matrix
 from scheduler.piece import Code, External, Operation, Piece, Ref, Slot, Slots
 
@@ -47,7 +47,7 @@ class _Call(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("scratch_each", ctypes.c_int64),
         ("threads", ctypes.c_int64),
-        ("parallel", ctypes.c_void_p),
+        ("together", ctypes.c_void_p),
     )
 
 
@@ -59,8 +59,8 @@ class Kernel:
         self.run, self.attend_between = library.warmturn_run, library.warmturn_attend_between
         self.run.argtypes = [ctypes.c_void_p]
         self.attend_between.argtypes = [ctypes.c_void_p] * 3
-        self.parallel = parallel()
-        self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.parallel else 1  # at most
+        self.together = together()
+        self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.together else 1  # at most
         self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
         self.memory = 0  # its address
         self.rooms: dict[Any, Any] = {}  # see ``layer.Room``
@@ -112,7 +112,7 @@ class Program:
             width=width,
             chunk=chunk,
             scratch_each=scratch,
-            parallel=kernel.parallel,
+            together=kernel.together,
         )
         self._pointer = ctypes.addressof(self._call)
         self._memory = -1

@@ -87,7 +87,7 @@ def torch(config: DoctorConfig, command: Sequence[str] = CHECKUP) -> Iterator[Fi
         yield triton()
     elif config.device != "cuda":
         yield from processor(facts)
-        yield threads(facts["threads"], cpu_limit(), "OMP_NUM_THREADS" in os.environ)
+        yield threads(facts["threads"], facts["processors"], "OMP_NUM_THREADS" in os.environ)
 
 
 def triton() -> Finding:
@@ -185,20 +185,6 @@ def threads(count: int, limit: float, chosen: bool) -> Finding:
     if count < math.floor(limit) and not chosen:
         return warning("threads", told, f"set OMP_NUM_THREADS={math.floor(limit)} to use all", **figures)
     return ok("threads", told, **figures)
-
-
-def cpu_limit() -> float:
-    """How many processors this process may use: those it may run on, or what its cgroups allow if that is less."""
-    allowed = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
-    for text in cgroup_values("cpu.max"):
-        quota, _, period = text.partition(" ")
-        if quota.isdigit() and period.isdigit():
-            allowed = min(allowed, int(quota) / int(period))
-    for folder in ("cpu", "cpu,cpuacct"):  # version 1
-        quota, period = (read(CGROUPS / folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if quota.isdigit() and period.isdigit():
-            allowed = min(allowed, int(quota) / int(period))
-    return allowed
 
 
 def memory(config: DoctorConfig) -> Iterator[Finding]:

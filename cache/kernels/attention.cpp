@@ -36,7 +36,7 @@ struct Call {
     const float* sinks;    // [heads] or null
     const int64_t* first;  // [tokens]: the first position that each may look at; never falls within a segment
     const Segment* segments;
-    void (*parallel)(void (*)(void*), void*, unsigned, unsigned);  // as GOMP_parallel; null: one thread
+    void (*together)(void (*)(void*), void*, unsigned);  // team.cpp; null: one thread
     int64_t count, page, heads, key_heads, key_dim, value_dim, threads, type;
     float scale, softcap;  // softcap 0: none
 };
@@ -599,7 +599,7 @@ int attend(const Call& call) {
         floats += work.ranges(s) * work.partial_floats(s);
         if (work.scratch_floats(s) > each) each = work.scratch_floats(s);
     }
-    bool together = call.parallel && call.threads > 1 && tasks > 1;  // a team of another size would be made anew
+    bool together = call.together && call.threads > 1 && tasks > 1;
     int64_t threads = together ? call.threads : 1;
     typedef typename Team<T>::Task Task;
     typedef std::atomic<int64_t> Counter;
@@ -618,7 +618,7 @@ int attend(const Call& call) {
         at += ranges * work.partial_floats(call.segments[n]);
         for (int64_t i = 0; i < ranges; i++) list[task++] = {n, i};
     }
-    if (together) call.parallel(Team<T>::member, &team, unsigned(threads), 0);
+    if (together) call.together(Team<T>::member, &team, unsigned(threads));
     else team.take();
     std::free(memory);
     return 0;

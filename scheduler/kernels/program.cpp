@@ -62,7 +62,7 @@ struct Call {
     int64_t width, chunk, rows;  // floats of a row, a multiple of 16; rows that the arena holds
     float* scratch;
     int64_t scratch_each, threads;
-    void (*parallel)(void (*)(void*), void*, unsigned, unsigned);  // as GOMP_parallel; null: one thread
+    void (*together)(void (*)(void*), void*, unsigned);  // cache/kernels/team.cpp; null: one thread
 };
 
 inline vf each(vf v, float (*f)(float)) {
@@ -215,6 +215,8 @@ private:
     }
 };
 
+const double WORTH_IT = 20e3;  // nanoseconds: with less to do, one thread is over before others have come
+
 // Threads that take parts of a stage until none is left, and then wait for each other. It may have fewer members than
 // were asked for.
 struct Team {
@@ -253,12 +255,20 @@ struct Team {
     }
 };
 
+// What one thread takes for the products, about: weights come from memory, and every row meets all of them.
+double nanoseconds(const Call& call) {
+    double sum = 0;
+    for (const Stage* stage = call.stages; stage < call.stages + call.count; stage++)
+        if (stage->first == stage->last) sum += double(stage->weight.out) * stage->weight.in * (0.05 + 0.005 * call.rows);
+    return sum;
+}
+
 int together(const Call& call) {
     int64_t turns = (call.rows + call.chunk - 1) / call.chunk;
     void* memory = std::calloc(turns * call.count, sizeof(Team::Progress));
     if (!memory) return 1;
     Team team{call, (Team::Progress*)memory};
-    call.parallel(Team::enter, &team, unsigned(call.threads), 0);
+    call.together(Team::enter, &team, unsigned(call.threads));
     std::free(memory);
     return 0;
 }
@@ -266,7 +276,7 @@ int together(const Call& call) {
 }  // namespace
 
 extern "C" int warmturn_run(const Call* call) {  // 0, or 1 where there is no memory
-    if (call->parallel && call->threads > 1) return together(*call);
+    if (call->together && call->threads > 1 && nanoseconds(*call) > WORTH_IT) return together(*call);
     Member member(*call, 0);
     for (int64_t start = 0; start < call->rows; start += call->chunk) {
         int64_t rows = call->rows - start < call->chunk ? call->rows - start : call->chunk;

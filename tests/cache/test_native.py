@@ -318,25 +318,19 @@ def test_a_kernel_that_is_not_right_is_not_used(
     ]
 
 
-def test_torchs_own_threads_are_used(kernel: Kernel) -> None:
-    if "OpenMP" not in torch.__config__.parallel_info() or not os.path.exists("/proc/self/maps"):
-        pytest.skip("torch runs its threads in another way here")
-    assert native.parallel() is not None
-
-
 @pytest.mark.usefixtures("two_threads")
 def test_a_team_is_as_large_as_torchs_and_called_only_for_more_than_one_task(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teams: list[int] = []
 
-    def parallel(member: Any, data: int, threads: int, flags: int) -> None:
+    def together(member: Any, data: int, threads: int) -> None:
         teams.append(threads)
         member(data)  # one of them may well do it all
 
     member = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    team = ctypes.CFUNCTYPE(None, member, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(parallel)
-    monkeypatch.setattr(kernel, "_parallel", ctypes.cast(team, ctypes.c_void_p).value)
+    team = ctypes.CFUNCTYPE(None, member, ctypes.c_void_p, ctypes.c_uint)(together)
+    monkeypatch.setattr(kernel, "_together", ctypes.cast(team, ctypes.c_void_p).value)
     scores = Scores(0.5, None, None)
     for work in ([(200, 1)], [(300, 1)], [(5, 1), (6, 2)]):
         scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, work)

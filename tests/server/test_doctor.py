@@ -28,6 +28,7 @@ FACTS: dict[str, Any] = {
     "matrix_units": True,
     "bfloat16": True,
     "threads": 2,
+    "processors": 2.0,
     "bandwidth": 2e10,
     "kernels": {"attention": None, "program": None},
 }
@@ -214,11 +215,6 @@ def cgroups(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None
     monkeypatch.setattr(doctor_machine, "SELF", folder / "self")
 
 
-def test_limits_of_processors_around_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cgroups(tmp_path, monkeypatch, service__cpu_dot_max="50000 100000\n", service__inner__cpu_dot_max="max 100000\n")
-    assert doctor_machine.cpu_limit() == 0.5
-
-
 def test_a_limit_of_memory_that_the_engine_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cgroups(tmp_path, monkeypatch, memory_dot_max=f"{1 << 20}\n")
     (found,) = doctor_machine.memory(config())
@@ -288,7 +284,9 @@ def test_the_real_torch_without_a_compiler(tmp_path: Path, monkeypatch: pytest.M
     found = {finding.check: finding for finding in doctor_machine.torch(config(device="cpu"))}
     assert found["torch"].level is Level.OK
     assert found["cpu"].figures["bandwidth"] > 1e8
-    assert found["kernels"].figures["missing"] == dict.fromkeys(("attention", "program"), "there is no C++ compiler")
+    assert found["kernels"].figures["missing"] == dict.fromkeys(
+        ("attention", "program", "team"), "there is no C++ compiler"
+    )
     assert found["threads"].figures["threads"] >= 1
 
 
@@ -296,4 +294,4 @@ def test_the_checkup_is_what_the_doctor_reads() -> None:
     from scheduler.checkup import Checkup, sources
 
     msgspec.convert(FACTS, Checkup, strict=True)
-    assert {source.stem for source in sources()} == {"attention", "program"}
+    assert {source.stem for source in sources()} == {"attention", "program", "team"}

@@ -1,0 +1,67 @@
+"""How many threads compute: no more than may run, no more than have something to do, and what the user says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from scheduler import cores
+
+
+@pytest.fixture(autouse=True)
+def four_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What torch would use, on four processors, and nobody says otherwise."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(cores, "processors", lambda: 4.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "ranks", "threads"), [(4.0, 1, 4), (2.9, 1, 2), (0.5, 1, 1), (4.0, 2, 2), (4.0, 8, 1)]
+)
+def test_as_many_as_may_run(monkeypatch: pytest.MonkeyPatch, allowed: float, ranks: int, threads: int) -> None:
+    monkeypatch.setattr(cores, "processors", lambda: allowed)
+    cores.share(ranks)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(("mebibytes", "threads"), [(1, 1), (17, 2), (100, 4)])
+def test_as_many_as_have_something_to_do(mebibytes: int, threads: int) -> None:
+    cores.fit(torch.nn.Linear(1024, 256 * mebibytes, bias=False, device="meta"))
+    assert torch.get_num_threads() == threads
+
+
+def test_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setattr(cores, "processors", lambda: 1.0)
+    cores.share(2)
+    cores.fit(torch.nn.Linear(2, 2))
+    assert torch.get_num_threads() == 4
+
+
+@pytest.mark.parametrize(
+    ("files", "allowed"),
+    [
+        ({}, 64.0),
+        ({"service/cpu.max": "50000 100000\n", "service/inner/cpu.max": "max 100000\n"}, 0.5),
+        ({"cpu.max": "max 100000\n"}, 64.0),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),
+        ({"cpu,cpuacct/cpu.cfs_quota_us": "-1\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, 64.0),
+    ],
+)
+def test_processors_within_cgroups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], allowed: float
+) -> None:
+    monkeypatch.undo()
+    (tmp_path / "self").write_text("0::/service/inner\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(cores, "CGROUPS", tmp_path)
+    monkeypatch.setattr(cores, "SELF", tmp_path / "self")
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(64), raising=False)
+    assert cores.processors() == allowed
