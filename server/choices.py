@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
+
 from scheduler.messages import Delta, FinishReason, Receipt, Submit
 from server.account import Account
 from server.engine import Engine, TurnStream
@@ -14,34 +16,39 @@ from server.errors import ApiError
 class Choices:
     """Submits turns and merges what they tell.
 
-    After ``close`` no turn of this request is running or queued, and no task of it is left. What one reader does
-    not take waits in the turns themselves, merged, not here: the queue is as short as there are choices.
+    After ``close`` no turn of this request is running or queued. What the reader does not take waits in the turns
+    themselves, merged.
     """
 
-    def __init__(self, engine: Engine, account: Account, submits: Sequence[Submit]) -> None:
+    def __init__(self, engine: Engine, account: Account, submits: Sequence[Submit], patience: int = 1) -> None:
         """Hand every turn to the engine at once. Raises EngineUnavailable; then none is left behind. ``account`` has a
-        watch for each of them, and is closed with them."""
-        self.receipts: list[Receipt | None] = [None] * len(submits)
-        self.prefills: list[float | None] = [None] * len(submits)  # seconds from admission to the first token
+        watch for each of them, and is closed with them. ``patience``: deltas that the reader lets come together."""
         self.account = account
         self._engine = engine
-        self._news: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue(len(submits))
-        self._open = asyncio.Event()  # set by the first admission or the first failure
+        self._news = asyncio.Event()  # of all turns
+        self._taken: list[tuple[int, Delta]] = []
         self._failure: Exception | None = None
         self._streams: list[TurnStream] = []
-        self._pumps: list[asyncio.Task[None]] = []
         try:
-            for submit in submits:
-                self._streams.append(engine.submit(submit))
+            for submit, watch in zip(submits, account.watches, strict=True):
+                stream = engine.submit(submit)
+                stream.news, stream.heard, stream.patience = self._news, watch.saw, patience
+                self._streams.append(stream)
         except Exception as error:
             account.failed(error)
             self.close()
             raise
-        self._pumps = [asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(self._streams)]
+        self._news.set()  # one may be refused already
+
+    @property
+    def receipts(self) -> list[Receipt | None]:
+        """What each prompt cost; None until its turn is admitted."""
+        return [stream.receipt for stream in self._streams]
 
     async def opened(self) -> None:
         """Wait until one turn is admitted, and so the request's status is known. Raises what refused it."""
-        await self._open.wait()
+        while self._failure is None and not any(self.receipts):
+            await self._look()
         if self._failure is not None:
             self.close()
             raise self._failure
@@ -53,44 +60,44 @@ class Choices:
         """
         running = len(self._streams)
         while running:
-            news = await self._news.get()
-            if isinstance(news, Exception):
-                raise news
-            yield news
-            running -= news[1].finish_reason is not None
+            taken, self._taken = self._taken, []
+            for index, delta in taken:
+                yield index, delta
+                running -= delta.finish_reason is not None
+            if not taken:
+                if self._failure is not None:
+                    raise self._failure
+                await self._look()
 
     def close(self) -> None:
         """Cancel what still runs. Idempotent."""
-        for pump in self._pumps:
-            pump.cancel()
         for stream in self._streams:
             stream.cancel()
         self.account.close()
         self.account.metrics.engine(self._engine.stats, self._engine.healthy)
 
-    async def _pump(self, index: int, stream: TurnStream) -> None:
-        watch = self.account.watches[index]
-        try:
-            receipt = self.receipts[index] = await stream.admitted()
-            if receipt is not None:
-                watch.admitted(receipt)
-                self._open.set()
-            async for delta in stream:
-                watch.saw(delta)
-                self.prefills[index] = watch.prefill
-                check_end(delta)
-                await self._news.put((index, delta))
-        except Exception as error:
-            self.account.failed(error)
-            self._failure = self._failure or error
-            self._open.set()
-            await self._news.put(error)
+    async def _look(self) -> None:
+        """Wait for news, and take them; the first failure is kept."""
+        await self._news.wait()
+        self._news.clear()
+        for index, stream in enumerate(self._streams):
+            try:
+                while (delta := stream.take()) is not None:  # what ended it early comes behind the last one
+                    early = early_end(delta)
+                    told = delta if early is None else msgspec.structs.replace(delta, finish_reason=None)
+                    self._taken.append((index, told))
+                    if early is not None:
+                        raise early
+            except Exception as error:
+                self.account.failed(error)
+                self._failure = self._failure or error
 
 
-def check_end(delta: Delta) -> None:
+def early_end(delta: Delta) -> ApiError | None:
     """A turn that failed or was ended by others has no finish reason that OpenAI knows. Only a deletion ends turns that
     somebody reads: an engine that stops has failed them before."""
     if delta.finish_reason == FinishReason.ERROR:
-        raise ApiError(500, "The engine failed on this request.", code="engine_error")
+        return ApiError(500, "The engine failed on this request.", code="engine_error")
     if delta.finish_reason == FinishReason.CANCELLED:
-        raise ApiError(404, "This turn was ended, as its session was deleted.", code="session_deleted")
+        return ApiError(404, "This turn was ended, as its session was deleted.", code="session_deleted")
+    return None

@@ -10,6 +10,8 @@ Exception
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
@@ -57,17 +59,20 @@ class EngineFailed(Exception):
 
 
 class TurnStream(Protocol):
-    """One submitted turn. Read by one task; iterating without ``admitted()`` before is allowed."""
+    """One submitted turn, read by one task. ``receipt``: what its prompt cost, once it is admitted.
 
-    async def admitted(self) -> Receipt | None:
-        """Wait until the turn is admitted: what its prompt cost; None when it ended before that, and its last delta
-        says how. Raises TurnRefused or EngineDied."""
+    ``news`` is set when there is something to look at: the receipt, the end, or ``patience`` deltas. The reader clears
+    it, and may put one of its own in its place. ``heard`` is called with each delta as it comes, and must not raise.
+    """
 
-    def __aiter__(self) -> TurnStream: ...
+    receipt: Receipt | None
+    news: asyncio.Event
+    patience: int
+    heard: Callable[[Delta], None]
 
-    async def __anext__(self) -> Delta:
-        """The news since the last call, merged into one delta without receipt. Ends after the one that carries a
-        finish reason; raises TurnRefused or EngineDied once everything before it has been read."""
+    def take(self) -> Delta | None:
+        """What has come since the last call, merged into one delta without receipt; None where nothing has, and after
+        the one that carries a finish reason. Raises TurnRefused or EngineDied once everything before it is taken."""
 
     def cancel(self) -> None:
         """Let the turn go: take it out of the batch if it still runs. Its reader does so at the end of every turn,

@@ -25,6 +25,8 @@ from server.replies import Reply, encoder
 from server.schemas import TurnRequest
 from server.sse import EventStream, while_connected
 
+TOGETHER = 16  # deltas of a reply that is told as a whole: it need not be read token by token
+
 
 class Exchange:
     """Runs ``submits`` (``len(submits) / len(prompts)`` choices per prompt, prompt by prompt) and writes ``reply``.
@@ -83,7 +85,7 @@ class Exchange:
         span = telemetry.generation(face.tracer, operation, face.served_name, name, self._submits[0], choices)
         told: dict[str, telemetry.Value] = {"gen_ai.response.id": head.id, "gen_ai.response.model": head.model}
         account = Account(face.metrics, span, started, self._prompts, self._drafts, told)
-        return Choices(face.engine, account, self._submits)
+        return Choices(face.engine, account, self._submits, 1 if self._stream else TOGETHER)
 
     async def _whole(self, choices: Choices) -> bytes:
         async for index, delta in choices.deltas():
@@ -169,8 +171,8 @@ class Exchange:
         for prompt, receipt in zip(self._prompts, choices.receipts[:: self._per_prompt], strict=True):
             assert receipt is not None
             receipts.append(receipt_of(prompt, receipt, self._past, self._face.tokens.decode))
-        prefills = [seconds for seconds in choices.prefills[:: self._per_prompt] if seconds is not None]
-        return summed(receipts, max(prefills, default=None))
+        watches = choices.account.watches[:: self._per_prompt]
+        return summed(receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None))
 
 
 def with_beginning(said: str, reply: Message) -> Message:

@@ -217,7 +217,7 @@ class Stopwatch:
         self._tokens = 0
         self._ended = False
 
-    def admitted(self, receipt: Receipt) -> None:
+    def _admitted_with(self, receipt: Receipt) -> None:
         """Count what its prompt got from which tier."""
         metrics = self._metrics
         self.receipt = receipt
@@ -236,7 +236,9 @@ class Stopwatch:
             metrics.restore.observe(receipt.load_seconds)
 
     def saw(self, delta: Delta) -> None:
-        """Several tokens in one delta share its time."""
+        """A delta came. Several tokens in one share its time."""
+        if delta.receipt is not None:
+            self._admitted_with(delta.receipt)
         if delta.tokens:
             now = time.perf_counter()
             if self._tokens:

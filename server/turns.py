@@ -29,15 +29,16 @@ class Turn:
         self.name = name
         self.session = session
         self._cancel = cancel
-        self._receipt: Receipt | None = None
+        self.receipt: Receipt | None = None
+        self.news = asyncio.Event()
+        self.patience = 1
+        self.heard: Callable[[Delta], None] = unheard
         self._deltas: list[Delta] = []
         self._waiting = 0  # tokens and log-probabilities in them
         self._taken = time.monotonic()  # when the reader was here
         self._failure: Exception | None = None
         self._closed = False  # nothing more will be pushed
-        self._read_to_end = False
         self.let_go = False  # the reader is done with it, its answer included
-        self._news = asyncio.Event()
 
     # --- the side of the engine ---------------------------------------------------------------------------
 
@@ -45,19 +46,21 @@ class Turn:
         """Take one delta; the one with a finish reason closes the turn."""
         if self._closed:
             return
+        self.heard(delta)
         if delta.receipt is not None:
-            self._receipt = delta.receipt
+            self.receipt = delta.receipt
         self._closed = delta.finish_reason is not None
         if self._closed or delta.tokens or delta.text or delta.logprobs or delta.prompt_logprobs:
             self._keep(delta)
-        self._news.set()
+        if self._closed or delta.receipt is not None or len(self._deltas) >= self.patience:
+            self.news.set()
 
     def fail(self, failure: Exception) -> None:
         """Close the turn with an exception for its reader."""
         if not self._closed:
             self._closed = True
             self._failure = failure
-            self._news.set()
+            self.news.set()
 
     def _keep(self, delta: Delta) -> None:
         self._waiting += len(delta.tokens) + sum(1 + len(entry.top) for entry in delta.logprobs)
@@ -72,27 +75,14 @@ class Turn:
 
     # --- the side of the response -------------------------------------------------------------------------
 
-    async def admitted(self) -> Receipt | None:
+    def take(self) -> Delta | None:
         """See ``TurnStream``."""
-        while self._receipt is None and not self._closed:
-            await self._wait()
-        if self._receipt is None and self._failure is not None:
-            raise self._failure
-        return self._receipt
-
-    def __aiter__(self) -> Turn:
-        return self
-
-    async def __anext__(self) -> Delta:
-        while not self._deltas:
+        if not self._deltas:
             if self._failure is not None:
                 raise self._failure
-            if self._read_to_end:
-                raise StopAsyncIteration
-            await self._wait()
+            return None
         delta = merge(self._deltas)
         self._deltas, self._waiting, self._taken = [], 0, time.monotonic()
-        self._read_to_end = delta.finish_reason is not None
         return delta
 
     def cancel(self) -> None:
@@ -101,9 +91,9 @@ class Turn:
             self._cancel(self.name)
         self.let_go = True
 
-    async def _wait(self) -> None:
-        self._news.clear()
-        await self._news.wait()
+
+def unheard(delta: Delta) -> None:
+    """Nobody listens."""
 
 
 def merge(deltas: Sequence[Delta]) -> Delta:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import scripted_engine
 
-from scheduler.messages import Delta, EngineConfig, Stopping, Submit, pack_ids
+from scheduler.messages import Delta, EngineConfig, Receipt, Stopping, Submit, pack_ids
 from server.engine import TurnStream
 from server.engine_process import EngineProcess
 
@@ -51,8 +51,32 @@ def submit(
     return Submit(name, tenant, pack_ids(list(range(prompt))), session, stopping=Stopping(max_tokens=tokens))
 
 
+async def admitted(turn: TurnStream) -> Receipt:
+    """What its prompt cost. Raises what it was refused for."""
+    while turn.receipt is None:
+        assert turn.take() is None
+        await news(turn)
+    return turn.receipt
+
+
+async def piece(turn: TurnStream) -> Delta:
+    """What comes next."""
+    while (delta := turn.take()) is None:
+        await news(turn)
+    return delta
+
+
 async def read(turn: TurnStream) -> list[Delta]:
-    return [delta async for delta in turn]
+    """All that comes."""
+    deltas = [await piece(turn)]
+    while deltas[-1].finish_reason is None:
+        deltas.append(await piece(turn))
+    return deltas
+
+
+async def news(turn: TurnStream) -> None:
+    turn.news.clear()
+    await turn.news.wait()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -3,9 +3,10 @@
     make bench-overload [ARGS="--seconds 120 --times 10 --tokens 256"]
 
 First the peak: as many clients as serve it best, each asking again when it has its answer. Then requests come at ten
-times that rate, each on a connection of its own, whatever becomes of the earlier ones. All of them must be answered,
-with 200, or with 429 or 503 and Retry-After; the served ones must be 90 % of the peak, and /health stay under 100 ms
-(p99). The exit status tells whether all of that was so.
+times that rate, each on a connection of its own, whatever becomes of the earlier ones. Then the peak once more, as a
+shared machine is not the same for minutes: what counts is the mean of both. All requests must be answered, with 200, or
+with 429 or 503 and Retry-After; the served ones must be 90 % of the peak, and /health stay under 100 ms (p99). The exit
+status tells whether all of that was so.
 
 The clients take cores as well: with short replies of a small model on a small machine they, the refusals and the engine
 together want more than there is.
@@ -84,23 +85,24 @@ async def ask(host: str, port: int, tokens: int, outcome: Outcome) -> None:
         outcome.faults[f"{status or 'nothing'} without Retry-After"] += 1
 
 
-async def peak(host: str, port: int, tokens: int) -> float:
-    """The most requests a second that are served, whatever number of clients that needs."""
-    best = 0.0
-    for clients in CLIENTS:
-        outcome = Outcome()
-        until = time.perf_counter() + PEAK_SECONDS
+async def served_by(host: str, port: int, tokens: int, clients: int) -> float:
+    """Requests a second that so many clients get served, each asking again when it has its answer."""
+    outcome = Outcome()
+    began = time.perf_counter()
 
-        async def client(outcome: Outcome = outcome, until: float = until) -> None:
-            while time.perf_counter() < until:
-                await ask(host, port, tokens, outcome)
+    async def client() -> None:
+        while time.perf_counter() < began + PEAK_SECONDS:
+            await ask(host, port, tokens, outcome)
 
-        began = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(clients)))
-        rate = len(outcome.served) / (max(outcome.served) - began)
-        print(f"{clients} clients: {rate:.1f} requests/s, {dict(outcome.statuses)}", flush=True)
-        best = max(best, rate)
-    return best
+    await asyncio.gather(*(client() for _ in range(clients)))
+    rate = len(outcome.served) / (max(outcome.served) - began)
+    print(f"{clients} clients: {rate:.1f} requests/s, {dict(outcome.statuses)}", flush=True)
+    return rate
+
+
+async def peak(host: str, port: int, tokens: int) -> tuple[float, int]:
+    """The most requests a second that are served, and the number of clients that needs."""
+    return max([(await served_by(host, port, tokens, clients), clients) for clients in CLIENTS])
 
 
 async def overload(host: str, port: int, tokens: int, rate: float, seconds: float) -> tuple[Outcome, float]:
@@ -160,13 +162,14 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, serving("", Path(folder)) as server:
         host, port = str(urlsplit(server.url).hostname), int(urlsplit(server.url).port or 80)
-        best = uvloop.run(peak(host, port, arguments.tokens))
+        before_it, clients = uvloop.run(peak(host, port, arguments.tokens))
         before = resident(server.pid)
         with probing(host, port) as health:
             outcome, served = uvloop.run(
-                overload(host, port, arguments.tokens, arguments.times * best, arguments.seconds)
+                overload(host, port, arguments.tokens, arguments.times * before_it, arguments.seconds)
             )
         grown = (resident(server.pid) - before) / 2**20
+        best = (before_it + uvloop.run(served_by(host, port, arguments.tokens, clients))) / 2
     print(f"answers: {dict(outcome.statuses)}, without one or wrong: {dict(outcome.faults)}")
     print(f"peak {best:.1f} requests/s, under overload {served:.1f}: {100 * served / best:.0f} %")
     print(f"refused in {at(outcome.refused, 0.5):.0f} ms, p99 {at(outcome.refused, 0.99):.0f} ms")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import scripted_engine
-from scripted_process import engine, pid_of, read, run_patiently, scenario, submit, until
+from scripted_process import admitted, engine, pid_of, piece, read, run_patiently, scenario, submit, until
 
 from scheduler.messages import EngineConfig, FinishReason, Stats
 from server import engine_link
@@ -26,7 +26,7 @@ async def test_a_turn_is_admitted_and_streamed_to_its_end() -> None:
         assert process.state() == "ready"
         assert process.healthy
         turn = process.submit(submit())
-        receipt = await turn.admitted()
+        receipt = await admitted(turn)
         assert receipt is not None
         assert (receipt.prompt, receipt.cached) == (7, 6)
         deltas = await read(turn)
@@ -56,7 +56,7 @@ async def test_a_slow_reader_gets_one_merged_delta() -> None:
         (delta,) = await read(turn)
         assert (delta.tokens, delta.text, delta.finish_reason) == ((1, 2, 3, 4, 5, 6), "1 2 3 4 5 6 ", "length")
         turn.cancel()  # after the end: nothing happens
-        assert await read(turn) == []
+        assert turn.take() is None
 
 
 @scenario
@@ -76,7 +76,7 @@ def test_a_refused_turn_says_why(code: str, retry_after: int | None) -> None:
             await process.wait_ready()
             turn = process.submit(submit(tenant=code))
             with pytest.raises(TurnRefused, match=f"{code} of 7 tokens") as refusal:
-                await turn.admitted()
+                await admitted(turn)
             assert (refusal.value.code, refusal.value.retry_after) == (code, retry_after)
             with pytest.raises(TurnRefused):
                 await read(turn)
@@ -90,8 +90,8 @@ async def test_a_cancelled_turn_leaves_the_batch() -> None:
     async with engine() as process:
         await process.wait_ready()
         turn = process.submit(submit(tenant="endless"))
-        await turn.admitted()
-        assert (await anext(turn)).tokens[0] == 1
+        await admitted(turn)
+        assert (await piece(turn)).tokens[0] == 1
         turn.cancel()
         turn.cancel()
         assert (await read(turn))[-1].finish_reason == FinishReason.CANCELLED
@@ -105,13 +105,13 @@ async def test_the_turn_of_a_session_is_ended_for_a_reason_of_the_server_s() -> 
         await process.wait_ready()
         turns = [process.submit(submit(tenant="endless", name=name, session=name)) for name in "st"]
         for turn in turns:
-            await turn.admitted()
+            await admitted(turn)
         process.end("count", "s", EngineDied("another tenant's"))
         process.end("endless", "s", EngineDied("taken"))
         with pytest.raises(EngineDied, match="taken"):
             await read(turns[0])
         await until(lambda: process.running == process.stats.running == 1)  # in the engine too
-        assert (await anext(turns[1])).tokens
+        assert (await piece(turns[1])).tokens
 
 
 @scenario
@@ -119,7 +119,7 @@ async def test_a_full_queue_turns_away_until_a_turn_leaves_it() -> None:
     async with engine(max_queued=2) as process:
         await process.wait_ready()
         running = process.submit(submit(tenant="endless", name="r"))
-        await running.admitted()
+        await admitted(running)
         waiting = [process.submit(submit(tenant="queued", name=name)) for name in "ab"]
         await until(lambda: process.stats.waiting == 2)
         refusal = process.turns_away("queued")
@@ -139,7 +139,7 @@ async def test_requests_that_are_read_have_their_places() -> None:
     async with engine(max_queued=2) as process:
         await process.wait_ready()
         running = process.submit(submit(tenant="endless", name="r"))
-        await running.admitted()
+        await admitted(running)
         process.submit(submit(tenant="queued", name="a"))
         await until(lambda: process.stats.waiting == 1)
         with process.reading("queued"):
@@ -193,8 +193,8 @@ async def test_kill_9_ends_running_turns_and_a_fresh_engine_takes_over() -> None
         await process.wait_ready()
         turn = process.submit(submit(tenant="endless"))
         silent = process.submit(submit(tenant="mute", name="t2"))
-        await turn.admitted()
-        await silent.admitted()
+        await admitted(turn)
+        await admitted(silent)
         killed = pid_of(process)
         os.kill(killed, signal.SIGKILL)
         with pytest.raises(EngineDied):
@@ -282,12 +282,12 @@ async def test_stop_ends_turns_and_process() -> None:
     async with engine() as process:
         await process.wait_ready()
         turn = process.submit(submit(tenant="endless"))
-        await turn.admitted()
+        await admitted(turn)
         pid = pid_of(process)
         process.drain()
         with pytest.raises(EngineUnavailable, match="shutting down"):
             process.submit(submit(name="t2"))
-        assert (await anext(turn)).tokens  # a running turn goes on while draining
+        assert (await piece(turn)).tokens  # a running turn goes on while draining
         await process.stop(grace=5.0)
         with pytest.raises(EngineDied, match="shutting down"):
             await read(turn)

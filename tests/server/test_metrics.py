@@ -69,9 +69,9 @@ def test_tiers_are_told_by_bytes_and_what_was_reused_by_tier() -> None:
     stats = Stats(disk_bytes=7, disk_bytes_total=28, disk_sessions=2, disk_pending=1, remote_bytes=5)
     stats = msgspec.structs.replace(stats, disk_errors=3, disk_damaged=4, disk_saves=6, host_evictions=1)
     metrics.engine(stats, ready=True)
-    metrics.stopwatch(0.0).admitted(Receipt(100, 90, restored=10, loaded=20, load_seconds=0.2))
-    metrics.stopwatch(0.0).admitted(Receipt(100, 90, loaded=5, fetched=6, load_seconds=0.3))
-    metrics.stopwatch(0.0).admitted(Receipt(100, 3))
+    metrics.stopwatch(0.0).saw(Delta("t", receipt=Receipt(100, 90, restored=10, loaded=20, load_seconds=0.2)))
+    metrics.stopwatch(0.0).saw(Delta("t", receipt=Receipt(100, 90, loaded=5, fetched=6, load_seconds=0.3)))
+    metrics.stopwatch(0.0).saw(Delta("t", receipt=Receipt(100, 3)))
     text = metrics.text().decode()
     for series, expected in (
         ("disk_bytes", 7),
@@ -135,7 +135,9 @@ def test_a_turn_has_one_first_token_and_its_deltas_share_their_time() -> None:
 def test_the_times_of_a_turn_are_those_of_its_parts() -> None:
     metrics = Metrics()
     watch = metrics.stopwatch(time.perf_counter() - 7)
-    watch.admitted(Receipt(12, 3, admitted=time.monotonic() + 20))  # its clock is ahead: no time is negative
+    watch.saw(
+        Delta("t", receipt=Receipt(12, 3, admitted=time.monotonic() + 20))
+    )  # its clock is ahead: no time is negative
     watch.saw(Delta("t", (1,)))
     watch.saw(Delta("t", (2, 3), finish_reason=FinishReason.STOP))
     watch.ended(FinishReason.CANCELLED)  # who comes later tells nothing new
@@ -201,7 +203,7 @@ def test_vllms_names_show_the_same_figures() -> None:
     stats = Stats(running=3, waiting=2, pages_device=5, pages_device_total=20, pages_host=9, pages_host_total=10)
     metrics.engine(msgspec.structs.replace(stats, prompt_tokens=30, cached_tokens=20, generated_tokens=7), ready=True)
     watch = metrics.stopwatch(0.0)
-    watch.admitted(Receipt(12, 3))
+    watch.saw(Delta("t", receipt=Receipt(12, 3)))
     watch.saw(Delta("t", (1,), finish_reason=FinishReason.LENGTH))
     text = metrics.text().decode()
     labels = 'engine="0",model_name="some/model"'

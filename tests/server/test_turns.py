@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
+from scripted_process import piece, read
 
-from scheduler.messages import Delta, FinishReason, TokenLogprob
+from scheduler.messages import Delta, FinishReason, Receipt, TokenLogprob
 from server import turns
 from server.errors import ApiError
 from server.turns import BACKLOG, MERGE_AT, Turn
@@ -27,12 +28,12 @@ def test_what_nobody_reads_is_bounded_and_the_turn_is_cancelled(monkeypatch: pyt
     assert cancelled == ["t"]
     assert turn._deltas == []
 
-    async def read() -> None:
+    async def reads() -> None:
         with pytest.raises(ApiError) as told:
-            await anext(turn)
+            await piece(turn)
         assert told.value.body.error.code == "reader_too_slow"
 
-    asyncio.run(read())
+    asyncio.run(reads())
 
 
 def test_log_probabilities_count_by_their_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,14 +55,41 @@ def test_a_reader_that_was_here_lately_has_time() -> None:
 
 
 def test_nothing_is_lost_or_doubled_by_the_merging() -> None:
-    async def read() -> None:
+    async def reads() -> None:
         turn = Turn("t", lambda name: None)
         for number in range(3 * MERGE_AT + 5):
             turn.push(delta(number))
         turn.push(delta(-1, FinishReason.STOP))
-        got = [piece async for piece in turn]
-        assert [token for piece in got for token in piece.tokens] == [*range(3 * MERGE_AT + 5), -1]
-        assert "".join(piece.text for piece in got) == "".join(f"{n} " for n in [*range(3 * MERGE_AT + 5), -1])
+        got = await read(turn)
+        assert [token for delta in got for token in delta.tokens] == [*range(3 * MERGE_AT + 5), -1]
+        assert "".join(delta.text for delta in got) == "".join(f"{n} " for n in [*range(3 * MERGE_AT + 5), -1])
         assert got[-1].finish_reason is FinishReason.STOP
 
-    asyncio.run(read())
+    asyncio.run(reads())
+
+
+def test_a_patient_reader_is_told_of_the_receipt_of_many_and_of_the_end() -> None:
+    turn = Turn("t", lambda name: None)
+    heard: list[Delta] = []
+    turn.patience, turn.heard = 3, heard.append
+
+    def told() -> bool:
+        was = turn.news.is_set()
+        turn.news.clear()
+        return was
+
+    def after(came: Delta) -> bool:
+        turn.push(came)
+        return told()
+
+    assert after(Delta("t", receipt=Receipt(1, 0)))
+    assert [after(delta(number)) for number in range(3)] == [False, False, True]
+    taken = turn.take()
+    assert taken is not None
+    assert taken.tokens == (0, 1, 2)
+    assert [after(delta(3)), after(delta(4, FinishReason.STOP))] == [False, True]
+    assert [one.tokens for one in heard] == [(), (0,), (1,), (2,), (3,), (4,)]
+    failed = Turn("t", lambda name: None)
+    failed.patience = 3
+    failed.fail(ApiError(400, "no"))
+    assert failed.news.is_set()
