@@ -33,7 +33,7 @@ _TRIED = (((300, 1), (20, 3), (0, 20)),)  # tokens cached and new of each sessio
 _TRIED_BY_TILES = (*_TRIED, ((150, 40), (0, 90), (3, 1)))
 
 
-class _Call(ctypes.Structure):
+class Call(ctypes.Structure):
     """``Call`` of attention.cpp."""
 
     _fields_ = (
@@ -66,7 +66,7 @@ class Plan:
                 first[segment.row + i] = layer.first_key(segment.start + i)
         rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, number)], np.int64)
         self._alive += [first, rows]
-        self.call = _Call(first=first.ctypes.data, segments=rows.ctypes.data, count=len(rows), page=step.tier.page_size)
+        self.call = Call(first=first.ctypes.data, segments=rows.ctypes.data, count=len(rows), page=step.tier.page_size)
         self.call.threads = torch.get_num_threads()
         self.shape: PageShape | None = None  # that ``call`` is set to
 
@@ -109,7 +109,7 @@ class Kernel:
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()  # the system gives matrix units to those who ask
         self._function = ctypes.CDLL(str(path)).warmturn_attend
-        self._function.argtypes = [ctypes.POINTER(_Call)]
+        self._function.argtypes = [ctypes.POINTER(Call)]
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value
         self._together = together()
         self._right: dict[tuple[Any, ...], bool] = {}

@@ -7,15 +7,18 @@ cannot be recorded is left alone, and its children are tried instead. The modeli
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 
 from cache import native
 from cache.attention import PackedAttention
+from scheduler.chain import Ahead, Chain, alike
 from scheduler.functions import Unrecordable
 from scheduler.layer import Layer
 from scheduler.program import Kernel, Program
@@ -40,6 +43,10 @@ class Fused:
         compiled, asked = native.kernel(), recording.asked
         one = compiled is not None and len(asked) == 1
         self._layer = Layer(recording.pieces, asked[0], attention, kernel, compiled) if one else None
+        self._kernel = kernel
+        self._chain: Chain | None = None  # that it is the first of
+        self._behind: list[Fused] = []  # those after it
+        self._ahead: Ahead | None = None  # what the first one has computed for it
 
     def install(self) -> None:
         """From here on the module runs as a program."""
@@ -51,12 +58,19 @@ class Fused:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward gives; that is asked where the arguments are of another kind than recorded."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.fits(args, kwargs):
+            return ahead.result
         called = self._recording.match(args, kwargs)
         if called is None:
             return self._original(*args, **kwargs)
         inputs, cache, rows = called
         if self._limit is not None and rows > self._limit:
             return self._original(*args, **kwargs)
+        if self._chain is not None and (results := self._chain.run(cache, inputs, rows)) is not None:
+            for fused, hidden, result in zip(self._behind, results, results[1:], strict=False):
+                fused._ahead = Ahead(hidden, (args, kwargs), result)
+            return results[0]
         if self._layer is not None:
             outputs = self._layer.run(cache, inputs, rows)
             if outputs is not None:
@@ -80,6 +94,19 @@ class Fused:
             outputs = program.place_outputs(rows)
             program.run(rows)
         return self._recording.assemble(outputs)
+
+    def leads_to(self, other: Fused) -> bool:
+        """Whether both can be in a chain, one right after the other."""
+        if self._layer is None or other._layer is None or self._limit != other._limit:
+            return False
+        mine, theirs = (one.after.outputs[0][1] for one in (self._layer, other._layer))
+        same = (mine.shape, mine.axis, mine.dtype) == (theirs.shape, theirs.axis, theirs.dtype)
+        return same and self._recording.alike(other._recording)
+
+    def lead(self, behind: list[Fused]) -> None:
+        """Be the first of a chain; of none, where nobody is behind it."""
+        layers = [one._layer for one in (self, *behind) if one._layer is not None]
+        self._behind, self._chain = behind, Chain(layers, self._kernel) if behind else None
 
     def _attend(self, cache: Any, asked: Asked, outputs: list[torch.Tensor]) -> torch.Tensor:
         query, key, value = outputs
@@ -118,6 +145,29 @@ class Fusion:
                 fused.install()
                 self._fused.append(fused)
             trying = [child for module in trying if module not in found for child in _children(module)]
+        self._link(steps)
+
+    def unlink(self) -> None:
+        """Every module is computed when it is called."""
+        for fused in self._fused:
+            fused.lead([])
+
+    def _link(self, steps: Callable[[], Iterator[None]]) -> None:
+        """Chain those that are called one after the other, each once in a step."""
+        after: dict[Fused, Fused] = {}
+        with listening(self._fused) as calls:
+            for _ in steps():
+                times = Counter(call.fused for call in calls)
+                for one, other in pairwise(calls):
+                    if one.leads_to(other) and times[one.fused] == times[other.fused] == 1:
+                        after[one.fused] = other.fused
+                calls.clear()
+        for first in after.keys() - set(after.values()):
+            behind, last = [], first
+            while last in after:
+                last = after[last]
+                behind.append(last)
+            first.lead(behind)
 
     def _record(self, modules: list[torch.nn.Module], steps: Callable[[], Iterator[None]]) -> dict[Any, Fused]:
         found: dict[Any, Fused] = {}
@@ -131,6 +181,39 @@ class Fusion:
             except Unrecordable as error:
                 log.debug("%s runs as it is: %s", type(watch.module).__name__, error)
         return found
+
+
+class Called(NamedTuple):
+    """One call of a fused module."""
+
+    fused: Fused
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    def leads_to(self, other: Called) -> bool:
+        """Whether ``other`` got what this one gave, and else the same."""
+        got = bool(other.args) and other.args[0] is self.out
+        same = alike((self.args, self.kwargs), (other.args, other.kwargs))
+        return got and same and self.fused.leads_to(other.fused)
+
+
+@contextmanager
+def listening(modules: list[Fused]) -> Iterator[list[Called]]:
+    """Within it calls of fused modules are listed."""
+    calls: list[Called] = []
+
+    def heard(fused: Fused, *args: Any, **kwargs: Any) -> Any:
+        calls.append(Called(fused, args, kwargs, fused.forward(*args, **kwargs)))
+        return calls[-1].out
+
+    for fused in modules:
+        fused.module.forward = partial(heard, fused)
+    try:
+        yield calls
+    finally:
+        for fused in modules:
+            fused.install()
 
 
 class Watch:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cache import native
 from cache.attention import PackedAttention
 from cache.layers import Scores
 from cache.packed import PackedCache
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _ROWS = 64  # room is made for a multiple of it
 
 
-class _Attention(ctypes.Structure):
+class Between(ctypes.Structure):
     """``Attention`` of program.cpp."""
 
     _fields_ = (
@@ -39,7 +40,7 @@ class Layer:
         self, pieces: list[Piece], asked: Asked, attention: PackedAttention, kernel: Kernel, compiled: Any
     ) -> None:
         before, after = (Program(piece, kernel) for piece in pieces)
-        self._before, self._after = before, after
+        self.before, self.after = before, after
         self._asked = asked
         self._attention, self._kernel, self._compiled = attention, kernel, compiled
         outputs = {external.number: external for external in before.externals if external.kind == "output"}
@@ -51,42 +52,65 @@ class Layer:
         scale = scale if scale is not None else self._dim**-0.5
         self._scores = Scores(scale, asked.options["softcap"], sinks)
         self._sinks = sinks.detach().float().contiguous() if sinks is not None else None
-        self._room = Room.of(kernel, before, after)
+        self.room = Room.of(kernel, before, after)
         self._placed = 0
-        self._call = _Attention(attend=compiled.address)
-        self._address = ctypes.addressof(self._call)
+        self.call = Between(attend=compiled.address)
+        self.address = ctypes.addressof(self.call)
 
     def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> list[torch.Tensor] | None:
         """What the piece after attention leaves; None where this step, or this layer, is not for it."""
-        step, source = cache.step, self._asked.layer
-        tier = step.tier
-        plan = self._attention.whole_plan(self._asked.module.layer_idx)  # type: ignore[arg-type]
-        if plan is None or source not in cache.in_place or source not in tier.keys:
+        plan = self.plan()
+        if plan is None or not self.fits(cache):
             return None
+        self.place(cache, plan, rows)
+        for program in self.programs:
+            program.place_inputs(inputs)
+        outputs = self.after.place_outputs(rows)
+        if self._kernel.attend_between(self.before.prepare(rows), self.address, self.after.prepare(rows)):
+            raise MemoryError("no memory for a step")
+        return outputs
+
+    @property
+    def programs(self) -> tuple[Program, Program]:
+        """The pieces before and after attention."""
+        return self.before, self.after
+
+    @property
+    def kind(self) -> Any:
+        """Layers of one kind have one plan."""
+        return self._attention.kind(self._asked.module.layer_idx)  # type: ignore[arg-type]
+
+    def plan(self) -> native.Plan | None:
+        """How to attend in the step in flight; None where the kernel does not take all of it."""
+        return self._attention.whole_plan(self._asked.module.layer_idx)  # type: ignore[arg-type]
+
+    def fits(self, cache: PackedCache) -> bool:
+        """Whether its keys are read in place, from pages of the kind that it makes."""
+        tier, source = cache.step.tier, self._asked.layer
+        if source not in cache.in_place or source not in tier.keys:
+            return False
         shape = tier.shapes[source]
         if self._dtypes != {shape.dtype} or shape[:4] != self._stored:
-            return None
-        if not self._compiled.fits(shape, self._heads, self._dim, shape.dtype, self._scores):
-            return None
-        room = self._room.tensors(rows)
-        if self._placed != self._room.rows:
-            self._placed = self._room.rows
-            self._before.place_between(room)
-            self._after.place_between({key: tensor for key, tensor in room.items() if key[0] != "output"})
-        for program in (self._before, self._after):
-            program.place_inputs(inputs)
-        outputs = self._after.place_outputs(rows)
+            return False
+        fits: bool = self._compiled.fits(shape, self._heads, self._dim, shape.dtype, self._scores)
+        return fits
+
+    def place(self, cache: PackedCache, plan: native.Plan, rows: int) -> None:
+        """Let ``call`` be that of a step of so many rows, and tell both programs what lies between them."""
+        step, source = cache.step, self._asked.layer
+        room = self.room.tensors(rows)
+        if self._placed != self.room.rows:
+            self._placed = self.room.rows
+            self.before.place_between(room)
+            self.after.place_between({key: tensor for key, tensor in room.items() if key[0] != "output"})
         query, key, value = (room["output", number] for number in range(3))
-        out, call = room["attention", 0], self._call
+        out, call, tier = room["attention", 0], self.call, step.tier
         where = (query.data_ptr(), self._dim, self._heads * self._dim, out.data_ptr())
         call.call = self._compiled.prepare(plan, source, self._heads, where, self._scores, self._sinks)
         call.key, call.value = key.data_ptr(), value.data_ptr()
         call.key_pages, call.value_pages = tier.keys[source].data_ptr(), tier.values[source].data_ptr()
         call.places, call.rows = step.write_index.data_ptr(), rows
         call.key_bytes, call.value_bytes = key.stride(0) * key.element_size(), value.stride(0) * value.element_size()
-        if self._kernel.attend_between(self._before.prepare(rows), self._address, self._after.prepare(rows)):
-            raise MemoryError("no memory for a step")
-        return outputs
 
 
 class Room:

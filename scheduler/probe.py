@@ -262,6 +262,8 @@ class _Trial:
         many modules."""
         allowed = max(self.rounding, 2 * error)  # a mode may have been taken for its own drift
         fused = mode.fuse(packing, lambda: self._steps(mode))
+        if fused and mode.fusion is not None and self._measure(mode).error > allowed:
+            mode.fusion.unlink()
         if fused and self._measure(mode).error > allowed:
             log.info("modules run as they are: as programs they were not right together")
             mode.unfuse()

@@ -31,7 +31,7 @@ _ARENA_BYTES = 8 << 20  # aimed at, so that rows that are worked on together sta
 _CHUNKS = (32, 256)  # rows: the fewest and the most that are worked on together
 
 
-class _Call(ctypes.Structure):
+class Call(ctypes.Structure):
     """``Call`` of program.cpp."""
 
     _fields_ = (
@@ -57,8 +57,10 @@ class Kernel:
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         self.run, self.attend_between = library.warmturn_run, library.warmturn_attend_between
+        self.chain = library.warmturn_chain
         self.run.argtypes = [ctypes.c_void_p]
         self.attend_between.argtypes = [ctypes.c_void_p] * 3
+        self.chain.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         self.together = together()
         self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.together else 1  # at most
         self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
@@ -95,33 +97,33 @@ class Program:
         stages = np.array(layout.stages, np.int64)
         self._inputs = [(i, e) for i, e in enumerate(self.externals) if e.kind == "input"]
         outputs = [(i, e) for i, e in enumerate(self.externals) if e.kind == "output"]
-        self._outputs = sorted(outputs, key=lambda output: output[1].number)
-        self._outside = np.zeros((len(self.externals), 3), np.int64)  # ``External`` of program.cpp
-        self._outside[:, 2] = [TYPES[external.dtype or torch.float32] for external in self.externals]
+        self.outputs = sorted(outputs, key=lambda output: output[1].number)
+        self.outside = np.zeros((len(self.externals), 3), np.int64)  # ``External`` of program.cpp
+        self.outside[:, 2] = [TYPES[external.dtype or torch.float32] for external in self.externals]
         self._alive = (layout.alive, instructions, stages)
         width = layout.width | _ALIGNED  # rows that are a power of two apart would share the places of a cache
         rows = _ARENA_BYTES // (4 * (width + layout.prepared)) // _CHUNKS[0] * _CHUNKS[0]
         chunk = min(max(rows, _CHUNKS[0]), _CHUNKS[1])
         self._arena, self._prepared = width * chunk, layout.prepared * chunk
         scratch = max(-(-layout.scratch // _ALIGNED) * _ALIGNED, chunk * GROUP if layout.direct else 0)
-        self._call = _Call(
+        self.call = Call(
             stages=stages.ctypes.data,
             count=len(stages),
             instructions=instructions.ctypes.data,
-            externals=self._outside.ctypes.data,
+            externals=self.outside.ctypes.data,
             width=width,
             chunk=chunk,
             scratch_each=scratch,
             together=kernel.together,
         )
-        self._pointer = ctypes.addressof(self._call)
+        self._pointer = ctypes.addressof(self.call)
         self._memory = -1
         kernel.reserve(self._arena + self._prepared + scratch * kernel.threads)
 
     def place(self, number: int, address: int, stride: int) -> None:
         """Where the rows of ``externals[number]`` are, and how many elements they are apart."""
-        self._outside[number, 0] = address
-        self._outside[number, 1] = stride
+        self.outside[number, 0] = address
+        self.outside[number, 1] = stride
 
     def place_inputs(self, inputs: list[torch.Tensor]) -> None:
         """The tensors of the module's call; tokens lie one after the other."""
@@ -132,7 +134,7 @@ class Program:
     def place_outputs(self, rows: int) -> list[torch.Tensor]:
         """New tensors for what the piece leaves, in order."""
         outputs = []
-        for number, external in self._outputs:
+        for number, external in self.outputs:
             tensor = torch.empty((rows, *external.shape), dtype=external.dtype)
             self.place(number, tensor.data_ptr(), tensor.stride(0))
             outputs.append(tensor if external.axis == 0 else tensor.movedim(0, external.axis))
@@ -147,7 +149,7 @@ class Program:
 
     def prepare(self, rows: int) -> int:
         """The address of the call that runs ``rows`` rows."""
-        call = self._call
+        call = self.call
         call.rows, call.threads = rows, min(torch.get_num_threads(), self._kernel.threads)
         if self._memory != self._kernel.memory:
             self._memory = call.arena = self._kernel.memory

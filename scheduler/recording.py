@@ -78,6 +78,19 @@ class Recording:
         given = self.called, inputs, self.axes, self.same, self.ignored, self.untouched, self.cache_at
         return given, asked, operations, kinds, self.form
 
+    def alike(self, other: Recording) -> bool:
+        """Whether both match the same calls, and give one tensor each."""
+        seen, others = (
+            (one.called, one.same, one.ignored, one.untouched, one.axes, one.cache_at, one.form, one._input_kinds)
+            for one in (self, other)
+        )
+        return seen == others and self.form.is_leaf()
+
+    @property
+    def _input_kinds(self) -> list[Any]:
+        pairs = zip(self.inputs, self.axes, strict=True)
+        return [(number, tensor.dtype, _with(tensor.shape, axis, 0)) for (number, tensor), axis in pairs]
+
     def match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any, int] | None:
         """The inputs, the cache and the number of tokens of a call; None if it is unlike the one that was recorded."""
         called, given = _spread(args, kwargs)

@@ -294,6 +294,19 @@ extern "C" int warmturn_attend_between(const Call* before, const Attention* a, c
     return a->attend(a->call) || warmturn_run(after);
 }
 
+// Layers whose output is the next one's input.
+struct Link {
+    const Call* before;
+    const Attention* attention;
+    const Call* after;
+};
+
+extern "C" int warmturn_chain(const Link* links, int64_t count) {
+    for (const Link* link = links; link < links + count; link++)
+        if (warmturn_attend_between(link->before, link->attention, link->after)) return 1;
+    return 0;
+}
+
 extern "C" int warmturn_tiles() {  // whether this was compiled for matrix units
 #if defined(__AMX_BF16__)
     return 1;

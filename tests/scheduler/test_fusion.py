@@ -202,7 +202,7 @@ def test_what_was_recorded_is_let_go() -> None:
     fusion = learn(module, make)
     gc.collect()
     assert len(fusion) == 1
-    assert len(seen) == 4
+    assert len(seen) == 6  # two steps to record, as programs, and to see what is called in a row
     assert all(tensor() is None for tensor in seen)
     assert ran(module, *one(3))[1]
 
