@@ -73,23 +73,23 @@ public:
         for (int r = 0; r < rows[number]; r++) _mm512_storeu_ps((char*)to + r * step, sums[number][r]);
     }
     void multiply(int to, int left, int right) {
-        for (int r = 0; r < rows[to]; r += EIGHT) {
-            __m512 total[EIGHT];
-            for (int i = 0; i < EIGHT; i++) total[i] = sums[to][r + i];
+        for (int r = 0; r < rows[to]; r += ALL) {
+            __m512 total[ALL];
+            for (int i = 0; i < ALL; i++) total[i] = sums[to][r + i];
             for (int pair = 0; pair < 16; pair++) {
                 __m512bh b = (__m512bh)_mm512_loadu_si512(at[right] + pair * steps[right]);
-                for (int i = 0; i < EIGHT; i++) {
+                for (int i = 0; i < ALL; i++) {
                     int32_t both;
                     __builtin_memcpy(&both, at[left] + (r + i) * steps[left] + 4 * pair, 4);
-                    total[i] = _mm512_dpbf16_ps(total[i], (__m512bh)_mm512_set1_epi32(both), b);
+                    total[i] = _mm512_dpbf16_ps(total[i], b, (__m512bh)_mm512_set1_epi32(both));
                 }
             }
-            for (int i = 0; i < EIGHT; i++) sums[to][r + i] = total[i];
+            for (int i = 0; i < ALL; i++) sums[to][r + i] = total[i];
         }
     }
 
 private:
-    static constexpr int EIGHT = 8;  // rows at a time: enough that no product waits for the one before
+    static constexpr int ALL = 16;  // rows at a time: enough that no product waits for the one before
     __m512 sums[8][16];
     const char* at[8];
     int64_t steps[8];
