@@ -2,7 +2,8 @@
 
 The first layer of a chain computes all of them. Those behind it find their results ready where they are called like it
 was; where one is called otherwise it computes what it is asked, and stores its keys and values anew: what was computed
-ahead is not looked at then.
+ahead is not looked at then. A change in place cannot be seen: the probe measures that the model makes none, and where
+a layer has hooks nothing is computed ahead.
 """
 
 from __future__ import annotations

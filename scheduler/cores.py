@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from itertools import chain
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 CGROUPS = Path("/sys/fs/cgroup")
 SELF = Path("/proc/self/cgroup")
@@ -25,7 +27,8 @@ def share(ranks: int = 1) -> None:
 def fit(model: torch.nn.Module) -> None:
     """Use no more threads than the weights of ``model`` give work to."""
     if "OMP_NUM_THREADS" not in os.environ:
-        weights = sum(weight.nbytes for weight in model.parameters())
+        held = chain(model.parameters(), model.buffers())  # quantised weights are buffers
+        weights = sum((one.to_local() if isinstance(one, DTensor) else one).nbytes for one in held)
         torch.set_num_threads(max(1, min(torch.get_num_threads(), weights // BYTES_EACH)))
 
 

@@ -67,7 +67,11 @@ class Fused:
         inputs, cache, rows = called
         if self._limit is not None and rows > self._limit:
             return self._original(*args, **kwargs)
-        if self._chain is not None and (results := self._chain.run(cache, inputs, rows)) is not None:
+        if (
+            self._chain is not None
+            and not self._hooked
+            and (results := self._chain.run(cache, inputs, rows)) is not None
+        ):
             for fused, hidden, result in zip(self._behind, results, results[1:], strict=False):
                 fused._ahead = Ahead(hidden, (args, kwargs), result)
             return results[0]
@@ -94,6 +98,12 @@ class Fused:
             outputs = program.place_outputs(rows)
             program.run(rows)
         return self._recording.assemble(outputs)
+
+    @property
+    def _hooked(self) -> bool:
+        """Whether somebody else is called between the layers of the chain: what is changed in place is not noticed."""
+        modules = (fused.module for fused in (self, *self._behind))
+        return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
     def leads_to(self, other: Fused) -> bool:
         """Whether both can be in a chain, one right after the other."""

@@ -64,7 +64,7 @@ class Exchange:
         """The response, once its status is certain. ``held`` (the session's claim) is closed when all is over."""
         with ExitStack() as cleanup:
             cleanup.push(held.pop_all())
-            choices = self.submitted(request.state.started)
+            choices = self.submitted(request.state.started, 1 if self._stream else TOGETHER)
             cleanup.callback(choices.close)
             if not self._stream:
                 body = await while_connected(request.receive, self._whole(choices))
@@ -75,9 +75,9 @@ class Exchange:
             reply = self._reply
             return EventStream(events, close, headers_of(self._session), done=reply.done, failed=reply.failed)
 
-    def submitted(self, started: float) -> Choices:
+    def submitted(self, started: float, patience: int = 1) -> Choices:
         """The turns, handed to the engine; the caller closes them. ``started`` is when the request came, by
-        ``time.perf_counter``. Raises EngineUnavailable."""
+        ``time.perf_counter``; ``patience``: see ``Choices``. Raises EngineUnavailable."""
         face, head = self._face, self._reply.head
         name = None if self._session is None else self._session.name
         logs.note(session=name, turn=self._submits[0].turn)
@@ -85,7 +85,7 @@ class Exchange:
         span = telemetry.generation(face.tracer, operation, face.served_name, name, self._submits[0], choices)
         told: dict[str, telemetry.Value] = {"gen_ai.response.id": head.id, "gen_ai.response.model": head.model}
         account = Account(face.metrics, span, started, self._prompts, self._drafts, told)
-        return Choices(face.engine, account, self._submits, 1 if self._stream else TOGETHER)
+        return Choices(face.engine, account, self._submits, patience)
 
     async def _whole(self, choices: Choices) -> bytes:
         async for index, delta in choices.deltas():

@@ -36,7 +36,7 @@ struct Call {
     const float* sinks;    // [heads] or null
     const int64_t* first;  // [tokens]: the first position that each may look at; never falls within a segment
     const Segment* segments;
-    void (*together)(void (*)(void*), void*, unsigned);  // team.cpp; null: one thread
+    void (*together)(void (*)(void*), void*, unsigned, const int64_t*);  // team.cpp; null: one thread
     int64_t count, page, heads, key_heads, key_dim, value_dim, threads, type;
     float scale, softcap;  // softcap 0: none
 };
@@ -618,7 +618,7 @@ int attend(const Call& call) {
         at += ranges * work.partial_floats(call.segments[n]);
         for (int64_t i = 0; i < ranges; i++) list[task++] = {n, i};
     }
-    if (together) call.together(Team<T>::member, &team, unsigned(threads));
+    if (together) call.together(Team<T>::member, &team, unsigned(threads), nullptr);
     else team.take();
     std::free(memory);
     return 0;

@@ -4,18 +4,30 @@
 // waits for a member that has not come. So a helper whose core is somebody else's costs nothing but its help; a team
 // of OpenMP begins and ends together, and waits for the slowest to wake up. Helpers look out for work for some
 // microseconds, giving way to whoever else wants their core, and then sleep.
+//
+// A helper whose core is taken in the middle of something is waited for, though. Where that takes a good part of the
+// time, the caller works alone for a while, longer each time.
 
 #include <atomic>
 #include <cstdint>
 #include <pthread.h>
 #include <sched.h>
+#include <time.h>
 
 namespace {
 
 typedef void (*Work)(void*);
 
 const uint64_t CAME = 0x7fff, OPEN = 0x8000, NEXT = 0x10000;  // of the state: helpers that came, open, number of the work
-const int PAUSES = 256, LOOKS = 2048;  // between two looks without, and then with giving way to others
+const int64_t SPAN = 20'000'000;                         // nanoseconds of working together that are judged at once
+const int64_t SHORTEST = 2 * SPAN, LONGEST = 32 * SPAN;  // of working alone
+const int PAUSES = 1024, LOOKS = PAUSES + 64;  // between two looks without, and then with giving way to others
+
+int64_t now(clockid_t clock = CLOCK_MONOTONIC) {
+    timespec at;
+    clock_gettime(clock, &at);
+    return at.tv_sec * 1'000'000'000 + at.tv_nsec;
+}
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -35,10 +47,17 @@ struct Team {
     std::atomic_flag taken = ATOMIC_FLAG_INIT;
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t news = PTHREAD_COND_INITIALIZER;
-    unsigned helpers = 0;  // that were started
+    unsigned helpers = 0;                                    // that were started
+    int64_t together = 0, waited = 0, alone = 0, until = 0;  // nanoseconds: of this span; the last time alone, and its end
 
-    void run(Work what, void* with, unsigned threads) {
+    void run(Work what, void* with, unsigned threads, const int64_t* within) {
         if (threads < 2 || taken.test_and_set(std::memory_order_acquire)) return what(with);
+        int64_t begun = now();
+        if (begun < until) {
+            taken.clear(std::memory_order_release);
+            return what(with);
+        }
+        int64_t spent = now(CLOCK_THREAD_CPUTIME_ID);
         hire(threads - 1);
         work.store(what, std::memory_order_relaxed);
         data.store(with, std::memory_order_relaxed);
@@ -48,11 +67,25 @@ struct Team {
         if (asleep.load()) wake();
         what(with);
         uint64_t came = state.fetch_and(~OPEN) & CAME;
+        int64_t done = now();
         for (int looks = 0; gone.load(std::memory_order_acquire) < came; looks++) rest(looks);
+        int64_t over = now();
+        int64_t taken_away = over - begun - (now(CLOCK_THREAD_CPUTIME_ID) - spent);  // somebody else had this core
+        judge(over - begun, over - done + (within ? *within : 0) + taken_away, over);
         taken.clear(std::memory_order_release);
     }
 
 private:
+    // Whether the help was worth it: if a quarter of the time went in waiting for it, or in waiting for a core, it was not.
+    void judge(int64_t took, int64_t vain, int64_t over) {
+        together += took;
+        waited += vain;
+        if (together < SPAN) return;
+        alone = waited < together / 4 ? alone / 2 : alone < SHORTEST ? SHORTEST : alone < LONGEST ? alone * 2 : LONGEST;
+        if (waited >= together / 4) until = over + alone;
+        together = waited = 0;
+    }
+
     void hire(unsigned wanted) {
         for (; helpers < wanted && helpers < CAME; helpers++) {
             pthread_t thread;
@@ -105,7 +138,8 @@ private:
 
 }  // namespace
 
-extern "C" void warmturn_together(Work work, void* data, unsigned threads) {
+// `waited`: nanoseconds that the caller has waited for others within the work, once that is done; null: it does not wait.
+extern "C" void warmturn_together(Work work, void* data, unsigned threads, const int64_t* waited) {
     static Team* team = new Team;  // never deleted: helpers look at it until the process ends
-    team->run(work, data, threads);
+    team->run(work, data, threads, waited);
 }

@@ -7,7 +7,9 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <pthread.h>
 #include <sched.h>
+#include <time.h>
 
 #include "matrix.h"
 
@@ -62,7 +64,7 @@ struct Call {
     int64_t width, chunk, rows;  // floats of a row, a multiple of 16; rows that the arena holds
     float* scratch;
     int64_t scratch_each, threads;
-    void (*together)(void (*)(void*), void*, unsigned);  // cache/kernels/team.cpp; null: one thread
+    void (*together)(void (*)(void*), void*, unsigned, const int64_t*);  // cache/kernels/team.cpp; null: one thread
 };
 
 inline vf each(vf v, float (*f)(float)) {
@@ -225,6 +227,8 @@ struct Team {
         std::atomic<int64_t> next, done;
     }* progress;  // of every stage of every turn
     std::atomic<int64_t> members{0};
+    const pthread_t caller = pthread_self();
+    int64_t waited = 0;  // nanoseconds that the caller waited for others, where it was long
 
     static void enter(void* team) { ((Team*)team)->work(); }
 
@@ -245,21 +249,32 @@ struct Team {
         }
     }
 
-    static void wait(const std::atomic<int64_t>& done, int64_t all) {
+    void wait(const std::atomic<int64_t>& done, int64_t all) {
+        int64_t begun = 0;
         for (int64_t spins = 0; done.load(std::memory_order_acquire) < all; spins++) {
+            if (spins == 1024) begun = now();
             if (spins >= 4096) sched_yield();
 #if defined(__x86_64__)
             else __builtin_ia32_pause();
 #endif
         }
+        if (begun && pthread_equal(pthread_self(), caller)) waited += now() - begun;
+    }
+
+    static int64_t now() {
+        timespec at;
+        clock_gettime(CLOCK_MONOTONIC, &at);
+        return at.tv_sec * 1'000'000'000 + at.tv_nsec;
     }
 };
 
-// What one thread takes for the products, about: weights come from memory, and every row meets all of them.
+// What one thread takes, about: weights come from memory, and every row meets all of them.
 double nanoseconds(const Call& call) {
     double sum = 0;
-    for (const Stage* stage = call.stages; stage < call.stages + call.count; stage++)
+    for (const Stage* stage = call.stages; stage < call.stages + call.count; stage++) {
         if (stage->first == stage->last) sum += double(stage->weight.out) * stage->weight.in * (0.05 + 0.005 * call.rows);
+        for (int64_t i = stage->first; i < stage->last; i++) sum += 0.2 * call.instructions[i].n * call.rows;
+    }
     return sum;
 }
 
@@ -268,7 +283,7 @@ int together(const Call& call) {
     void* memory = std::calloc(turns * call.count, sizeof(Team::Progress));
     if (!memory) return 1;
     Team team{call, (Team::Progress*)memory};
-    call.together(Team::enter, &team, unsigned(call.threads));
+    call.together(Team::enter, &team, unsigned(call.threads), &team.waited);
     std::free(memory);
     return 0;
 }

@@ -324,12 +324,12 @@ def test_a_team_is_as_large_as_torchs_and_called_only_for_more_than_one_task(
 ) -> None:
     teams: list[int] = []
 
-    def together(member: Any, data: int, threads: int) -> None:
+    def together(member: Any, data: int, threads: int, waited: int) -> None:
         teams.append(threads)
         member(data)  # one of them may well do it all
 
     member = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    team = ctypes.CFUNCTYPE(None, member, ctypes.c_void_p, ctypes.c_uint)(together)
+    team = ctypes.CFUNCTYPE(None, member, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p)(together)
     monkeypatch.setattr(kernel, "_together", ctypes.cast(team, ctypes.c_void_p).value)
     scores = Scores(0.5, None, None)
     for work in ([(200, 1)], [(300, 1)], [(5, 1), (6, 2)]):

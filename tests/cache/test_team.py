@@ -21,10 +21,10 @@ def run() -> Run:
     if address is None:
         pytest.skip("no C++ compiler")
     work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    function = ctypes.CFUNCTYPE(None, work, ctypes.c_void_p, ctypes.c_uint)(address)
+    function = ctypes.CFUNCTYPE(None, work, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p)(address)
 
     def run(member: Callable[[], None], threads: int) -> None:
-        function(work(lambda data: member()), None, threads)
+        function(work(lambda data: member()), None, threads, None)
 
     return run
 

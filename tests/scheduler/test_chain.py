@@ -94,18 +94,38 @@ def test_two_tiers_by_turns(runs: list[bool]) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_what_a_layer_gave_is_changed_before_the_next_one_gets_it(runs: list[bool], at: int) -> None:
+@pytest.mark.parametrize("how", ["mul", "mul_"])
+def test_hooks_change_what_a_layer_gave(how: str, at: int) -> None:
+    compiled()
     model = make_model("llama")
     stage = Stage(model)
     layers: Any = model.model.layers
-    hook = layers[at].register_forward_hook(lambda module, args, out: out * 1.5)
-    runs.clear()
+    hook = layers[at].register_forward_hook(lambda module, args, out: getattr(out, how)(1.5))
     got = [*stage.run(LONG, SHORT), *stage.run(LONG, STEPS)]
-    assert any(runs)
     stage.mode.remove()
     want = [logits(model, ids) for ids in LONG]
     hook.remove()
     assert same(got, want * 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_a_layer_gave_is_changed_before_the_next_one_gets_it(runs: list[bool], at: int) -> None:
+    model = make_model("llama")
+    stage = Stage(model)
+    layers: Any = model.model.layers
+
+    def changing(module: Any) -> None:
+        inner = module.forward
+        module.forward = lambda *args, **kwargs: inner(*args, **kwargs) * 1.5
+
+    changing(layers[at])
+    runs.clear()
+    got = [*stage.run(LONG, SHORT), *stage.run(LONG, STEPS)]
+    assert any(runs)
+    stage.mode.remove()
+    changing(layers[at])
+    assert same(got, [logits(model, ids) for ids in LONG] * 2)
 
 
 @torch.no_grad()

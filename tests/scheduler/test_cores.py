@@ -35,6 +35,13 @@ def test_as_many_as_have_something_to_do(mebibytes: int, threads: int) -> None:
     assert torch.get_num_threads() == threads
 
 
+def test_quantised_weights_are_buffers() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("qweight", torch.empty(17 << 20, dtype=torch.uint8, device="meta"))
+    cores.fit(model)
+    assert torch.get_num_threads() == 2
+
+
 def test_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     monkeypatch.setattr(cores, "processors", lambda: 1.0)

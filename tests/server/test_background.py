@@ -303,3 +303,25 @@ async def test_a_chain_stays_whose_response_is_deleted_while_the_next_one_ends(
     assert (await site.http.get(f"/v1/responses/{second}")).json()["status"] == "completed"
     assert (await site.http.delete(f"/v1/responses/{second}")).status_code == 200
     assert (await site.http.get("/v1/sessions")).json()["data"] == []
+
+
+@served()
+async def test_what_has_come_is_there_to_see_before_the_end(site: Site) -> None:
+    """A response that nobody streams is followed all the same."""
+    site.engine.reply = "Hello there, friend. " * 6
+    site.engine.pause_after = 2
+    name = (await site.http.post("/v1/responses", json=DETACHED)).json()["id"]
+    await until(site, name, "in_progress")
+    site.engine.pause_after = 9
+    site.engine.go.set()
+    site.engine.go.clear()
+
+    async def said() -> str:
+        body = (await site.http.get(f"/v1/responses/{name}")).json()
+        return "".join(part["text"] for item in body["output"] for part in item["content"])
+
+    while len(await said()) < len("Hello there, friend."):
+        await asyncio.sleep(0.01)
+    site.engine.pause_after = None
+    site.engine.go.set()
+    await until(site, name, "completed")
