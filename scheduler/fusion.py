@@ -67,11 +67,8 @@ class Fused:
         inputs, cache, rows = called
         if self._limit is not None and rows > self._limit:
             return self._original(*args, **kwargs)
-        if (
-            self._chain is not None
-            and not self._hooked
-            and (results := self._chain.run(cache, inputs, rows)) is not None
-        ):
+        results = self._chain.run(cache, inputs, rows) if self._chain is not None and not self._hooked else None
+        if results is not None:
             for fused, hidden, result in zip(self._behind, results, results[1:], strict=False):
                 fused._ahead = Ahead(hidden, (args, kwargs), result)
             return results[0]
