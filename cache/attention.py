@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from cache import gpu, native
-from cache.layers import Layer, Reach, Scores
+from cache.layers import Layer, Scores
 from cache.packed import PackedStep
 
 _names = count()
@@ -142,15 +142,10 @@ class PackedAttention:
         plan = self._plan(self._step, self.layers[index]) if self._step is not None else None
         return plan if plan is not None and plan.whole else None
 
-    def kind(self, index: int) -> tuple[Reach, int | None]:
-        """That of layer ``index``. Layers of one kind look at the same keys, and have one plan."""
-        return _kind(self.layers[index])
-
     def _plan(self, step: PackedStep, layer: Layer) -> native.Plan:
-        kind = _kind(layer)
-        if kind not in step.plans:
-            step.plans[kind] = native.Plan(step, layer)
-        plan = step.plans[kind]
+        if layer.kind not in step.plans:
+            step.plans[layer.kind] = native.Plan(step, layer)
+        plan = step.plans[layer.kind]
         assert isinstance(plan, native.Plan)
         return plan
 
@@ -240,7 +235,3 @@ def _rounded(
     seen[seen.shape[0] - rows :, 0] = True  # a query that sees nothing gives NaN
     wide = (0, 0, 0, columns)
     return F.pad(query, (0, 0, 0, rows)), F.pad(keys, wide), F.pad(values, wide), seen
-
-
-def _kind(layer: Layer) -> tuple[Reach, int | None]:
-    return layer.reach, layer.window

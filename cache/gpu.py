@@ -29,8 +29,8 @@ def attend(
     every, seen, long = _kept(step, "kinds", lambda: _kinds(step))
     theirs = frozenset[int]() if flash is None else long if kernel is not None else seen
     if flash is not None and theirs:
-        kind = (layer.reach, layer.window, theirs)
-        flash.attend(_kept(step, kind, lambda: varlen.Plan(step, layer, theirs)), step, source, query, scores, out)
+        plan = _kept(step, (layer.kind, theirs), lambda: varlen.Plan(step, layer, theirs))
+        flash.attend(plan, step, source, query, scores, out)
     ours = every - theirs if theirs else every
     if kernel is not None and ours:
         plan = _kept(step, ours, lambda: paged.plan(step, ours))

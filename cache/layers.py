@@ -30,6 +30,11 @@ class Layer:
     window: int | None
     stores: bool
 
+    @property
+    def kind(self) -> tuple[Reach, int | None]:
+        """Layers of one kind look at the same keys."""
+        return self.reach, self.window
+
     def first_key(self, position: int) -> int:
         """The first position that the query at ``position`` may look at."""
         if self.window is None:

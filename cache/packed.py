@@ -73,11 +73,10 @@ class PackedStep:
 
     def gather_index(self, layer: Layer) -> torch.Tensor:
         """Slot * page_size + offset of every key that the step looks at in ``layer``, segment after segment."""
-        key = (layer.reach, layer.window)  # layers of one kind look at the same keys
-        if key not in self._gathers:
+        if layer.kind not in self._gathers:
             places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.segments])
-            self._gathers[key] = put(places, self.tier.device)
-        return self._gathers[key]
+            self._gathers[layer.kind] = put(places, self.tier.device)
+        return self._gathers[layer.kind]
 
     def mask(self, number: int, layer: Layer, first: int) -> torch.Tensor | None:
         """Which keys ``first .. stop`` each query of segment ``number`` may see, bool ``[size, keys]``; None:

@@ -69,7 +69,7 @@ class Fused:
             return self._original(*args, **kwargs)
         results = self._chain.run(cache, inputs, rows) if self._chain is not None and not self._hooked else None
         if results is not None:
-            for fused, hidden, result in zip(self._behind, results, results[1:], strict=False):
+            for fused, (hidden, result) in zip(self._behind, pairwise(results), strict=True):
                 fused._ahead = Ahead(hidden, (args, kwargs), result)
             return results[0]
         if self._layer is not None:

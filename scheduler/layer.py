@@ -78,7 +78,7 @@ class Layer:
     @property
     def kind(self) -> Any:
         """Layers of one kind have one plan."""
-        return self._attention.kind(self._asked.module.layer_idx)  # type: ignore[arg-type]
+        return self._attention.layers[self._asked.module.layer_idx].kind  # type: ignore[index]
 
     def plan(self) -> native.Plan | None:
         """How to attend in the step in flight; None where the kernel does not take all of it."""

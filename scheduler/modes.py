@@ -197,13 +197,13 @@ class MaskedMode(PagedMode):
     def masks(self, step: PackedStep) -> dict[str, Any]:
         """One mask, or one per declared layer type where they differ."""
         declared = getattr(self._text, "layer_types", None) or []
-        kinds = {(layer.reach, layer.window): layer for layer in self.layers}
+        kinds = {layer.kind: layer for layer in self.layers}
         if len(set(declared)) <= 1 and len(kinds) == 1:
             return {"attention_mask": self._mask(step, self.layers[0])}
         made = {key: self._mask(step, layer) for key, layer in kinds.items()}
         # Layers with a state beside their attention ask for the mask of their attention alone.
         named = {f"{layer.reach}_attention": made[key] for key, layer in kinds.items()} | {"linear_attention": None}
-        named |= {n: made[layer.reach, layer.window] for n, layer in zip(declared, self.layers, strict=True)}
+        named |= {n: made[layer.kind] for n, layer in zip(declared, self.layers, strict=True)}
         return {"attention_mask": named}
 
     def attending(self, step: PackedStep) -> Any:

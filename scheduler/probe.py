@@ -262,13 +262,14 @@ class _Trial:
         many modules."""
         allowed = max(self.rounding, 2 * error)  # a mode may have been taken for its own drift
         fused = mode.fuse(packing, lambda: self._steps(mode))
-        if fused and mode.fusion is not None and self._measure(mode).error > allowed:
-            mode.fusion.unlink()
-        if fused and self._measure(mode).error > allowed:
-            log.info("modules run as they are: as programs they were not right together")
-            mode.unfuse()
-            fused = 0
-        return fused
+        if not fused or mode.fusion is None or self._measure(mode).error <= allowed:
+            return fused
+        mode.fusion.unlink()
+        if self._measure(mode).error <= allowed:
+            return fused
+        log.info("modules run as they are: as programs they were not right together")
+        mode.unfuse()
+        return 0
 
     def _steps(self, mode: Mode) -> Iterator[None]:
         """Two steps of one session, of lengths that no size of the model has by chance."""

@@ -12,7 +12,8 @@
 #include <cstdint>
 #include <pthread.h>
 #include <sched.h>
-#include <time.h>
+
+#include "waiting.h"
 
 namespace {
 
@@ -22,20 +23,6 @@ const uint64_t CAME = 0x7fff, OPEN = 0x8000, NEXT = 0x10000;  // of the state: h
 const int64_t SPAN = 20'000'000;                         // nanoseconds of working together that are judged at once
 const int64_t SHORTEST = 2 * SPAN, LONGEST = 32 * SPAN;  // of working alone
 const int PAUSES = 1024, LOOKS = PAUSES + 64;  // between two looks without, and then with giving way to others
-
-int64_t now(clockid_t clock = CLOCK_MONOTONIC) {
-    timespec at;
-    clock_gettime(clock, &at);
-    return at.tv_sec * 1'000'000'000 + at.tv_nsec;
-}
-
-inline void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 struct Team {
     std::atomic<uint64_t> state{0};
@@ -101,7 +88,7 @@ private:
     }
 
     static void rest(int looks) {
-        if (looks < PAUSES) pause();
+        if (looks < PAUSES) relax();
         else sched_yield();
     }
 

@@ -73,23 +73,20 @@ public:
         for (int r = 0; r < rows[number]; r++) _mm512_storeu_ps((char*)to + r * step, sums[number][r]);
     }
     void multiply(int to, int left, int right) {
-        for (int r = 0; r < rows[to]; r += ALL) {
-            __m512 total[ALL];
-            for (int i = 0; i < ALL; i++) total[i] = sums[to][r + i];
-            for (int pair = 0; pair < 16; pair++) {
-                __m512bh b = (__m512bh)_mm512_loadu_si512(at[right] + pair * steps[right]);
-                for (int i = 0; i < ALL; i++) {
-                    int32_t both;
-                    __builtin_memcpy(&both, at[left] + (r + i) * steps[left] + 4 * pair, 4);
-                    total[i] = _mm512_dpbf16_ps(total[i], b, (__m512bh)_mm512_set1_epi32(both));
-                }
+        __m512 total[16];  // all rows at once: enough that no product waits for the one before
+        for (int r = 0; r < 16; r++) total[r] = sums[to][r];
+        for (int pair = 0; pair < 16; pair++) {
+            __m512bh b = (__m512bh)_mm512_loadu_si512(at[right] + pair * steps[right]);
+            for (int r = 0; r < 16; r++) {
+                int32_t both;
+                __builtin_memcpy(&both, at[left] + r * steps[left] + 4 * pair, 4);
+                total[r] = _mm512_dpbf16_ps(total[r], b, (__m512bh)_mm512_set1_epi32(both));
             }
-            for (int i = 0; i < ALL; i++) sums[to][r + i] = total[i];
         }
+        for (int r = 0; r < 16; r++) sums[to][r] = total[r];
     }
 
 private:
-    static constexpr int ALL = 16;  // rows at a time: enough that no product waits for the one before
     __m512 sums[8][16];
     const char* at[8];
     int64_t steps[8];

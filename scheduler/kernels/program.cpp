@@ -9,9 +9,9 @@
 #include <cstdlib>
 #include <pthread.h>
 #include <sched.h>
-#include <time.h>
 
 #include "matrix.h"
+#include "waiting.h"
 
 namespace {
 
@@ -254,17 +254,9 @@ struct Team {
         for (int64_t spins = 0; done.load(std::memory_order_acquire) < all; spins++) {
             if (spins == 1024) begun = now();
             if (spins >= 4096) sched_yield();
-#if defined(__x86_64__)
-            else __builtin_ia32_pause();
-#endif
+            else relax();
         }
         if (begun && pthread_equal(pthread_self(), caller)) waited += now() - begun;
-    }
-
-    static int64_t now() {
-        timespec at;
-        clock_gettime(CLOCK_MONOTONIC, &at);
-        return at.tv_sec * 1'000'000'000 + at.tv_nsec;
     }
 };
 

@@ -320,8 +320,11 @@ async def test_what_has_come_is_there_to_see_before_the_end(site: Site) -> None:
         body = (await site.http.get(f"/v1/responses/{name}")).json()
         return "".join(part["text"] for item in body["output"] for part in item["content"])
 
-    while len(await said()) < len("Hello there, friend."):
+    while len(before := await said()) < len("Hello there, friend."):
         await asyncio.sleep(0.01)
     site.engine.pause_after = None
     site.engine.go.set()
     await until(site, name, "completed")
+    whole = await said()
+    assert whole.startswith(before)
+    assert len(before) < len(whole)
