@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,12 +42,10 @@ class Ahead(NamedTuple):
 
 def alike(one: Call, other: Call) -> bool:
     """Whether two calls differ in their first argument at most; what is equal but another object differs."""
-    if len(one[0]) != len(other[0]) or one[1].keys() != other[1].keys():
+    if len(one[0]) != len(other[0]) or len(one[1]) != len(other[1]):
         return False
-    for mine, yours in zip(one[0][1:], other[0][1:], strict=True):
-        if mine is not yours:
-            return False
-    return all(other[1][name] is value for name, value in one[1].items())
+    named = [*one[1]] == [*other[1]] and all(map(is_, one[1].values(), other[1].values()))
+    return named and all(map(is_, one[0][1:], other[0][1:]))
 
 
 class _Link(ctypes.Structure):

@@ -46,21 +46,34 @@ class Fused:
         self._kernel = kernel
         self._chain: Chain | None = None  # that it is the first of
         self._behind: list[Fused] = []  # those after it
+        self._hooks: list[Any] = []  # of all of these, filled by whoever hooks one
         self._ahead: Ahead | None = None  # what the first one has computed for it
+        self._own = vars(module)
+        self._forward = self.forward
 
     def install(self) -> None:
         """From here on the module runs as a program."""
-        self.module.forward = self.forward
+        self.module.forward = self._forward
+        self.module._compiled_call_impl = self._called
 
     def remove(self) -> None:
         """The module runs as it did."""
         self.module.__dict__.pop("forward", None)
+        self.module.__dict__.pop("_compiled_call_impl", None)
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call of the module gives: torch asks here first. Hooks, and what somebody has put in the place of its
+        forward, are not passed over.
+        """
+        ahead, self._ahead = self._ahead, None
+        own = self._own
+        passed_over = own.get("forward") is not self._forward or own["_forward_hooks"] or own["_forward_pre_hooks"]
+        if ahead is not None and not passed_over and ahead.fits(args, kwargs):
+            return ahead.result
+        return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward gives; that is asked where the arguments are of another kind than recorded."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.fits(args, kwargs):
-            return ahead.result
         called = self._recording.match(args, kwargs)
         if called is None:
             return self._original(*args, **kwargs)
@@ -99,8 +112,7 @@ class Fused:
     @property
     def _hooked(self) -> bool:
         """Whether somebody else is called between the layers of the chain: what is changed in place is not noticed."""
-        modules = (fused.module for fused in (self, *self._behind))
-        return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        return any(self._hooks) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
     def leads_to(self, other: Fused) -> bool:
         """Whether both can be in a chain, one right after the other."""
@@ -114,6 +126,8 @@ class Fused:
         """Be the first of a chain; of none, where nobody is behind it."""
         layers = [one._layer for one in (self, *behind) if one._layer is not None]
         self._behind, self._chain = behind, Chain(layers, self._kernel) if behind else None
+        modules = [one.module for one in (self, *behind)]
+        self._hooks = [hooks for each in modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
 
     def _attend(self, cache: Any, asked: Asked, outputs: list[torch.Tensor]) -> torch.Tensor:
         query, key, value = outputs

@@ -109,7 +109,7 @@ def report(logits: torch.Tensor, tokens: Sequence[int] | torch.Tensor, tops: Seq
     """
     chosen = tokens if isinstance(tokens, torch.Tensor) else put(np.array(tokens, np.int64), logits.device)
     wanted = [i for i, top in enumerate(tops) if top is not None]
-    found = [chosen, torch.isfinite(logits.amax(-1))]
+    found = [chosen, _usable(logits)]
     if wanted:
         rows = put(np.array(wanted), logits.device)
         scores = torch.log_softmax(logits[rows], -1)
@@ -167,17 +167,16 @@ def _draw(logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
     return _passed(probs, number)
 
 
+def _usable(rows: torch.Tensor) -> torch.Tensor:
+    """Whether all of a row are numbers, or impossible, and some are possible: bool ``[rows]``."""
+    if rows.device.type == "cpu":
+        return torch.from_numpy(np.isfinite(rows.numpy().max(-1)))
+    return torch.isfinite(rows.amax(-1))
+
+
 def _largest(rows: torch.Tensor) -> torch.Tensor:
-    """``rows.argmax(-1)``, the first of equals: that of the stretch that holds the largest, since torch finds a largest
-    value several times as fast as its place.
-    """
-    width = rows.shape[1]
-    stretch = min(_STRETCH, width)
-    whole = rows.narrow(1, 0, width // stretch * stretch).view(rows.shape[0], -1, stretch).amax(-1)
-    most = torch.cat([whole, rows.narrow(1, width - stretch, stretch).amax(-1, keepdim=True)], 1)
-    first = torch.clamp(most.argmax(-1) * stretch, max=width - stretch)
-    inside = rows.gather(1, first[:, None] + torch.arange(stretch, device=rows.device))
-    return first + inside.argmax(-1)
+    """``rows.argmax(-1)``, the first of equals. On a CPU numpy finds it ten times as fast as torch."""
+    return torch.from_numpy(rows.numpy().argmax(-1)) if rows.device.type == "cpu" else rows.argmax(-1)
 
 
 def _passed(probs: torch.Tensor, number: torch.Tensor) -> torch.Tensor:

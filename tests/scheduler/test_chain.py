@@ -10,6 +10,7 @@ import torch
 from program_kit import compiled
 from stage_kit import LONG, STEPS, Stage
 from tiny_models import logits, make_model
+from torch.nn.modules.module import register_module_forward_hook
 
 from scheduler import chain
 from scheduler.chain import Ahead, Chain, alike
@@ -106,6 +107,44 @@ def test_hooks_change_what_a_layer_gave(how: str, at: int) -> None:
     want = [logits(model, ids) for ids in LONG]
     hook.remove()
     assert same(got, want * 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at", [0, 2])
+def test_hooks_of_all_modules_run_too(at: int) -> None:
+    compiled()
+    model = make_model("llama")
+    stage = Stage(model)
+    layer: Any = model.model.layers[at]
+    hook = register_module_forward_hook(lambda module, args, out: out * 1.5 if module is layer else None)
+    try:
+        got = [*stage.run(LONG, SHORT), *stage.run(LONG, STEPS)]
+        stage.mode.remove()
+        want = [logits(model, ids) for ids in LONG]
+    finally:
+        hook.remove()
+    assert same(got, want * 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_that_come_between_two_layers_run_too(name: str) -> None:
+    compiled()
+    model = make_model("llama")
+    stage = Stage(model)
+    layers: Any = model.model.layers
+    called: list[Any] = []
+    inner, missing = layers[0].forward, iter([False, True, False])
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        out = inner(*args, **kwargs)
+        if next(missing):
+            getattr(layers[1], name)(lambda module, *rest: called.append(module))
+        return out
+
+    layers[0].forward = forward
+    stage.run(LONG[:1], [[(0, 5)], [(0, 1)], [(0, 1)]])
+    assert called == [layers[1], layers[1]]
 
 
 @torch.no_grad()
