@@ -33,12 +33,21 @@ def fetched(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def bring(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """``tensors`` of one device on the CPU, waited for once."""
-    here = [fetched(tensor) for tensor in tensors]
-    if tensors[0].device.type == "cuda":
-        torch.cuda.current_stream(tensors[0].device).synchronize()
-    return here
+class Coming:
+    """``tensors`` of one device on their way to the CPU, behind all that the current stream has been asked for."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self._here = [fetched(tensor) for tensor in tensors]
+        self._there: torch.cuda.Event | None = None
+        if tensors[0].device.type == "cuda":
+            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._there.record(torch.cuda.current_stream(tensors[0].device))
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors, once they are there."""
+        if self._there is not None:
+            self._there.synchronize()
+        return self._here
 
 
 @contextmanager

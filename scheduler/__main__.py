@@ -23,8 +23,9 @@ import zmq
 
 from scheduler.clerk import Clerk
 from scheduler.constraint import Grammars, tokenizer_of
-from scheduler.engine import Engine, Limits
+from scheduler.engine import Engine
 from scheduler.graphs import Graphs, capturer
+from scheduler.limits import Limits
 from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
 from scheduler.logs import configure
 from scheduler.memory import TooSmall, build_archive, build_store
@@ -41,6 +42,7 @@ from scheduler.messages import (
     ModelFacts,
     Pin,
     Ready,
+    Refused,
     Shutdown,
     Submit,
     ToEngine,
@@ -148,42 +150,18 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
 
 
 def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
-    """The loop: take what has come, step, deliver; one message a step, one a second while idle."""
+    """The loop: step, deliver, take what has come; one message a step, one a second while idle. A GPU runs a step while
+    the one before it is delivered and new requests are read.
+    """
     checked = time.monotonic()
     told = 0.0
     archive = engine.scheduler.store.archive
     while True:
-        busy = archive is not None and archive.busy
-        messages = channel.receive(0 if not engine.idle else _BUSY_MS if busy else _HEARTBEAT_MS)
-        for message in messages:
-            match message:
-                case Submit():
-                    refused = engine.submit(message)
-                    if refused is not None:
-                        channel.send(refused)
-                case Cancel():
-                    engine.cancel(message)
-                case Forget():
-                    engine.end(message.tenant, message.session)
-                    clerk.forget(message)
-                case Pin():
-                    clerk.pin(message)
-                case Inspect():
-                    clerk.inspect(message)
-                case Export():
-                    clerk.export(message)
-                case Import():
-                    clerk.take_in(message)
-                case Shutdown(flush_seconds):
-                    channel.send(engine.stop())
-                    if archive is not None:
-                        archive.flush(flush_seconds)
-                        archive.close()
-                    return
-        outputs = engine.step()
-        for refused in engine.refusals():
-            channel.send(refused)
-        for answer in clerk.take():
+        step = engine.launch()
+        if not engine.overlaps:
+            engine.settle(step)
+        outputs = engine.news()
+        for answer in (*engine.refusals(), *clerk.take()):
             channel.send(answer)
         if engine.stalled and not engine.idle:
             time.sleep(0.001)  # nothing could run: do not spin
@@ -191,9 +169,44 @@ def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
         if outputs.deltas or not engine.stalled or now - told >= 0.9 * _HEARTBEAT_MS / 1000:
             channel.send(outputs)
             told = now
+        busy = archive is not None and archive.busy
+        messages = channel.receive(0 if not engine.idle else _BUSY_MS if busy else _HEARTBEAT_MS)
+        for message in messages:
+            if isinstance(message, Shutdown):
+                channel.send(engine.stop())
+                if archive is not None:
+                    archive.flush(message.flush_seconds)
+                    archive.close()
+                return
+            refused = _take(message, engine, clerk)
+            if refused is not None:
+                channel.send(refused)
+        if engine.overlaps:
+            engine.settle(step)
         if engine.idle and not messages and time.monotonic() - checked > _CHECK_SECONDS:
             engine.check_integrity()  # nobody waits now
             checked = time.monotonic()
+
+
+def _take(message: ToEngine, engine: Engine, clerk: Clerk) -> Refused | None:
+    """Do what the server has asked for; the answer, where there is one at once."""
+    match message:
+        case Submit():
+            return engine.submit(message)
+        case Cancel():
+            engine.cancel(message)
+        case Forget():
+            engine.end(message.tenant, message.session)
+            clerk.forget(message)
+        case Pin():
+            clerk.pin(message)
+        case Inspect():
+            clerk.inspect(message)
+        case Export():
+            clerk.export(message)
+        case Import():
+            clerk.take_in(message)
+    return None
 
 
 def _leave_with_the_server(loaded: Event) -> None:

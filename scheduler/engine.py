@@ -1,8 +1,11 @@
 """The engine: one loop that admits, steps and delivers. The only code that touches tensors while serving.
 
-Order of side effects in a step: schedule (pages, receipts) -> forward (lengths grow) -> sample -> per turn:
-append the token, decode its text, decide whether it ends the turn -> one message. A stop is therefore decided
-on a token that has not been fed.
+Order of side effects in a step: ``launch``: schedule (pages, receipts) -> forward (lengths grow) -> draw; ``settle``:
+per turn append the token and decide whether it ends the turn; ``news``: their text -> one message. A stop is therefore
+decided on a token that has not been fed.
+
+A GPU works between ``launch`` and ``settle``: whoever drives the engine has it decode and tell the news of the step
+before meanwhile, and may line up, cancel and end turns.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import time
 from array import array
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +24,8 @@ from llguidance import LLMatcher
 from cache.ranks import RankLost
 from cache.stream import put
 from scheduler.constraint import Broken, Grammars
+from scheduler.judge import Drawn, Judge
+from scheduler.limits import Limits
 from scheduler.messages import (
     QUEUE_FULL,
     Cancel,
@@ -34,7 +40,7 @@ from scheduler.messages import (
 )
 from scheduler.queue import QueueFull
 from scheduler.runner import ModelRunner
-from scheduler.sampling import Sampled, Sampler, report
+from scheduler.sampling import Report, Sampled, Sampler
 from scheduler.scheduler import Scheduler
 from scheduler.text import TextStream, Vocabulary
 from scheduler.turn import Turn
@@ -42,23 +48,21 @@ from scheduler.turn import Turn
 log = logging.getLogger("warmturn.engine")
 
 _HOPELESS = 8  # failed steps in a row after which the engine gives up
+_UNDECODABLE = "the reply could not be decoded"
 _TELLING = 32  # prompt tokens in a step that make its time a measure of prefill
 
 
-class Limits:
-    """What a turn may ask for: ``context`` tokens in all, ids below ``vocab``.
+class Launched(NamedTuple):
+    """A step that the device may still work on: its plan, when it began, the turns for which it draws a token."""
 
-    ``start`` is what the decoder of an encoder-decoder model begins with: then prompt and reply have a context each.
-    """
-
-    def __init__(self, context: int, vocab: int, start: tuple[int, ...] = ()) -> None:
-        self.context = context
-        self.vocab = vocab
-        self.start = start
+    plan: list[tuple[Turn, int]]
+    started: float  # time.perf_counter()
+    drawing: list[Turn]
+    drawn: Report | None
 
 
 class Engine:
-    """Turns in, deltas out. ``submit``, ``cancel`` and ``end`` between steps; ``step`` runs the model once."""
+    """Turns in, deltas out. ``submit``, ``cancel`` and ``end`` at any time but within its other methods."""
 
     def __init__(
         self,
@@ -72,13 +76,13 @@ class Engine:
         self.scheduler = scheduler
         self._runner = runner
         self._vocabulary = vocabulary
-        self._ends = frozenset(ends)
+        self._judge = Judge(vocabulary, ends, limits.context)
         self._limits = limits
         self._grammars = grammars
         self._sampler = Sampler(ends)
         self._compiling: list[tuple[Turn, Future[LLMatcher]]] = []  # waiting turns whose grammars are not ready
         self._refused: list[Refused] = []
-        self._deltas: list[Delta] = []
+        self._news: list[Delta | Drawn] = []
         self._failures = 0  # steps in a row
         self.stalled = False  # the last step had nothing that could run
         self._steps = self._prompt = self._cached = self._generated = 0
@@ -86,8 +90,13 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing to run."""
-        return not len(self.scheduler)
+        """Nothing to run, nothing to tell."""
+        return not len(self.scheduler) and not self._news
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device works on its own between ``launch`` and ``settle``."""
+        return self._runner.tier.device.type != "cpu"
 
     def submit(self, request: Submit) -> Refused | None:
         """Line a turn up, or say why not."""
@@ -131,23 +140,57 @@ class Engine:
 
     def step(self) -> StepOutputs:
         """Run one step over whatever is runnable; all the news since the last one."""
+        self.settle(self.launch())
+        return self.news()
+
+    def launch(self) -> Launched | None:
+        """Begin a step over whatever is runnable; None where nothing is, or where it failed. Every step is settled
+        before the next one begins.
+        """
         if self._compiling:
             self._compiled()
         plan = self.scheduler.schedule()
-        if plan:
-            self._steps += 1
-            for turn, _ in plan:
-                self._admitted(turn)
-            started = time.perf_counter()
-            try:
-                self._run(plan)
-                self._failures = 0
-                self._measure(plan, time.perf_counter() - started)
-            except Exception as error:  # out of memory, or a bug in a model: these turns end, the engine goes on
-                self._survive(plan, error)
         self.stalled = not plan
-        deltas, self._deltas = tuple(self._deltas), []
-        return StepOutputs(deltas, self.stats())
+        if not plan:
+            return None
+        self._steps += 1
+        for turn, _ in plan:
+            self._admitted(turn)
+        started = time.perf_counter()
+        try:
+            return Launched(plan, started, *self._run(plan))
+        except Exception as error:  # out of memory, or a bug in a model: these turns end, the engine goes on
+            self._survive(plan, error)
+        return None
+
+    def settle(self, step: Launched | None) -> None:
+        """Take in what a step has drawn. Turns that have ended meanwhile get nothing of it."""
+        if step is None:
+            return
+        try:
+            drawn = step.drawn.read() if step.drawn is not None else []
+        except Exception as error:
+            self._survive(step.plan, error)
+            return
+        self._failures = 0
+        self._measure(step.plan, time.perf_counter() - step.started)
+        for turn, sampled in zip(step.drawing, drawn, strict=True):
+            if turn.finish_reason is None:
+                self._commit(turn, sampled)
+
+    def news(self) -> StepOutputs:
+        """What has happened since the last call."""
+        told: list[Delta] = []
+        ended: set[str] = set()
+        for item in self._news:
+            delta = item if isinstance(item, Delta) else self._told(item)
+            if delta.turn in ended:  # by a token that cannot be decoded
+                continue
+            told.append(delta)
+            if delta.finish_reason is not None:
+                ended.add(delta.turn)
+        self._news = []
+        return StepOutputs(tuple(told), self.stats())
 
     def _measure(self, plan: list[tuple[Turn, int]], seconds: float) -> None:
         """What a prompt token costs, for the choice between loading and computing."""
@@ -173,8 +216,7 @@ class Engine:
         """End every turn as cancelled."""
         for turn in [*self.scheduler.running, *self.scheduler.waiting]:
             self._finish(turn, FinishReason.CANCELLED)
-        deltas, self._deltas = tuple(self._deltas), []
-        return StepOutputs(deltas, self.stats())
+        return self.news()
 
     def stats(self) -> Stats:
         """Gauges and counters."""
@@ -244,7 +286,8 @@ class Engine:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _run(self, plan: list[tuple[Turn, int]]) -> None:
+    def _run(self, plan: list[tuple[Turn, int]]) -> tuple[list[Turn], Report | None]:
+        """Feed the plan and draw; for whom, and what."""
         rows: list[int] = []
         sampling: list[tuple[Turn, int]] = []
         asked: list[tuple[Turn, int, int]] = []
@@ -273,67 +316,52 @@ class Engine:
         for turn in ended:
             self._finish(turn, FinishReason.LENGTH)
         drawing = [(turn, at) for turn, at in sampling if turn.limit != 0]
-        if drawing:
-            chosen = [at for _, at in drawing]
-            drawn = self._sampler.sample(
-                logits if len(chosen) == len(logits) else logits[put(np.array(chosen), logits.device)],
-                [turn for turn, _ in drawing],
-            )
-            for (turn, _), sampled in zip(drawing, drawn, strict=True):
-                if sampled.usable:
-                    self._commit(turn, sampled)
-                else:
-                    self._fail(turn, "the model gave no usable numbers for this request")
+        if not drawing:
+            return [], None
+        turns, chosen = map(list, zip(*drawing, strict=True))
+        wanted = logits if len(chosen) == len(logits) else logits[put(np.array(chosen), logits.device)]
+        return turns, self._sampler.draw(wanted, turns)
 
     def _commit(self, turn: Turn, sampled: Sampled) -> None:
-        """A token was drawn: show its text and decide whether it ends the turn, before it is ever fed."""
+        """A token was drawn: decide whether it ends the turn, before it is ever fed."""
+        if not sampled.usable:
+            self._fail(turn, "the model gave no usable numbers for this request")
+            return
         self._generated += 1
         try:
-            turn.append(sampled.token)
-            complete = turn.constraint is not None and turn.constraint.accept(sampled.token)
-            text, reason, stop = self._judge(turn, sampled.token, complete)
-            logprobs = (self._spelled(sampled),) if sampled.logprob is not None else ()
+            drawn = self._judge.judge(turn, sampled)
         except Exception as error:
             log.exception("turn %s failed", turn.request.turn)
-            self._fail(turn, str(error) if isinstance(error, Broken) else "the reply could not be decoded")
+            self._fail(turn, str(error) if isinstance(error, Broken) else _UNDECODABLE)
             return
-        if reason is None:
-            self._deltas.append(Delta(turn.request.turn, (sampled.token,), text, logprobs=logprobs))
-        else:
-            self._finish(turn, reason, tokens=(sampled.token,), text=text, stop=stop, logprobs=logprobs)
+        self._news.append(drawn)
+        if drawn.reason is not None:
+            self.scheduler.finish(turn, drawn.reason)
 
-    def _judge(self, turn: Turn, token: int, complete: bool) -> tuple[str, FinishReason | None, str | int | None]:
-        """The text that the token releases, why it ends the turn if it does, and what matched. ``complete``: the turn's
-        grammar admits nothing but its end now.
-        """
-        stopping = turn.request.stopping
-        free = turn.generated > stopping.min_tokens
-        if free and token in stopping.stop_token_ids:
-            return turn.text.flush(), FinishReason.STOP, token
-        if token in self._ends and (turn.constraint is not None or (free and not stopping.ignore_eos)):
-            return turn.text.flush(), FinishReason.STOP, None
-        text = turn.text.push(token, may_stop=turn.generated >= stopping.min_tokens)
-        if turn.text.stopped is not None:
-            return text, FinishReason.STOP, turn.text.stopped
-        if complete:
-            return text + turn.text.flush(), FinishReason.STOP, None
-        full = len(turn.ids) >= self._limits.context
-        if full or (turn.limit is not None and turn.generated >= turn.limit):
-            return text + turn.text.flush(), FinishReason.LENGTH, None
-        return text, None, None
+    def _told(self, drawn: Drawn) -> Delta:
+        """Its delta. A token that cannot be decoded ends its turn, which may be in a step that has been launched."""
+        turn = drawn.turn
+        try:
+            return self._judge.delta(drawn)
+        except Exception:
+            log.exception("turn %s failed", turn.request.turn)
+        if turn.finish_reason is None:
+            self.scheduler.finish(turn, FinishReason.ERROR)
+        return Delta(turn.request.turn, finish_reason=FinishReason.ERROR, error=_UNDECODABLE)
 
     def _report_prompt(self, turn: Turn, logits: torch.Tensor) -> None:
         """Log-probabilities of the prompt tokens that these rows ``[count, V]`` predict."""
         assert turn.session is not None
         first = turn.session.length - logits.shape[0]
         targets = turn.ids[first + 1 : turn.session.length + 1]
-        sampled = report(logits[: len(targets)], targets, [turn.request.prompt_logprobs] * len(targets))
+        wanted = [turn.request.prompt_logprobs] * len(targets)
+        sampled = Report(logits[: len(targets)], targets, wanted).read()
         if first == 0:  # also where a preempted turn begins again
             text, data = self._vocabulary.spell(turn.ids[0])
             turn.prompt_logprobs = [TokenLogprob(turn.ids[0], text, data, None)]
-        turn.prompt_logprobs.extend(self._spelled(item) for item in sampled)
+        turn.prompt_logprobs.extend(self._judge.spelled(item) for item in sampled)
         if turn.session.length == turn.prompt_length:
-            self._deltas.append(Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs)))
+            self._news.append(Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs)))
 
     # -- beginnings and ends ----------------------------------------------------------------------------------------
 
@@ -343,55 +371,24 @@ class Engine:
             turn.announced = True
             self._prompt += turn.receipt.prompt
             self._cached += turn.receipt.cached
-            self._deltas.append(Delta(turn.request.turn, receipt=turn.receipt))
+            self._news.append(Delta(turn.request.turn, receipt=turn.receipt))
 
-    def _finish(
-        self,
-        turn: Turn,
-        reason: FinishReason,
-        *,
-        tokens: tuple[int, ...] = (),
-        text: str = "",
-        stop: str | int | None = None,
-        logprobs: tuple[TokenLogprob, ...] = (),
-        error: str | None = None,
-    ) -> None:
+    def _finish(self, turn: Turn, reason: FinishReason, error: str | None = None) -> None:
         self.scheduler.finish(turn, reason)
-        self._deltas.append(
-            Delta(turn.request.turn, tokens, text, finish_reason=reason, stop=stop, logprobs=logprobs, error=error)
-        )
+        self._news.append(Delta(turn.request.turn, finish_reason=reason, error=error))
 
     def _fail(self, turn: Turn, message: str) -> None:
         if turn.finish_reason is None:
-            self._finish(turn, FinishReason.ERROR, error=message)
+            self._finish(turn, FinishReason.ERROR, message)
 
     def _refuse(self, request: Submit, ids: array[int]) -> Refused | None:
         if self.scheduler.find(request.turn) is not None:
             return Refused(request.turn, "invalid_prompt", "A turn of this id is running.")
-        if any(not 0 <= token < self._limits.vocab for token in request.sampling.logit_bias):
-            return Refused(request.turn, "invalid_prompt", "logit_bias holds a token id that is not in the vocabulary.")
-        if not ids:
-            return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
-        if min(ids) < 0 or max(ids) >= self._limits.vocab:
-            return Refused(request.turn, "invalid_prompt", "The prompt holds a token id that is not in the vocabulary.")
-        start = self._limits.start
-        if start and request.prompt_logprobs is not None:
-            return Refused(request.turn, "invalid_prompt", "An encoder gives its prompt no log-probabilities.")
-        limit = request.stopping.max_tokens
-        wanted = len(start or ids) + (1 if limit is None else limit)
-        if max(wanted, len(ids)) > self._limits.context:
-            return Refused(
-                request.turn,
-                "context_length_exceeded",
-                f"The context is {self._limits.context} tokens; {max(wanted, len(ids))} were asked for.",
-            )
+        refused = self._limits.refuse(request, ids)
+        if refused is not None:
+            return refused
         if request.salt and request.session is not None:  # whoever forgets the session would not find it
             return Refused(request.turn, "invalid_prompt", "A turn of a session has no salt.")
         if self.scheduler.busy(request.tenant, request.session):
             return Refused(request.turn, "session_busy", "A turn of this session is running.")
         return None
-
-    def _spelled(self, sampled: Sampled) -> TokenLogprob:
-        text, data = self._vocabulary.spell(sampled.token)
-        top = tuple((token, *self._vocabulary.spell(token), logprob) for token, logprob in sampled.top)
-        return TokenLogprob(sampled.token, text, data, sampled.logprob, top)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from cache.stream import bring, put
+from cache.stream import Coming, put
 from scheduler.messages import Sampling
 from scheduler.turn import Turn
 
@@ -35,8 +35,8 @@ class Sampler:
         self._eos = eos_token_ids
         self._bars: torch.Tensor | None = None  # _BARS, on the device
 
-    def sample(self, logits: torch.Tensor, turns: Sequence[Turn]) -> list[Sampled]:
-        """``logits [rows, V]`` float32, one row per turn. The device is waited for once, at the end."""
+    def draw(self, logits: torch.Tensor, turns: Sequence[Turn]) -> Report:
+        """``logits [rows, V]`` float32, one row per turn. Nothing waits for the device."""
         shaped = self._processed(logits, turns)
         drawn = [i for i, turn in enumerate(turns) if turn.request.sampling.temperature > 0]
         if len(drawn) == len(turns):
@@ -46,7 +46,7 @@ class Sampler:
             if drawn:
                 rows = put(np.array(drawn), tokens.device)
                 tokens[rows] = _draw(shaped[rows], [turns[i] for i in drawn])
-        return report(logits, tokens, [turn.request.logprobs for turn in turns])
+        return Report(logits, tokens, [turn.request.logprobs for turn in turns])
 
     def _processed(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
         """Penalties, biases, forbidden ends and grammars; where no row has any, nothing is copied."""
@@ -101,26 +101,32 @@ class Sampler:
         return [*(stopping.stop_token_ids if early else ()), *(self._eos if ends else ())]
 
 
-def report(logits: torch.Tensor, tokens: Sequence[int] | torch.Tensor, tops: Sequence[int | None]) -> list[Sampled]:
-    """Each row's token with its log-probability under the model itself (before penalties and temperature), and
-    the top ones.
-
-    ``tops[i]`` None: no log-probabilities for row i.
+class Report:
+    """Each row's token with its log-probability under the model itself (before penalties and temperature), and the top
+    ones, on their way from the device.
     """
-    chosen = tokens if isinstance(tokens, torch.Tensor) else put(np.array(tokens, np.int64), logits.device)
-    wanted = [i for i, top in enumerate(tops) if top is not None]
-    found = [chosen, _usable(logits)]
-    if wanted:
-        rows = put(np.array(wanted), logits.device)
-        scores = torch.log_softmax(logits[rows], -1)
-        best, ids = scores.topk(min(max(tops[i] or 0 for i in wanted), scores.shape[-1]), -1)
-        found += [scores.gather(1, chosen[rows, None])[:, 0], best, ids]
-    drawn, usable, *reported = (part.tolist() for part in bring(*found))
-    out = [Sampled(token, usable=fine) for token, fine in zip(drawn, usable, strict=True)]
-    for i, score, best_of, ids_of in zip(wanted, *reported, strict=True) if wanted else ():
-        top = tuple(zip(ids_of, best_of, strict=True))[: tops[i] or 0]
-        out[i] = Sampled(drawn[i], score, top, usable[i])
-    return out
+
+    def __init__(self, logits: torch.Tensor, tokens: Sequence[int] | torch.Tensor, tops: Sequence[int | None]) -> None:
+        """``logits [rows, V]``, one token a row. ``tops[i]`` None: no log-probabilities for row i."""
+        chosen = tokens if isinstance(tokens, torch.Tensor) else put(np.array(tokens, np.int64), logits.device)
+        self._tops = tops
+        self._wanted = [i for i, top in enumerate(tops) if top is not None]
+        found = [chosen, _usable(logits)]
+        if self._wanted:
+            rows = put(np.array(self._wanted), logits.device)
+            scores = torch.log_softmax(logits[rows], -1)
+            best, ids = scores.topk(min(max(top or 0 for top in tops), scores.shape[-1]), -1)
+            found += [scores.gather(1, chosen[rows, None])[:, 0], best, ids]
+        self._coming = Coming(*found)
+
+    def read(self) -> list[Sampled]:
+        """All rows; waits for the device once."""
+        drawn, usable, *reported = (part.tolist() for part in self._coming.wait())
+        out = [Sampled(token, usable=fine) for token, fine in zip(drawn, usable, strict=True)]
+        for i, score, best_of, ids_of in zip(self._wanted, *reported, strict=True) if self._wanted else ():
+            top = tuple(zip(ids_of, best_of, strict=True))[: self._tops[i] or 0]
+            out[i] = Sampled(drawn[i], score, top, usable[i])
+        return out
 
 
 def _penalise(row: torch.Tensor, turn: Turn) -> None:

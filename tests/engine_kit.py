@@ -23,7 +23,8 @@ from cache.remote import RemoteTier
 from cache.store import SessionStore
 from cache.tier import MemoryTier
 from scheduler.constraint import Grammars, tokenizer_of
-from scheduler.engine import Engine, Limits
+from scheduler.engine import Engine
+from scheduler.limits import Limits
 from scheduler.linear import pack
 from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Refused, Sampling, Stopping, Submit, pack_ids
 from scheduler.probe import Verdict, describe, probe

@@ -14,10 +14,11 @@ from cache import gpu, native, paged, transfer, trial, varlen
 from cache.layers import Layer, Scores, read_layers
 from cache.pages import Page, PagePool
 from cache.store import SessionStore
-from cache.stream import bring, put
+from cache.stream import Coming, put
 from cache.tier import MemoryTier, PageShape
-from scheduler.engine import Engine, Limits
+from scheduler.engine import Engine
 from scheduler.graphs import Graphs, capturer
+from scheduler.limits import Limits
 from scheduler.messages import Sampling, Stopping, Submit, pack_ids
 from scheduler.probe import probe
 from scheduler.runner import ModelRunner
@@ -107,7 +108,7 @@ def test_what_files_hold_is_put_into_pages() -> None:
 def test_what_is_sent_is_there_when_it_is_read() -> None:
     numbers = np.arange(1 << 20)
     sent = [put(numbers + n, CUDA) for n in range(20)]
-    assert [int(part[5]) for part in bring(*sent)] == [n + 5 for n in range(20)]
+    assert [int(part[5]) for part in Coming(*sent).wait()] == [n + 5 for n in range(20)]
 
 
 class Served:

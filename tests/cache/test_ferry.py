@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cache.ferry import runs
-from cache.stream import beside, bring, put
+from cache.stream import Coming, beside, put
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ def test_runs(slots: list[int], want: list[tuple[int, int, int]]) -> None:
 def test_on_a_cpu_nothing_is_in_between() -> None:
     with beside(torch.device("cpu")):
         there = put(np.array([1, 2, 3]), torch.device("cpu"))
-    assert bring(there, there + 1)[1].tolist() == [2, 3, 4]
+    assert Coming(there, there + 1).wait()[1].tolist() == [2, 3, 4]

@@ -129,7 +129,7 @@ def test_logits_wider_than_the_vocabulary_are_never_drawn() -> None:
     turns = [turn_with(kit.grammars.constraint(compiled), sampling=drawn(seed)) for seed in range(40)]
     logits = torch.zeros(40, 400)
     logits[:, 300:] = 50.0
-    assert {sampled.token for sampled in Sampler((END,)).sample(logits, turns)} == {97, 98}
+    assert {sampled.token for sampled in Sampler((END,)).draw(logits, turns).read()} == {97, 98}
 
 
 def test_logits_narrower_than_the_vocabulary_do() -> None:
@@ -137,7 +137,7 @@ def test_logits_narrower_than_the_vocabulary_do() -> None:
     grammars = Grammars(lambda: tokenizer_of(tokenizer, (98,), 99))
     compiled = grammars.ask(HEAD + "start: /[ax]+/").result()
     turn = turn_with(grammars.constraint(compiled), sampling=Sampling(temperature=0.0))
-    assert Sampler((98,)).sample(torch.zeros(1, 99), [turn])[0].token == 97
+    assert Sampler((98,)).draw(torch.zeros(1, 99), [turn]).read()[0].token == 97
 
 
 def test_a_grammar_comes_after_biases_and_penalties_and_before_temperature() -> None:

@@ -149,7 +149,7 @@ def test_a_stop_token_ends_the_turn_and_shows_nothing() -> None:
 def test_min_tokens_and_an_end_of_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit()
     prompt, tokens = prompt_that_repeats_nothing(kit, 6)
-    monkeypatch.setattr(kit.engine, "_ends", frozenset({tokens[2]}))
+    monkeypatch.setattr(kit.engine._judge, "_ends", frozenset({tokens[2]}))
     monkeypatch.setattr(kit.engine._sampler, "_eos", (tokens[2],))
     outcome = kit.ask(prompt, stopping=Stopping(max_tokens=6))
     assert (outcome.tokens, outcome.finish_reason) == (tokens[:3], FinishReason.STOP)
@@ -335,7 +335,7 @@ def test_a_failure_in_sampling_ends_the_turns_of_that_step(monkeypatch: pytest.M
         raise IndexError("no such token")
 
     with monkeypatch.context() as patch:
-        patch.setattr(kit.engine._sampler, "sample", fail)
+        patch.setattr(kit.engine._sampler, "draw", fail)
         kit.step()
     assert kit.outcomes[turn].finish_reason is FinishReason.ERROR
     again = kit.ask([1, 2, 3], 3)

@@ -12,7 +12,7 @@ import torch
 from tiny_models import make_tokenizer
 
 from scheduler.messages import Sampling, Stopping, Submit, pack_ids
-from scheduler.sampling import Sampler, report
+from scheduler.sampling import Report, Sampler
 from scheduler.text import TextStream, Vocabulary
 from scheduler.turn import Turn
 
@@ -46,7 +46,7 @@ def draws(logits: torch.Tensor, sampling: Sampling, count: int = 20_000) -> Coun
     out: Counter[int] = Counter()
     for start in range(0, count, batch):
         turns = [turn_of(Sampling(**{**options(sampling), "seed": start + i})) for i in range(batch)]
-        out.update(item.token for item in sampler.sample(logits.expand(batch, -1), turns))
+        out.update(item.token for item in sampler.draw(logits.expand(batch, -1), turns).read())
     return out
 
 
@@ -119,7 +119,7 @@ def test_the_support_is_exactly_the_definition_for_mixed_rows() -> None:
     seen: list[set[int]] = [set() for _ in PARAMETERS]
     for _ in range(400):
         turns = [turn_of(Sampling(**{**options(p), "seed": rng.randrange(2**31)})) for p in PARAMETERS]
-        for row, item in enumerate(sampler.sample(logits, turns)):
+        for row, item in enumerate(sampler.draw(logits, turns).read()):
             seen[row].add(item.token)
     for row, parameters in enumerate(PARAMETERS):
         want = wanted(logits[row].tolist(), parameters)
@@ -145,7 +145,7 @@ def test_no_rounding_picks_a_token_of_no_probability(number: float) -> None:
     logits[0, 7] = 0
     turn = turn_of()
     turn.random = Fixed(number)
-    assert Sampler((END,)).sample(logits, [turn])[0].token == (3 if number < 0.5 else 7)
+    assert Sampler((END,)).draw(logits, [turn]).read()[0].token == (3 if number < 0.5 else 7)
 
 
 def test_a_neighbour_that_truncates_takes_nothing_from_a_row_that_does_not() -> None:
@@ -157,7 +157,7 @@ def test_a_neighbour_that_truncates_takes_nothing_from_a_row_that_does_not() -> 
         turn = turn_of()
         turn.random = Fixed(1 - 1e-9)
         turns = [turn, turn_of(Sampling(top_k=1))] if company else [turn]
-        tokens.append(Sampler((END,)).sample(logits[: len(turns)], turns)[0].token)
+        tokens.append(Sampler((END,)).draw(logits[: len(turns)], turns).read()[0].token)
     assert tokens == [WIDTH - 1, WIDTH - 1]
 
 
@@ -202,7 +202,7 @@ def test_penalties_and_biases_against_the_formula(sampling: Sampling) -> None:
     for step in range(60):
         logits = logits_of(100 + step, 3, spread=1.0)
         before = logits.clone()
-        got = [item.token for item in sampler.sample(logits, [turn_of(plain), turn, turn_of(plain)])]
+        got = [item.token for item in sampler.draw(logits, [turn_of(plain), turn, turn_of(plain)]).read()]
         want = penalised(logits[1].tolist(), sampling, prompt, made)
         assert got[1] == max(range(WIDTH), key=want.__getitem__)
         assert [got[0], got[2]] == logits[[0, 2]].argmax(-1).tolist()
@@ -219,7 +219,7 @@ def test_penalties_after_a_preemption_count_what_was_made_before() -> None:
         turn.ids.append(token)
     logits = torch.zeros(1, WIDTH)
     logits[0, 3], logits[0, 4], logits[0, 5] = 3.4, 1.2, 0.3
-    assert Sampler((END,)).sample(logits, [turn])[0].token == 3  # 0.4 against 0.2 and 0.3
+    assert Sampler((END,)).draw(logits, [turn]).read()[0].token == 3  # 0.4 against 0.2 and 0.3
 
 
 # -- ends -----------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_before_min_tokens_nothing_that_ends_the_turn_is_drawn() -> None:
     sampler = Sampler((END,))
     tokens = []
     for _ in range(4):
-        tokens.append(sampler.sample(logits, [turn])[0].token)
+        tokens.append(sampler.draw(logits, [turn]).read()[0].token)
         turn.ids.append(tokens[-1])
     assert tokens == [8, 8, 8, END]
 
@@ -241,7 +241,7 @@ def test_an_end_that_is_ignored_may_come_before_min_tokens() -> None:
     turn = turn_of(Sampling(temperature=0.0), Stopping(min_tokens=3, ignore_eos=True, stop_token_ids=(2,)))
     logits = torch.zeros(1, WIDTH)
     logits[0, END], logits[0, 2] = 8, 9
-    assert Sampler((END,)).sample(logits, [turn])[0].token == END
+    assert Sampler((END,)).draw(logits, [turn]).read()[0].token == END
 
 
 # -- log-probabilities ----------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_logprobs_are_the_model_s_own() -> None:
     shaped = Sampling(temperature=0.0, logit_bias={3: 100.0}, repetition_penalty=2.0)
     turns = [turn_of(shaped, logprobs=4), turn_of(Sampling(temperature=0.0)), turn_of(Sampling(seed=1), logprobs=0)]
     logits = logits_of(8, 3)
-    got = Sampler((END,)).sample(logits, turns)
+    got = Sampler((END,)).draw(logits, turns).read()
     for row in (0, 2):
         probs = softmax(logits[row].tolist())
         order = sorted(range(WIDTH), key=lambda i: -probs[i])
@@ -268,7 +268,7 @@ def test_logprobs_are_the_model_s_own() -> None:
 
 
 def test_more_alternatives_than_tokens_are_all_tokens() -> None:
-    (got,) = report(logits_of(2), [0], [50])
+    (got,) = Report(logits_of(2), [0], [50]).read()
     assert len(got.top) == WIDTH
 
 
@@ -286,7 +286,7 @@ def test_a_seed_gives_the_same_draws_in_any_company() -> None:
             logits = logits_of(step, company + 1)
             logits[0] = logits_of(1000 + step)[0]
             others = [turn_of(Sampling(top_k=i % 3, temperature=(i % 4) / 2, min_p=0.1)) for i in range(company)]
-            tokens.append(sampler.sample(logits, [turn, *others])[0].token)
+            tokens.append(sampler.draw(logits, [turn, *others]).read()[0].token)
             turn.ids.append(tokens[-1])
         return tokens
 
@@ -301,7 +301,7 @@ def test_different_seeds_and_no_seed_differ() -> None:
 
     def run(seed: int | None) -> list[int]:
         turn = turn_of(Sampling(seed=seed))
-        return [sampler.sample(logits, [turn])[0].token for _ in range(30)]
+        return [sampler.draw(logits, [turn]).read()[0].token for _ in range(30)]
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -314,7 +314,7 @@ def test_greedy_rows_are_untouched_by_their_neighbours() -> None:
         logits = logits_of(seed, 4)
         hot = Sampling(temperature=3.0, top_k=2, presence_penalty=1.0, logit_bias={1: 50.0})
         turns = [turn_of(hot), turn_of(Sampling(temperature=0.0)), turn_of(hot), turn_of(Sampling(temperature=0.0))]
-        got = sampler.sample(logits, turns)
+        got = sampler.draw(logits, turns).read()
         assert [got[1].token, got[3].token] == logits[[1, 3]].argmax(-1).tolist()
 
 
@@ -328,4 +328,4 @@ def test_rows_that_hold_no_numbers_are_told_from_others() -> None:
     logits[1, 3] = float("nan")
     logits[3, :] = float("inf")
     turns = [turn_of(Sampling(temperature=t), logprobs=n) for t, n in ((0.0, None), (0.0, 2), (1.0, 2), (1.0, None))]
-    assert [item.usable for item in Sampler((END,)).sample(logits, turns)] == [True, False, True, False]
+    assert [item.usable for item in Sampler((END,)).draw(logits, turns).read()] == [True, False, True, False]
