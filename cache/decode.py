@@ -13,7 +13,7 @@ import torch
 from cache import paged
 from cache.packed import PackedStep, Segment
 from cache.session import SessionCache
-from cache.stream import put
+from cache.stream import put, refill
 from cache.tier import MemoryTier
 
 
@@ -53,7 +53,7 @@ class DecodeStep(PackedStep):
         self.tokens = rows
         self._tables = tables
         self._nothing = tier.slots * tier.page_size  # in the scratch
-        self._numbers = put(self._rows([], []), tier.device)
+        self._numbers = put(self._rows([]), tier.device)
         self.token_ids, self.positions = self._numbers[0:1], self._numbers[1:2]
         self.write_index = self._numbers[2]
         nobody = SessionCache("", None)
@@ -67,15 +67,16 @@ class DecodeStep(PackedStep):
     def fill(self, sessions: Sequence[SessionCache]) -> None:
         """From here on it is a step of ``sessions``, the next token of each; there may be fewer than rows."""
         self._tables.fill(sessions, self.tokens)
-        places = [int(s.slots[s.length // self.tier.page_size]) for s in sessions]
-        self._numbers.copy_(put(self._rows(sessions, places), self.tier.device))
+        refill(self._numbers, self._rows(sessions))
 
-    def _rows(self, sessions: Sequence[SessionCache], slots: Sequence[int]) -> np.ndarray[Any, Any]:
+    def _rows(self, sessions: Sequence[SessionCache]) -> np.ndarray[Any, Any]:
         """Token, position and place of each row, ``[3, rows]`` int64."""
+        size, count = self.tier.page_size, len(sessions)
+        lengths = [session.length for session in sessions]
         numbers = np.zeros((3, self.tokens), np.int64)
-        numbers[2] = self._nothing
-        size = self.tier.page_size
-        for row, (session, slot) in enumerate(zip(sessions, slots, strict=True)):
-            length = session.length
-            numbers[:, row] = session.token_ids[length], length, slot * size + length % size
+        numbers[2, count:] = self._nothing
+        numbers[0, :count] = [session.token_ids[at] for session, at in zip(sessions, lengths, strict=True)]
+        numbers[1, :count] = lengths
+        numbers[2, :count] = [s.slots.item(at // size) for s, at in zip(sessions, lengths, strict=True)]
+        numbers[2, :count] = numbers[2, :count] * size + numbers[1, :count] % size
         return numbers

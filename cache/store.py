@@ -58,7 +58,7 @@ class SessionStore:
         self._state_budget = state_budget or 0
         self._state_bytes: dict[SessionCache, int] = {}  # of idle sessions
         self._state_total = 0
-        self._threshold = threshold
+        self.threshold = threshold
         self.evictions = 0  # from the device, or where states have no room
         self.host_evictions = 0
         self._warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
@@ -253,7 +253,7 @@ class SessionStore:
 
     def is_long(self, length: int) -> bool:
         """Whether a timeline of that many tokens is on the long side of the threshold."""
-        return self._threshold is not None and length > self._threshold
+        return self.threshold is not None and length > self.threshold
 
     def _best(
         self, tenant: str, named: SessionCache | None, prompt: array[int], long: bool

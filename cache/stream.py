@@ -26,6 +26,12 @@ def put(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
     return sent(torch.from_numpy(array), device)
 
 
+def refill(tensor: torch.Tensor, array: np.ndarray[Any, Any]) -> None:
+    """Make ``tensor`` hold ``array``, without waiting: the copy takes its turn on the current stream."""
+    new = torch.from_numpy(array)
+    tensor.copy_(new.pin_memory() if tensor.device.type == "cuda" else new, non_blocking=True)
+
+
 def fetched(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` on the CPU, there when the current stream has come to this."""
     if tensor.device.type != "cuda":

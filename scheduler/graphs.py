@@ -61,9 +61,12 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Graph(NamedTuple):
-    """What a bucket has: a step that stays, and how to run it."""
+    """What a bucket has: a step and the rows of its logits, which stay where they are as long as the graph is run, and
+    how to run it.
+    """
 
     step: DecodeStep
+    keep: torch.Tensor
     run: Callable[[], Any]
 
 
@@ -78,10 +81,13 @@ def capturer() -> Capture:
     pool = torch.cuda.graph_pool_handle()
 
     def capture(step: Step) -> Callable[[], Any]:
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         # Other threads copy pages meanwhile: what they ask of the device is none of this capture's business.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            step()
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                step()
+        finally:
+            torch.cuda.set_stream(stream)  # which torch forgets where a capture fails
         return graph.replay
 
     return capture
@@ -170,4 +176,4 @@ class Graphs:
         error = (place[: len(work)] - logits).float().square().mean().sqrt() / logits.float().std()
         if not float(error) <= _TOLERANCE.get(self._mode.model.dtype, 6e-2):
             raise ValueError(f"they say something else, by {float(error):.1e}")
-        return Graph(step, run)
+        return Graph(step, keep, run)

@@ -51,6 +51,11 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
     logit_bias: dict[int, float] = {}
 
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens that were met count less."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
 
 class Stopping(msgspec.Struct, frozen=True):
     """When a turn ends. ``max_tokens`` None means: until the context is full."""

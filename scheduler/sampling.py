@@ -10,6 +10,7 @@ import torch
 
 from cache.stream import Coming, put
 from scheduler.messages import Sampling
+from scheduler.tally import Tally
 from scheduler.turn import Turn
 
 _STRETCH = 256  # tokens
@@ -52,18 +53,19 @@ class Sampler:
         """Penalties, biases, forbidden ends and grammars; where no row has any, nothing is copied."""
         changed = logits
         bound: list[int] = []
+        penalised = [row for row, turn in enumerate(turns) if turn.request.sampling.penalised]
+        if penalised:
+            changed = logits.clone()
+            _penalise(changed, turns, penalised)
         for row, turn in enumerate(turns):
             wanted, ends = turn.request.sampling, self._forbidden(turn)
             if turn.constraint is not None:
                 bound.append(row)
                 ends = []  # its mask knows them
-            penalised = wanted.presence_penalty or wanted.frequency_penalty or wanted.repetition_penalty != 1.0
-            if not (penalised or wanted.logit_bias or ends):
+            if not (wanted.logit_bias or ends):
                 continue
             if changed is logits:
                 changed = logits.clone()
-            if penalised:
-                _penalise(changed[row], turn)
             if wanted.logit_bias:
                 ids = put(np.array(list(wanted.logit_bias)), logits.device)
                 changed[row, ids] += put(np.array(list(wanted.logit_bias.values()), np.float32), logits.device)
@@ -129,33 +131,23 @@ class Report:
         return out
 
 
-def _penalise(row: torch.Tensor, turn: Turn) -> None:
-    """OpenAI's presence and frequency penalties on generated tokens; the repetition penalty of Keskar et al.
-    (2019) on all.
+def _penalise(logits: torch.Tensor, turns: Sequence[Turn], rows: Sequence[int]) -> None:
+    """OpenAI's presence and frequency penalties on generated tokens; the repetition penalty of Keskar et al. (2019) on
+    all. In place, on the few logits that they change.
     """
-    wanted = turn.request.sampling
-    counts, seen = _counted(turn, row)
-    if wanted.repetition_penalty != 1.0:
-        met = seen | (counts > 0)
-        scaled = torch.where(row > 0, row / wanted.repetition_penalty, row * wanted.repetition_penalty)
-        torch.where(met, scaled, row, out=row)
-    row -= wanted.frequency_penalty * counts + wanted.presence_penalty * (counts > 0)
-
-
-def _counted(turn: Turn, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How often each token was generated ``[V]``, and whether it is in the prompt; kept on the turn, grown by
-    one a step.
-    """
-    width = row.shape[0]
-    if turn.counts is None or turn.seen is None:
-        prompt = put(np.array(turn.ids[: turn.prompt_length]), row.device)
-        turn.seen = torch.zeros(width, dtype=torch.bool, device=row.device)
-        turn.seen[prompt] = True
-        made = put(np.array(turn.ids[turn.prompt_length :], np.int64), row.device)
-        turn.counts = torch.bincount(made, minlength=width)
-    elif turn.generated:
-        turn.counts[turn.ids[-1]] += 1
-    return turn.counts, turn.seen
+    places, penalties = [], []
+    for row in rows:
+        turn, wanted = turns[row], turns[row].request.sampling
+        if turn.tally is None:
+            turn.tally = Tally(turn.ids[: turn.prompt_length] if wanted.repetition_penalty != 1.0 else ())
+        ids, counts = turn.tally.read(turn.ids[turn.prompt_length :])
+        less = np.float32(wanted.frequency_penalty) * counts + np.float32(wanted.presence_penalty) * (counts > 0)
+        places.append(np.stack([np.full_like(ids, row), ids]))
+        penalties.append(np.stack([np.full_like(less, wanted.repetition_penalty), less]))
+    row, token = put(np.concatenate(places, 1), logits.device)
+    repeated, less = put(np.concatenate(penalties, 1), logits.device)
+    scores = logits[row, token]
+    logits[row, token] = torch.where(scores > 0, scores / repeated, scores * repeated) - less
 
 
 def _draw(logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
@@ -167,8 +159,12 @@ def _draw(logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
     wanted = [turn.request.sampling for turn in turns]
     temperature = put(np.array([w.temperature for w in wanted], np.float32), device)[:, None]
     probs = torch.softmax(logits / temperature.clamp_min(1e-5), -1)
-    if any(w.top_k > 0 or w.top_p < 1.0 or w.min_p > 0.0 for w in wanted):
+    cut = [row for row, w in enumerate(wanted) if w.top_k > 0 or w.top_p < 1.0 or w.min_p > 0.0]
+    if len(cut) == len(wanted):
         probs = _truncate(probs, wanted)
+    elif cut:
+        rows = put(np.array(cut), device)
+        probs[rows] = _truncate(probs[rows], [wanted[row] for row in cut])
     number = put(np.array([turn.random.random() for turn in turns]), device)[:, None]
     return _passed(probs, number)
 

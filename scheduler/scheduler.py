@@ -73,7 +73,7 @@ class Scheduler:
             self.store.archive.poll()
         plan: dict[Turn, int] = {}
         budget = self._max_step_tokens
-        for turn in self.running[:]:
+        for turn in self.running[:] if self.store.threshold is not None else ():
             if turn.session is not None and turn.session.long is not self.store.is_long(len(turn.ids)):
                 self._suspend(turn)  # it has crossed a RoPE threshold: all of it is computed once more
         for turn in sorted(self.running, key=self._urgency):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 _REPLACEMENT = "\ufffd"  # what decoders give for bytes that are no character yet
@@ -18,12 +19,17 @@ class Vocabulary:
         fast = getattr(tokenizer, "backend_tokenizer", None)
         self._byte_level = fast is not None and "ByteLevel" in repr(fast.decoder)
         self._bytes: dict[int, bytes] = {}
-        self.decode: Callable[[Sequence[int]], str] = self._slow if fast is None else fast.decode
-        self._all: Callable[..., str] = self._slow if fast is None else fast.decode
+        self._any: Callable[..., str] = self._slow if fast is None else fast.decode
+        self._single: dict[tuple[int, bool], str] = {}  # texts of tokens on their own, by whether special ones have any
 
-    def decode_all(self, ids: Sequence[int]) -> str:
-        """As ``decode``, which leaves special tokens out."""
-        return self._all(ids, skip_special_tokens=False)
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """The text of ``ids``; ``special`` tokens have none unless wanted."""
+        if len(ids) != 1:
+            return self._any(ids, skip_special_tokens=not special)
+        key = ids[0], special
+        if key not in self._single:
+            self._single[key] = self._any(ids, skip_special_tokens=not special)
+        return self._single[key]
 
     def _slow(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(
@@ -69,7 +75,7 @@ class TextStream:
     def __init__(
         self, vocabulary: Vocabulary, prompt: Sequence[int], stop: tuple[str, ...] = (), special: bool = False
     ) -> None:
-        self._decode = vocabulary.decode_all if special else vocabulary.decode
+        self._decode = partial(vocabulary.decode, special=True) if special else vocabulary.decode
         self._ids = list(prompt[-_CONTEXT:])  # context, then tokens whose text is not complete
         # Context must begin with a character: byte tokens that lack one's beginning spoil all that follow them.
         while self._decode(self._ids).startswith(_REPLACEMENT):

@@ -7,13 +7,12 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import torch
-
 from cache.archive import Fetch
 from cache.eviction import scoped
 from cache.session import SessionCache
 from scheduler.constraint import Constraint
 from scheduler.messages import FinishReason, Receipt, Submit, TokenLogprob, unpack_ids
+from scheduler.tally import Tally
 from scheduler.text import TextStream
 
 
@@ -51,8 +50,7 @@ class Turn:
     overtaken: int = 0  # times that others were tried because there was no room for this one
     last_step: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    counts: torch.Tensor | None = None  # generated tokens, [V], where a penalty needs them
-    seen: torch.Tensor | None = None  # tokens of the prompt, bool [V]
+    tally: Tally | None = None  # where a penalty needs it
 
     def __post_init__(self) -> None:
         prompt = unpack_ids(self.request.prompt)

@@ -11,7 +11,11 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["flagged", "table_stride", "window", "heads", "splits"])
+# ``positions`` is a row of a step's numbers: where it begins depends on how many tokens there are.
+@triton.jit(
+    do_not_specialize=["flagged", "table_stride", "window", "heads", "splits"],
+    do_not_specialize_on_alignment=["positions"],
+)
 def attend(
     query,  # [tokens, heads, DIM]
     key,  # [slots, PAGE, key heads, DIM]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,8 @@ import torch
 from engine_kit import Kit
 from gpu_kit import Told
 from tiny_models import greedy, make_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from cache import gpu, paged
 from cache.attention import PackedAttention
@@ -103,6 +106,53 @@ def test_what_graphs_say_is_what_the_model_says(
     scene.check([[n, n + 1] for n in range(7)], 6)  # more than any graph has rows
     assert scene.served - served < 6
     assert not ours(said)
+
+
+class Reads(TorchDispatchMode):
+    """Storages that operations read and that no operation before them has made, held weakly."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read: dict[int, Any] = {}
+        self._made: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _tensors((args, kwargs or {})):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._made and storage._cdata not in self.read:
+                self.read[storage._cdata] = storage._weak_ref()
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            if tensor.untyped_storage()._cdata not in self.read:
+                self._made[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return out
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+def test_all_that_a_graph_reads_lives_as_long_as_the_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Reads] = []
+
+    def capture(step: Step) -> Callable[[], Any]:
+        """As on a GPU: a graph does not hold what it reads, and nothing of Python runs again."""
+        first = step().clone()
+        with Reads() as seen:
+            step()
+        reads.append(seen)
+        done = iter([step().copy_])
+        return lambda: next(done)(first)
+
+    scene = Scene(monkeypatch, name, capture=capture)
+    scene.kit.send([1, 2, 3], 4)
+    scene.kit.run()
+    gc.collect()
+    assert len(scene.graphs) == len(reads) == 1
+    assert reads[0].read
+    dead = [weak for weak in reads[0].read.values() if torch.UntypedStorage._expired(weak)]
+    assert not dead
 
 
 def test_sessions_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
