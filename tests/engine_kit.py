@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +27,18 @@ from scheduler.constraint import Grammars, tokenizer_of
 from scheduler.engine import Engine
 from scheduler.limits import Limits
 from scheduler.linear import pack
-from scheduler.messages import Cancel, Delta, FinishReason, Receipt, Refused, Sampling, Stopping, Submit, pack_ids
+from scheduler.messages import (
+    Cancel,
+    Delta,
+    FinishReason,
+    Receipt,
+    Refused,
+    Sampling,
+    StepOutputs,
+    Stopping,
+    Submit,
+    pack_ids,
+)
 from scheduler.probe import Verdict, describe, probe
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
@@ -113,8 +125,13 @@ class Kit:
         remote: str | None = None,
         remote_space: int | None = None,
         share: float = 1.0,
+        overlaps: bool = False,
     ) -> None:
-        """``folder``: of a disk tier; without it there is none."""
+        """``folder``: of a disk tier; without it there is none. ``overlaps``: steps are driven as on a GPU; what is in
+        ``meanwhile`` is called once while one is under way.
+        """
+        self._overlaps = overlaps
+        self.meanwhile: list[Callable[[], Any]] = []
         self.model: Any = model_of(name)
         self.mode = verdict_on(name).mode
         self.mode.in_place = in_place_of(name) if in_place else frozenset()
@@ -186,13 +203,23 @@ class Kit:
         """One step, its news taken in, its invariants checked."""
         self.mode.install()
         try:
-            outputs = self.engine.step()
+            outputs = self._launched() if self._overlaps else self.engine.step()
         finally:
             self.mode.remove()
         for delta in outputs.deltas:
             self.outcomes[delta.turn].add(delta)
         self.refused |= {refused.turn: refused for refused in self.engine.refusals()}
         self.engine.check_integrity()
+
+    def _launched(self) -> StepOutputs:
+        """A step, and what the one before it has said."""
+        step = self.engine.launch()
+        outputs = self.engine.news()
+        meanwhile, self.meanwhile = self.meanwhile, []
+        for call in meanwhile:
+            call()
+        self.engine.settle(step)
+        return outputs
 
     def run(self, limit: int = 10_000) -> None:
         """Step until nothing is left."""

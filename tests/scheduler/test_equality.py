@@ -86,6 +86,14 @@ def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) 
         assert any(o.receipt is not None and o.receipt.loaded for o in kit.outcomes.values())
 
 
+@pytest.mark.parametrize("pressure", ["roomy", "preempted", "to the host"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next", "longrope"])
+def test_conversations_whose_steps_overlap(name: str, pressure: str) -> None:
+    kit = Kit(name, **PRESSURE[pressure], overlaps=True)
+    _conversation(kit, seed=3, clients=5, turns=4, name=True)
+    assert (kit.engine.stats().evictions > 0) is (pressure != "roomy")
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_gathered_layers_equal_layers_read_in_place(name: str) -> None:
     kit = Kit(name, in_place=False)
