@@ -84,7 +84,7 @@ def test_a_turn_that_is_cancelled_during_a_step_ends_once(name: str, at: int, ca
     told = at - (at > 0 and name == "qwen3_next")  # its prompt takes two steps
     assert len(kit.outcomes[turn].tokens) == before == told
     assert kit.outcomes[other].tokens == greedy(kit.model, [4, 5], 8)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name == "warmturn.engine"]
     prompt = [1, 2, 3, *kit.outcomes[turn].tokens, 9]
     assert kit.ask(prompt, 5, session="s").tokens == greedy(kit.model, prompt, 5)
 
