@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from cache.stream import Coming, put
@@ -207,19 +208,47 @@ def _passed(probs: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
 
 
 def _truncate(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
-    """Zero what top-k, then nucleus (Holtzman et al., 2019), then min-p cut off; ``probs [rows, V]``, at least
-    one token stays.
+    """Zero what top-k, then nucleus (Holtzman et al., 2019), then min-p cut off; ``probs [rows, V]``. At least one
+    token stays, and of equals all or none.
     """
-    device = probs.device
-    sorted_probs, order = probs.sort(-1, descending=True)
-    rank = torch.arange(probs.shape[-1], device=device)[None]
-    top_k = put(np.array([w.top_k or probs.shape[-1] for w in wanted]), device)[:, None]
-    kept = torch.where(rank < top_k, sorted_probs, 0.0)
-    mass = kept.cumsum(-1) / kept.sum(-1, keepdim=True)
-    before = torch.cat([torch.zeros_like(mass[:, :1]), mass[:, :-1]], -1)  # mass of the more likely tokens
-    top_p = put(np.array([w.top_p for w in wanted], np.float32), device)[:, None]
-    min_p = put(np.array([w.min_p for w in wanted], np.float32), device)[:, None]
-    # A float32 sum reaches 1 before the rarest tokens: top_p 1 must still keep them.
-    keep = ((before < top_p) | (top_p >= 1.0)) & (sorted_probs >= min_p * sorted_probs[:, :1])
-    keep[:, 0] = True
-    return torch.zeros_like(probs).scatter_(-1, order, torch.where(keep, kept, 0.0))
+    if probs.device.type == "cpu":
+        found = [_least(row, w) for row, w in zip(probs.numpy(), wanted, strict=True)]
+        least = torch.tensor(found, dtype=torch.float32)[:, None]
+    else:
+        least = _least_of_all(probs, wanted)
+    return torch.where(probs >= least, probs, 0.0)
+
+
+def _least(row: npt.NDArray[np.float32], wanted: Sampling) -> float:
+    """The smallest probability in ``row [V]`` that stays. numpy sorts numbers thirty times as fast as torch sorts them
+    with their places.
+    """
+    width, few = len(row), 0 < wanted.top_k < len(row)
+    if few:
+        left = np.sort(np.partition(row, width - wanted.top_k)[width - wanted.top_k :])[::-1]
+        total = left.sum(dtype=np.float64)
+    elif wanted.top_p < 1.0:  # all others together are less than what a nucleus leaves out
+        total = row.sum(dtype=np.float64)
+        left = np.sort(row[row >= (1 - wanted.top_p) * total / width])[::-1]
+    else:
+        return float(np.float32(wanted.min_p) * row.max())
+    if not len(left):  # these are no numbers
+        return 0.0
+    last = len(left) - 1
+    if wanted.top_p < 1.0:
+        last = min(last, int(np.searchsorted(left.cumsum(dtype=np.float64), wanted.top_p * total)))
+    return float(max(left[last], np.float32(wanted.min_p) * left[0]))
+
+
+def _least_of_all(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
+    """``_least`` of all rows at once, where nobody waits for the device: ``[rows, 1]``."""
+    device, width = probs.device, probs.shape[-1]
+    ordered = probs.sort(-1, descending=True).values
+    top_k = put(np.array([min(w.top_k or width, width) for w in wanted]), device)[:, None]
+    kept = torch.where(torch.arange(width, device=device) < top_k, ordered, 0.0)
+    mass = kept.cumsum(-1, dtype=torch.float64)
+    # A sum reaches the whole before the rarest tokens: top_p 1 must still keep them.
+    share = put(np.array([w.top_p if w.top_p < 1.0 else 2.0 for w in wanted]), device)[:, None]
+    count = torch.searchsorted(mass, share * mass[:, -1:]) + 1
+    least = ordered.gather(-1, torch.minimum(count, top_k) - 1)
+    return torch.maximum(least, put(np.array([w.min_p for w in wanted], np.float32), device)[:, None] * ordered[:, :1])

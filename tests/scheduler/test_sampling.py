@@ -12,7 +12,7 @@ import torch
 from tiny_models import make_tokenizer
 
 from scheduler.messages import Sampling, Stopping, Submit, pack_ids
-from scheduler.sampling import Report, Sampler
+from scheduler.sampling import Report, Sampler, _least, _least_of_all, _truncate
 from scheduler.text import TextStream, Vocabulary
 from scheduler.turn import Turn
 
@@ -109,6 +109,40 @@ def test_draws_follow_the_distribution(sampling: Sampling) -> None:
     assert chi < len(likely) + 6 * math.sqrt(2 * len(likely)) + 12
     if len(likely) > 1:
         assert len(got) > 1
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 12.0])
+@pytest.mark.parametrize("width", [1, 2, 300, 20_011])
+def test_what_is_cut_off_is_the_same_on_any_device(width: int, spread: float) -> None:
+    """By the definition, in float64: what a CPU sorts and what a GPU does."""
+    rng = random.Random(width)
+    logits = (
+        torch.randn(40, width, generator=torch.Generator().manual_seed(3)) * spread * 4
+    ).round() / 4  # with equals
+    probs = torch.softmax(logits, -1)
+    asked = [
+        Sampling(
+            top_k=rng.choice([0, 0, 1, 7, 40, width, 2 * width]),
+            top_p=rng.choice([1.0, 0.95, 0.5, 1e-6, 0.999]),
+            min_p=rng.choice([0.0, 0.0, 0.02, 1.0]),
+        )
+        for _ in probs
+    ]
+    there = _least_of_all(probs, asked)[:, 0].tolist()
+    cut = _truncate(probs, asked)
+    for row, sampling in enumerate(asked):
+        least = _least(probs[row].numpy(), sampling)
+        ordered = sorted(probs[row].tolist(), reverse=True)[: sampling.top_k or width]
+        whole, before, kept = math.fsum(ordered), 0.0, 0
+        while kept < len(ordered) and (kept == 0 or sampling.top_p == 1.0 or before < sampling.top_p * whole):
+            before += ordered[kept]
+            kept += 1
+        kept = sum(p >= sampling.min_p * ordered[0] * (1 - 1e-6) for p in ordered[:kept])
+        for bound in (least, there[row]):  # sums of many numbers are not the same to the last bit
+            smallest = min(p for p in ordered if p >= bound * (1 - 1e-6))
+            assert smallest in ordered[max(0, kept - 2) : kept + 1]
+            assert smallest == ordered[kept - 1] or sampling.top_p < 1.0
+        assert torch.equal(cut[row] > 0, (probs[row] >= least) & (probs[row] > 0))
 
 
 def test_the_support_is_exactly_the_definition_for_mixed_rows() -> None:
