@@ -75,6 +75,7 @@ COPY --from=build /opt/own/opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH \
     XDG_CACHE_HOME=/opt/cache \
     TRITON_CACHE_DIR=/data/triton \
+    TORCHINDUCTOR_CACHE_DIR=/data/layers \
     HF_HOME=/models \
     WARMTURN_DATA_DIR=/data \
     WARMTURN_HOST=0.0.0.0 \

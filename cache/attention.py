@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from cache.layers import Layer, Scores
 from cache.packed import PackedStep
 
 _names = count()
+_attentions: WeakValueDictionary[int, PackedAttention] = WeakValueDictionary()
 _ROUND = 16
 
 # Tensors that layers pass along and that say nothing about which keys count.
@@ -33,16 +35,20 @@ class Unsupported(ValueError):
 class PackedAttention:
     """Attention over the pages of the step in flight, for one loaded model.
 
-    ``transformed`` collects the layers that hand on other tensors than ``PackedCache.update`` gave them.
+    ``transformed`` collects the layers that hand on other tensors than ``PackedCache.update`` gave them, ``sources``
+    says whose keys and values each layer has attended to.
     """
 
     def __init__(self, layers: list[Layer]) -> None:
         self.layers = layers
-        self.name = f"warmturn_{next(_names)}"
+        self.number = next(_names)
+        self.name = f"warmturn_{self.number}"
         self.transformed: set[int] = set()
+        self.sources: dict[int, int | None] = {}
         self.calls = 0
         self._step: PackedStep | None = None
         AttentionInterface.register(self.name, self)
+        _attentions[self.number] = self
 
     @contextmanager
     def running(self, step: PackedStep) -> Iterator[None]:
@@ -68,6 +74,10 @@ class PackedAttention:
     ) -> tuple[torch.Tensor, None]:
         """What modeling code calls; see ``attend``."""
         self._refuse(attention_mask, kwargs)
+        if torch.compiler.is_compiling():
+            sinks, index = self.sinks(module, s_aux), module.layer_idx
+            out = torch.ops.warmturn.attend(query, key, value, self.number, index, scaling, softcap, sinks)
+            return out, None
         return self.attend(module, query, key, value, scaling=scaling, softcap=softcap, s_aux=s_aux), None
 
     def attend(
@@ -88,7 +98,40 @@ class PackedAttention:
         if step is None or not isinstance(index, int):
             raise Unsupported("attention outside of a step")
         self.calls += 1
-        sinks = self.sinks(module, s_aux)
+        self.sources[index] = self._source(step, key, value)
+        return self._over(step, index, query, key, value, scaling, softcap, self.sinks(module, s_aux))
+
+    def attend_compiled(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        index: int,
+        scaling: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The same for layer ``index`` where compiled code calls: ``key`` and ``value`` are not stored yet."""
+        step, source = self._step, self.sources.get(index)
+        if step is None or source is None:
+            raise Unsupported("compiled attention outside of a step, or over keys that are not in pages")
+        self.calls += 1
+        if source == index:
+            step.tier.write(index, step.write_index, key, value)
+        step.origins[id(key)] = (source, key, value)
+        return self._over(step, index, query, key, value, scaling, softcap, sinks)
+
+    def _over(
+        self,
+        step: PackedStep,
+        index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         layer = self.layers[index]
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
@@ -181,6 +224,27 @@ class PackedAttention:
         unknown = [k for k, v in kwargs.items() if isinstance(v, torch.Tensor) and k not in _HARMLESS]
         if attention_mask is not None or unknown:
             raise Unsupported(f"attention needs {', '.join(unknown) or 'a mask of its own'}")
+
+
+def _attend_compiled(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, number: int, *rest: Any
+) -> torch.Tensor:
+    return _attentions[number].attend_compiled(query, key, value, *rest)
+
+
+def _shaped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """What a compiler must know of the result."""
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+# What compiled code sees of a step: one function that nobody looks into. It stores keys and values and attends.
+_library: Any = torch.library.Library("warmturn", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "attend(Tensor query, Tensor key, Tensor value, int number, SymInt layer, "
+    "float? scaling, float? softcap, Tensor? sinks) -> Tensor"
+)
+_library.impl("attend", _attend_compiled, "CompositeExplicitAutograd")
+torch.library.register_fake("warmturn::attend", _shaped, lib=_library)
 
 
 def attend(

@@ -47,7 +47,7 @@ def built(source: Path) -> Path:
         text = b"".join(path.read_bytes() for path in [source, *sorted(headers)])
         made_of = hashlib.blake2b(text + repr((_FLAGS, _instructions(), platform.machine())).encode(), digest_size=8)
         stem = f"{source.stem}-{made_of.hexdigest()}"
-        folder = _folder()
+        folder = private_folder()
         compiler = _compiler()
         if compiler is None:
             name = next((path.name for path in sorted(folder.glob(f"{stem}-*.so"))), "")
@@ -79,7 +79,7 @@ def has_tiles() -> bool:
     return any("bf16" in flag for flag in _instructions())
 
 
-def _folder() -> Path:
+def private_folder() -> Path:
     """Where objects are kept: nobody else may have put anything there."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn"

@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from cache.layers import Layer, Reach
 from cache.session import SessionCache
 from cache.stream import put
 from cache.tier import MemoryTier
+
+
+class NotInPlace(Exception):
+    """Code that works on what is in the cache cannot be compiled: how much that is differs from step to step."""
 
 
 class Segment(NamedTuple):
@@ -140,7 +144,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
 
     ``update`` returns the K/V of all sessions, gathered, since some models work on it after the update (MLA expands its
     latents). For a layer in ``in_place`` it returns the new K/V as they came: the load-time probe has seen the
-    layer hand on the very tensors it got, and the attention function reads the pages themselves.
+    layer hand on the very tensors it got, and the attention function reads the pages themselves. In compiled code it
+    only hands on: there the attention function stores as well, so all layers must be in ``in_place``.
     """
 
     def __init__(self, layers: list[Layer], step: PackedStep, in_place: frozenset[int]) -> None:
@@ -148,6 +153,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self.kinds = layers
         self.step = step
         self.in_place = in_place
+        self.compilable = all(number in in_place or not layer.stores for number, layer in enumerate(layers))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -155,6 +161,10 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """``key_states``, ``value_states``: ``[1, H, T, D]`` of the step's tokens; returns ``[1, H, T or all
         keys, D]``.
         """
+        if torch.compiler.is_compiling():
+            if not self.compilable:
+                raise NotInPlace
+            return key_states, value_states
         tier = self.step.tier
         tier.write(layer_idx, self.step.write_index, key_states, value_states)
         if layer_idx not in self.in_place:
@@ -169,6 +179,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """Indexer keys of sparse attention: ``[1, T, D]`` of the step's tokens; returns those of all keys,
         ``[1, keys, D]``.
         """
+        if torch.compiler.is_compiling():
+            raise NotInPlace
         index = self.step.gather_index(self.kinds[layer_idx])
         return self.step.tier.write_index(layer_idx, self.step.write_index, indexer_key_states)[index][None]
 
@@ -179,3 +191,11 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Recurrent modules ask their session's own state instead."""
         return False
+
+
+def packed_class(kind: type) -> type:
+    """``PackedCache``, also an instance of the model's own cache class where the model insists on that."""
+    if kind is DynamicCache or not issubclass(kind, DynamicCache):
+        return PackedCache
+    own = {name: value for name, value in vars(kind()).items() if name not in ("layers", "layer_class_to_replicate")}
+    return type("PackedCache", (PackedCache, kind), own)

@@ -149,13 +149,15 @@ class Graphs:
             return 0
         return next(size for size in self._buckets if size >= len(work))
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
     def _captured(self, bucket: int, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> Graph:
-        """A graph that says the same as ``logits``. Raises whatever is in its way."""
+        """A graph that says the same as ``logits``. Raises whatever is in its way.
+
+        What is compiled is watched as it is, since kernels show less than operations, and captured compiled.
+        """
         if self._tables is None or self._logits is None:
             self._tables = Tables(self._tier, self._buckets[-1], self._pages)
-            self._logits = logits.new_empty(self._buckets[-1], logits.shape[1])
+            with torch.inference_mode(False):  # a step that is watched writes there, and is not in inference mode
+                self._logits = logits.new_empty(self._buckets[-1], logits.shape[1])
         place = self._logits[:bucket]
         step = DecodeStep(self._tier, self._tables, bucket)
         step.fill([session for session, _ in work])
@@ -168,7 +170,7 @@ class Graphs:
                 step.origins.clear()
 
         forward()  # whatever is made the first time
-        with Watching():
+        with torch.inference_mode(False), torch.no_grad(), self._mode.plainly(), Watching():
             forward()
         run = self._capture(forward)
         place.fill_(float("nan"))

@@ -28,6 +28,7 @@ from transformers.utils import is_accelerate_available
 from cache.layers import Layer, read_layers
 from cache.ranks import RankLost
 from scheduler import cores, division
+from scheduler.compiled import Compiling
 from scheduler.followers import Followers
 from scheduler.linear import pack
 from scheduler.messages import EngineConfig, Loading
@@ -97,7 +98,7 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
         reason = _missing(error) if isinstance(error, ImportError) else _first_line(error)
         raise LoadFailed(f"cannot load {config.model!r}: {reason}{_ended(followers)}") from error
     try:
-        return prepare(model, tokenizer, Path(config.verdicts) if config.verdicts else None, followers)
+        return prepare(model, tokenizer, Path(config.verdicts) if config.verdicts else None, followers, tell)
     except (LoadFailed, RankLost) as error:
         raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}{_ended(followers)}") from error
 
@@ -194,11 +195,17 @@ def _missing(error: ImportError) -> str:
     return f"a library is missing: pip install 'warmturn[{extra}]'" if extra else _first_line(error)
 
 
-def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None, followers: Followers | None = None) -> Loaded:
+def prepare(
+    model: Any,
+    tokenizer: Any,
+    verdicts: Path | None = None,
+    followers: Followers | None = None,
+    tell: Any = lambda _: None,
+) -> Loaded:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
     ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out. ``followers`` have the
-    other parts of the model.
+    other parts of the model. ``tell`` gets ``Loading`` messages.
     """
     text = model.config.get_text_config(decoder=True)
     weights = digest(model)  # before any forward: some quantised modules repack themselves then
@@ -209,7 +216,7 @@ def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None, followers:
         known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
         found = _recall(known)
         if followers is None:
-            verdict = _packed(model, layers, rope, found)
+            verdict = _packed(model, layers, rope, found, _compiling(model, tell))
             _remember(known, _Known(describe(verdict.mode), found.answers))
         else:
             followers.listen(model)
@@ -221,16 +228,21 @@ def prepare(model: Any, tokenizer: Any, verdicts: Path | None = None, followers:
     return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, followers)
 
 
-def _packed(model: Any, layers: list[Layer], rope: LongRope, known: _Known) -> Verdict:
+def _compiling(model: Any, tell: Any) -> Compiling | None:
+    """Layers are compiled for GPUs; on a CPU there are programs of ours, and compiling takes longer."""
+    return Compiling(tell=lambda: tell(Loading("compiling layers"))) if model.device.type == "cuda" else None
+
+
+def _packed(model: Any, layers: list[Layer], rope: LongRope, known: _Known, compiling: Compiling | None) -> Verdict:
     """Pack the weights and probe; without packing where no mode runs the model right then. Raises ``Refused``."""
     packing = pack(model, known.answers)
     try:
-        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing)
+        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing, compiling=compiling)
     except Refused:
         if not packing:
             raise
         packing.remove()
-        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode)
+        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, compiling=compiling)
     return verdict
 
 

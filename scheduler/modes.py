@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 
 from cache.attention import PackedAttention, Unsupported
 from cache.layers import Layer
-from cache.packed import PackedCache, PackedStep, Segment
+from cache.packed import PackedStep, Segment, packed_class
+from scheduler.compiled import Compiled
 from scheduler.fusion import Fusion
 from scheduler.linear import Packing
 from scheduler.mixers import InFlight, MixerSplit
@@ -29,6 +30,7 @@ class Mode(ABC):
 
     name: ClassVar[str]
     caches: ClassVar[bool] = True  # what was fed need not be fed again
+    compiles: ClassVar[bool] = False  # its attention is one function that a compiler need not look into
     stateful: bool
     token_by_token = False
 
@@ -38,6 +40,7 @@ class Mode(ABC):
         self.trace = trace
         self.in_place: frozenset[int] = frozenset()
         self.fusion: Fusion | None = None
+        self.compiled: Compiled | None = None
         self.accepts = inspect.signature(model.forward).parameters
         self._open = any(p.kind is p.VAR_KEYWORD for p in self.accepts.values())
 
@@ -71,6 +74,20 @@ class Mode(ABC):
             self.fusion.remove()
         self.fusion = None
 
+    def compile(self, backend: Any, steps: Callable[[], Any]) -> int:
+        """Run compiled what can be; ``steps`` feeds steps of all kinds. How many modules those are."""
+        return 0
+
+    def uncompile(self) -> None:
+        """Run everything as it is again."""
+        if self.compiled is not None:
+            self.compiled.remove()
+        self.compiled = None
+
+    def plainly(self) -> AbstractContextManager[None]:
+        """Within it what is compiled runs as it is."""
+        return self.compiled.aside() if self.compiled is not None else nullcontext()
+
     def positions(self, step: PackedStep) -> dict[str, Any]:
         """The explicit positions of the step's tokens, where the model takes them."""
         return {"position_ids": step.positions + self.trace.first_position} if self.positions_accepted else {}
@@ -91,7 +108,7 @@ class PagedMode(Mode):
         self._text = model.config.get_text_config(decoder=True)
         self._flight = InFlight()
         self._splits: list[MixerSplit] = []
-        self._cache = _packed_class(type(trace.cache))
+        self._cache = packed_class(type(trace.cache))
 
     def install(self) -> None:
         """Split the recurrent modules."""
@@ -143,6 +160,7 @@ class PackedMode(PagedMode):
     """Our attention function reads the pages, no mask is built."""
 
     name = "packed"
+    compiles = True
 
     def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
         super().__init__(model, layers, trace)
@@ -156,13 +174,15 @@ class PackedMode(PagedMode):
             self._decoder.set_attn_implementation(self.attention.name)
         if self._decoder.config._attn_implementation != self.attention.name and not self.trace.mixers:
             raise Unsupported("the model does not let its attention function be chosen")
-        if self.fusion is not None:
-            self.fusion.install()
+        for changed in (self.fusion, self.compiled):
+            if changed is not None:
+                changed.install()
 
     def remove(self) -> None:
         """Back to the attention function that the model was loaded with."""
-        if self.fusion is not None:
-            self.fusion.remove()
+        for changed in (self.compiled, self.fusion):
+            if changed is not None:
+                changed.remove()
         super().remove()
         self._decoder.set_attn_implementation(self._previous)
 
@@ -172,7 +192,8 @@ class PackedMode(PagedMode):
 
     def attending(self, step: PackedStep) -> Any:
         """Our attention function needs to know the step."""
-        return self.attention.running(step)
+        running = self.attention.running(step)
+        return running if self.compiled is None else self.compiled.within(running)
 
     def learn(self) -> bool:
         """Layers that handed on exactly what the cache gave them may read their pages in place."""
@@ -187,6 +208,12 @@ class PackedMode(PagedMode):
             self.fusion = Fusion(self.attention, packing.matrix, ours)
             self.fusion.find(self._decoder, steps)
         return len(self.fusion) if self.fusion is not None else 0
+
+    def compile(self, backend: Any, steps: Callable[[], Any]) -> int:
+        """See ``Mode.compile``."""
+        self.compiled = Compiled(backend)
+        self.compiled.find(self._decoder, steps)
+        return len(self.compiled)
 
 
 class MaskedMode(PagedMode):
@@ -358,16 +385,6 @@ def language_model(model: Any) -> Any:
         m for m in model.modules() if getattr(m, "config", None) is text and hasattr(m, "set_attn_implementation")
     )
     return next(inside, model)
-
-
-def _packed_class(kind: type) -> type:
-    """``PackedCache``, also an instance of the model's own cache class where the model insists on that."""
-    from transformers.cache_utils import DynamicCache
-
-    if kind is DynamicCache or not issubclass(kind, DynamicCache):
-        return PackedCache
-    own = {name: value for name, value in vars(kind()).items() if name not in ("layers", "layer_class_to_replicate")}
-    return type("PackedCache", (PackedCache, kind), own)
 
 
 @contextmanager

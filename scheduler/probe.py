@@ -9,6 +9,7 @@ No table of names.
 from __future__ import annotations
 
 import logging
+import time
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,6 +28,7 @@ from cache.ranks import RankLost
 from cache.session import SessionCache
 from cache.store import SessionStore
 from cache.tier import MemoryTier, PageShape
+from scheduler.compiled import Compiling
 from scheduler.followers import Followers
 from scheduler.linear import Packing
 from scheduler.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
@@ -48,6 +50,7 @@ DRIFT = 2e-2
 _LENGTHS = (22, 42, 18)
 _HEAD = 10  # tokens that are run on their own, to see whether later ones change them
 _RECORDED = (23, 19)  # tokens of the steps that are recorded, together no more than the longest session
+_ROUNDS = 3  # in which steps with and without compiled modules are timed
 _SOURCES = (9, 14, 9)  # what the encoder reads, if there is one
 _STEPS = (
     ((0, 5),),
@@ -98,12 +101,14 @@ def probe(
     first: str = "",
     packing: Packing | None = None,
     followers: Followers | None = None,
+    compiling: Compiling | None = None,
 ) -> Verdict:
     """Choose and install the mode for ``model``. Raises ``Refused``; the model is then as it was.
 
     ``first`` is what ``describe`` said of the mode that was chosen at an earlier load: it is measured before
     all others. ``packing``: weights that programs may read; without it modules run as they are. ``followers`` have the
-    other parts of a model that is divided: only ``packed`` without states can be.
+    other parts of a model that is divided: only ``packed`` without states can be. ``compiling``: how torch compiles
+    layers; without it they are not compiled.
     """
     two = bool(model.config.is_encoder_decoder)
     modes, last = (ENCODER_DECODER, ENCODER_DECODER_LAST) if two else (MODES, LAST_RESORT)
@@ -128,6 +133,9 @@ def probe(
         packing.settle()
         fused = trial.fuse(verdict.mode, verdict.error, packing)
         verdict = replace(verdict, report=f"{verdict.report}, {fused} modules run as programs")
+    if compiling is not None and verdict.mode.compiles:
+        compiled = trial.compile(verdict.mode, verdict.error, compiling)
+        verdict = replace(verdict, report=f"{verdict.report}, {compiled} modules run compiled")
     return verdict
 
 
@@ -270,6 +278,48 @@ class _Trial:
         log.info("modules run as they are: as programs they were not right together")
         mode.unfuse()
         return 0
+
+    def compile(self, mode: Mode, error: float, compiling: Compiling) -> int:
+        """Let ``mode``, which has that error, run compiled what can be, if the model is as right then as before and no
+        slower; how many modules."""
+        compiling.tell()
+        allowed = max(self.rounding, 2 * error)
+        try:
+            compiled = mode.compile(compiling.backend, lambda: self._measure(mode))
+            if not compiled:
+                why = mode.compiled.refused if mode.compiled is not None else ""
+                raise Unsupported(f"they cannot be compiled: {why or 'there are none'}")
+            if not (found := self._measure(mode).error) <= allowed:
+                raise Unsupported(f"compiled they say something else, by {found:.1e}")
+            if (times := self._times(mode)) > compiling.most:
+                raise Unsupported(f"compiled they take {times:.2f} times as long")
+            return compiled
+        except Exception as problem:  # whatever a compiler or its code raises
+            log.info("layers run as they are, slower on a GPU: %s", _brief(problem))
+            mode.uncompile()
+            return 0
+
+    def _times(self, mode: Mode) -> float:
+        """How many times as long as without them a step takes with compiled modules: one that decodes, or one that
+        feeds a prompt, whichever is the worse."""
+        compiled, plain = [], []
+        for _ in range(_ROUNDS):
+            compiled.append(self._seconds(mode))
+            with mode.plainly():
+                plain.append(self._seconds(mode))
+        best = [[min(column) for column in zip(*rows, strict=True)] for rows in (compiled, plain)]
+        return float(max(mine / theirs for mine, theirs in zip(*best, strict=True)))
+
+    def _seconds(self, mode: Mode) -> tuple[float, float]:
+        """Of a step in which all sessions feed a prompt, and of the quickest of some in which they decode."""
+        runner, store = self._runner(mode)
+        sessions = [self._begun(like, mode, store) for like in self._sessions]
+        seconds = []
+        for count in (1, 8, *[1] * 8):
+            started = time.perf_counter()
+            float(runner.run([(session, count) for session in sessions], [0])[0, 0])  # waits for the device
+            seconds.append(time.perf_counter() - started)
+        return seconds[1], min(seconds[2:])
 
     def _steps(self, mode: Mode) -> Iterator[None]:
         """Two steps of one session, of lengths that no size of the model has by chance."""

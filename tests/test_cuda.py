@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from engine_kit import byte_grammars
-from tiny_models import make_model, make_tokenizer
+from tiny_models import greedy, make_model, make_tokenizer
 
 from cache import gpu, native, paged, transfer, trial, varlen
 from cache.layers import Layer, Scores, read_layers
@@ -16,6 +17,7 @@ from cache.pages import Page, PagePool
 from cache.store import SessionStore
 from cache.stream import Coming, put
 from cache.tier import MemoryTier, PageShape
+from scheduler.compiled import Compiling
 from scheduler.engine import Engine
 from scheduler.graphs import Graphs, capturer
 from scheduler.limits import Limits
@@ -111,12 +113,33 @@ def test_what_is_sent_is_there_when_it_is_read() -> None:
     assert [int(part[5]) for part in Coming(*sent).wait()] == [n + 5 for n in range(20)]
 
 
-class Served:
-    """An engine on the GPU, with graphs or without."""
+class Counting:
+    """torch's compiler; how many graphs it has made, and how often they have run."""
 
-    def __init__(self, name: str, dtype: torch.dtype, graphs: bool) -> None:
+    def __init__(self) -> None:
+        self.graphs = self.ran = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        self.graphs += 1
+        made: Any = compile_fx(graph, inputs)
+
+        def run(*args: Any) -> Any:
+            self.ran += 1
+            return made(*args)
+
+        return run
+
+
+class Served:
+    """An engine on the GPU, with graphs or without, with compiled layers or without."""
+
+    def __init__(self, name: str, dtype: torch.dtype, graphs: bool, backend: Counting | None = None) -> None:
         self.model = make_model(name).to(CUDA, dtype)
-        verdict = probe(self.model, read_layers(self.model.config.get_text_config()), PAGE)
+        self.plain = make_model(name).to(CUDA, dtype)
+        compiling = Compiling(backend, most=1e9) if backend is not None else None
+        verdict = probe(self.model, read_layers(self.model.config.get_text_config()), PAGE, compiling=compiling)
         self.mode = verdict.mode
         tier = MemoryTier(200, PAGE, CUDA, verdict.shapes, scratch=True)
         host = MemoryTier(200, PAGE, CPU, verdict.shapes, pinned=True)
@@ -194,3 +217,26 @@ def test_the_cpu_kernel_and_the_gpu_kernel_agree() -> None:
             kernel.attend(paged.plan(step, frozenset({0, 1})), trial.LAYERS[1], step.tier, 0, query, told, out)
         outs.append(out.cpu())
     assert (outs[0] - outs[1]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "qwen3", "gpt_oss"])
+def test_compiled_layers_and_graphs_of_them_say_what_the_model_says(name: str) -> None:
+    backend = Counting()
+    served = Served(name, torch.float32, True, backend)
+    assert served.mode.compiled is not None
+    assert len(served.mode.compiled) == 4
+    made, ran = backend.graphs, backend.ran
+    prompts = [[7, 8, 9], [1] * 30, [n % 256 for n in range(70)]]
+    for company in (1, 3):
+        want = [greedy(served.plain, prompt, 20) for prompt in prompts[:company]]
+        assert served.ask(prompts[:company], 20, Sampling(temperature=0.0)) == want
+    assert backend.graphs == made  # none while it served
+    assert backend.ran > ran
+    assert served.graphs is not None
+    assert len(served.graphs) == 2
+
+
+def test_compiled_layers_are_no_slower() -> None:
+    model = make_model("llama").to(CUDA, torch.bfloat16)
+    verdict = probe(model, read_layers(model.config), PAGE, compiling=Compiling())
+    assert verdict.mode.compiled is not None, verdict.report

@@ -195,7 +195,9 @@ def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     """The oracle: ``count`` greedy tokens, each from a from-scratch forward of the whole timeline, no cache."""
     ids = list(prompt)
     for _ in range(count):
-        ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        ids.append(
+            int(model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0, -1].argmax())
+        )
     return ids[len(prompt) :]
 
 

@@ -148,6 +148,11 @@ class Served:
         graphs = self.watched.runner._graphs
         return len(graphs) if graphs is not None else 0
 
+    @property
+    def compiled(self) -> int:
+        """Modules that torch has compiled."""
+        return len(self.mode.compiled) if self.mode.compiled is not None else 0
+
     def words(self, count: int) -> list[int]:
         """Random tokens."""
         return [self._random.randrange(10, TOKENS) for _ in range(count)]
@@ -232,7 +237,7 @@ def decode(served: Served, floor: Floors, sizes: Sizes) -> Iterator[str]:
                      f"{count / seconds:,.0f}", percent(seconds - model, seconds)))  # fmt: skip
     yield f"### Decode, {sizes.prompt} tokens of prompt\n"
     yield table("sessions | ms a step | floor | of the floor | tokens a second | of a step, outside the model", rows)
-    yield f"\n{served.graphs} CUDA graphs.\n"
+    yield f"\n{served.graphs} CUDA graphs, {served.compiled} compiled modules.\n"
 
 
 def cold(served: Served, floor: Floors, sizes: Sizes) -> Iterator[str]:

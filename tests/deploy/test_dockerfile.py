@@ -85,6 +85,7 @@ def test_its_settings_are_settings_and_its_folders_are_volumes() -> None:
     volumes = {word for each in found("VOLUME") for word in each.words}
     assert {given["WARMTURN_DATA_DIR"], environment()["HF_HOME"]} == volumes
     assert environment()["TRITON_CACHE_DIR"].startswith(given["WARMTURN_DATA_DIR"] + "/")
+    assert environment()["TORCHINDUCTOR_CACHE_DIR"].startswith(given["WARMTURN_DATA_DIR"] + "/")
     assert [each.text for each in found("EXPOSE")] == [given["WARMTURN_PORT"]]
 
 
