@@ -7,7 +7,10 @@ import itertools
 import json
 import random
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -23,6 +26,7 @@ WORDS = (
 # What makes replies equally long and tells their length; a server that refuses one of these goes without it.
 OPTIONS: dict[str, Any] = {"ignore_eos": True, "stream_options": {"include_usage": True}, "temperature": 0}
 LENGTHS = ("max_tokens", "max_completion_tokens")
+Request = Callable[[], AbstractAsyncContextManager[httpx.Response]]
 SAID = ("content", "reasoning_content", "reasoning")  # where servers put what was generated; the first is history
 PROBES = 3  # turns at each length of history
 
@@ -91,20 +95,28 @@ class Client:
         """One streamed turn of exactly so many tokens where the server allows it."""
         body = {"model": self._model, "messages": messages, "stream": True, self._length: tokens, **self._options}
         headers = {self._header: f"bench-{self._run}-{chat}"} if self._header else {}
+        request = partial(self._http.stream, "POST", "chat/completions", json=body, headers=headers)
         turn, began = Turn(), time.perf_counter()
         try:
-            async with self._http.stream("POST", "chat/completions", json=body, headers=headers) as response:
-                if response.status_code != 200:
-                    turn.error = (
-                        f"HTTP {response.status_code}: {(await response.aread()).decode(errors='replace')[:200]}"
-                    )
-                else:
-                    await self._read(response, turn, began)
+            try:
+                await self._ask(request, turn, began)
+            except httpx.RemoteProtocolError:
+                if turn.first:
+                    raise
+                began = time.perf_counter()  # the server had closed the connection on which this was sent
+                await self._ask(request, turn, began)
         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
             turn.error = f"{type(error).__name__}: {error}"[:200]
         turn.total = time.perf_counter() - began
         turn.first = turn.first or turn.total
         return turn
+
+    async def _ask(self, request: Request, turn: Turn, began: float) -> None:
+        async with request() as response:
+            if response.status_code == 200:
+                await self._read(response, turn, began)
+            else:
+                turn.error = f"HTTP {response.status_code}: {(await response.aread()).decode(errors='replace')[:200]}"
 
     async def _read(self, response: httpx.Response, turn: Turn, began: float) -> None:
         """Fill ``turn`` from the events of a stream."""

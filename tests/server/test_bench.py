@@ -138,6 +138,20 @@ def test_reasoning_is_timed_and_is_no_history() -> None:
     assert (turn.text, turn.output, len(turn.gaps), turn.error) == ("yes", 3, 2, None)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_connection_that_the_server_has_closed_is_no_failed_turn(times: int) -> None:
+    peer, left = Peer(), [httpx.RemoteProtocolError("Server disconnected without sending a response.")] * times
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if left:
+            raise left.pop()
+        return Peer.answer(peer, request)
+
+    peer.answer = answer  # type: ignore[method-assign]
+    turn: Turn = peer.run(lambda client: client.turn([{"role": "user", "content": "a"}], 7, "c"))
+    assert (turn.error is None, turn.output) == ((True, 7) if times == 1 else (False, 0))
+
+
 def test_an_error_in_a_stream_ends_its_chat() -> None:
     load: Load = Peer(broken="out of words").run(lambda client: client.chats(1, 3))
     assert len(load.chats[0]) == 1
