@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from cache import pinned
 from cache.ferry import Ferry, ferry
 from cache.stream import beside, fetched, put, sent
 
@@ -38,7 +39,8 @@ class MemoryTier:
     Per storing layer one K and one V tensor ``[slots, page_size, heads, dim]`` (and ``[slots, page_size, dim]`` for
     indexer keys); a page has the same slot in all of them. With ``scratch`` there is one slot more, the last, that is
     never given out: what is written there is nobody's. Shapes are learned from the first write unless given, since only
-    the model knows them. Invariant: a slot is either in ``_free`` or owned by exactly one page.
+    the model knows them. A ``pinned`` tier is the host tier of a GPU: see ``cache.pinned``. Invariant: a slot is
+    either in ``_free`` or owned by exactly one page.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class MemoryTier:
     def _pool(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # torch.empty: on a CPU the operating system hands out the memory only as pages are written.
         with torch.inference_mode(False):  # pages are copied outside of steps too
-            slots = self.slots + (self.scratch is not None)
-            pool = torch.empty((slots, self.page_size, *size), dtype=dtype, device=self.device, pin_memory=self._pinned)
+            shape = (self.slots + (self.scratch is not None), self.page_size, *size)
+            pool = pinned.empty(shape, dtype) if self._pinned else torch.empty(shape, dtype=dtype, device=self.device)
             pool[self.slots :] = 0  # what is read of the scratch is a number
             return pool

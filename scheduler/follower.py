@@ -31,7 +31,7 @@ from cache.share import Share
 from cache.stream import put
 from scheduler import cores
 from scheduler.division import Seat, join
-from scheduler.loader import digest, read_config, read_model
+from scheduler.loader import read_config, read_model
 from scheduler.logs import configure
 from scheduler.memory import spare
 from scheduler.messages import EngineConfig
@@ -113,10 +113,9 @@ def follow(ordered: Line, beside: Line) -> None:
     seat = Seat(rank, config.tensor_parallel, int(os.environ["MASTER_PORT"]))
     device = torch.device(config.device, rank) if config.device == "cuda" else torch.device(config.device)
     join(seat, device)
-    model = read_model(config, read_config(config), device)
+    model, _ = read_model(config, read_config(config), device)
     if device.type == "cpu":
         cores.fit(model)
-    digest(model)  # each rank has to give its part of every weight
     share = Share()
     follower = Follower(model, share)
     threading.Thread(target=_serve, args=(share, beside, device), daemon=True).start()

@@ -90,7 +90,7 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
             tell(Loading("starting the other ranks"))
             followers = Followers(config, device)
         tell(Loading("loading the weights"))
-        model = read_model(config, settings, device)
+        model, weights = read_model(config, settings, device)
         if device.type == "cpu":
             cores.fit(model)
         tell(Loading("measuring how the model can be run"))
@@ -98,7 +98,8 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
         reason = _missing(error) if isinstance(error, ImportError) else _first_line(error)
         raise LoadFailed(f"cannot load {config.model!r}: {reason}{_ended(followers)}") from error
     try:
-        return prepare(model, tokenizer, Path(config.verdicts) if config.verdicts else None, followers, tell)
+        verdicts = Path(config.verdicts) if config.verdicts else None
+        return prepare(model, tokenizer, verdicts, followers, tell, weights)
     except (LoadFailed, RankLost) as error:
         raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}{_ended(followers)}") from error
 
@@ -122,19 +123,20 @@ def _tokenizer(config: EngineConfig) -> Any:
     return AutoTokenizer.from_pretrained(where, **options)
 
 
-def read_model(config: EngineConfig, settings: Any, device: torch.device) -> Any:
-    """The model on ``device``, or this rank's part of it; ``settings`` from ``read_config``. Raises whatever its reader
-    does, ``ValueError`` where weights are missing.
+def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tuple[Any, str]:
+    """The model on ``device``, or this rank's part of it, and its digest; ``settings`` from ``read_config``. Raises
+    whatever its reader does, ``ValueError`` where weights are missing. All ranks must ask for it together.
     """
     where, options = _source(config.model)
     options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    options |= _quantised(settings, device)
+    options |= _attention(settings) | _quantised(settings, device)
     if config.tensor_parallel > 1:
         options |= division.options(config.tensor_parallel)
     model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
     if lacking := sorted(info["missing_keys"]):
         raise ValueError(f"{len(lacking)} weights are missing, {lacking[0]} first")
-    return model.to(device).eval()
+    weights = digest(model)  # while they are here: what is on a GPU would have to come back
+    return model.to(device).eval(), weights
 
 
 class _Known(msgspec.Struct):
@@ -174,6 +176,15 @@ def _class_of(settings: Any) -> Any:
     return next((auto for auto in known if type(settings) in auto._model_mapping), AutoModelForCausalLM)
 
 
+def _attention(settings: Any) -> dict[str, Any]:
+    """Options for a model that bounds the scores of its attention: only its own code does that everywhere.
+
+    torch's function cannot, and transformers 5.17 calls it nevertheless.
+    """
+    capped = getattr(settings.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    return {"attn_implementation": "eager"} if capped else {}
+
+
 def _quantised(settings: Any, device: torch.device) -> dict[str, Any]:
     """Options for a checkpoint that says it is quantised. Raises ``ValueError`` where transformers does not know how:
     it would take the stored integers for weights.
@@ -201,14 +212,15 @@ def prepare(
     verdicts: Path | None = None,
     followers: Followers | None = None,
     tell: Any = lambda _: None,
+    weights: str | None = None,
 ) -> Loaded:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
     ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out. ``followers`` have the
-    other parts of the model. ``tell`` gets ``Loading`` messages.
+    other parts of the model. ``tell`` gets ``Loading`` messages. ``weights`` is its digest where that is known.
     """
     text = model.config.get_text_config(decoder=True)
-    weights = digest(model)  # before any forward: some quantised modules repack themselves then
+    weights = weights or digest(model)  # before any forward: some quantised modules repack themselves then
     parameters = sum(p.numel() for p in model.parameters())  # packing parts tied ones
     try:
         layers = read_layers(text)

@@ -66,6 +66,8 @@ def build_store(
     if states is not None and verdict.mode.caches and states < one:
         raise TooSmall(f"one session's state takes {one} bytes; --kv-memory must be at least {2 * one}")
     try:
+        if cuda and host_slots * page_bytes * config.tensor_parallel > physical_memory():
+            raise MemoryError  # pages that GPUs copy from are taken at once: the system would end processes for them
         pool = _pages(verdict.shapes, slots, host_slots, page_size, device, followers)
     except RankLost:
         raise

@@ -9,8 +9,10 @@ import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +94,28 @@ def torch(config: DoctorConfig, command: Sequence[str] = CHECKUP) -> Iterator[Fi
 
 def triton() -> Finding:
     """What Triton needs to make the kernels for a GPU."""
-    found = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
-    if found is not None:
-        return ok("kernels", f"Triton compiles them with {found}")
-    return warning(
-        "kernels",
-        "Triton cannot compile them without a C compiler: torch's own functions run instead, slower",
-        "install one (Debian: apt-get install gcc libc6-dev) or name one with CC",
-    )
+    slower = "torch's own functions run instead, slower"
+    if find_spec("triton") is None:
+        return warning(
+            "kernels", f"there is no Triton: {slower}", "pip install triton, the version that torch asks for"
+        )
+    named = os.environ.get("CC")  # as Triton looks for it
+    found = shutil.which(named) if named is not None else shutil.which("gcc") or shutil.which("clang")
+    if found is None:
+        return warning(
+            "kernels",
+            f"Triton cannot compile them without a C compiler: {slower}",
+            "install one (Debian: apt-get install gcc libc6-dev) or name one with CC",
+        )
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # the latter is Debian's packages
+    header = Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
+    if not header.is_file():
+        return warning(
+            "kernels",
+            f"Triton cannot compile them without {header}: {slower}",
+            "install Python's headers (Debian: apt-get install python3-dev)",
+        )
+    return ok("kernels", f"Triton compiles them with {found}")
 
 
 def nvidia_smi() -> list[str]:
@@ -119,7 +135,8 @@ def gpu(config: DoctorConfig, facts: dict[str, Any], seen: list[str]) -> Finding
     """Whether torch computes on what the driver has. Without a GPU that is a fault only where one was asked for."""
     bad = fault if config.device == "cuda" else warning
     devices: list[dict[str, Any]] = facts["gpus"]
-    broken = next((device for device in devices if device["error"]), None)
+    used = devices[: config.tensor_parallel]
+    broken = next((device for device in used if device["error"]), None)
     if broken is not None:
         return fault(
             "gpu",

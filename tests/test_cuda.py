@@ -36,11 +36,14 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 PAGE = 16
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(
-    ("heads", "key_heads", "dim"), [(32, 8, 128), (16, 8, 128), (9, 3, 64), (8, 1, 256), (6, 2, 24)]
-)
-@pytest.mark.parametrize(("capped", "sinks"), [(False, False), (True, False), (False, True)])
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HEADS = ((32, 8, 128), (16, 8, 128), (9, 3, 64), (8, 1, 256), (6, 2, 24))
+EXTRAS = ((False, False), (True, False), (False, True))
+# Every pair of a dtype, heads and an extra, a third of all triples: compiling a variant takes half a second.
+PAIRS = [(d, *h, *EXTRAS[(i + j) % 3]) for i, d in enumerate(DTYPES) for j, h in enumerate(HEADS)]
+
+
+@pytest.mark.parametrize(("dtype", "heads", "key_heads", "dim", "capped", "sinks"), PAIRS)
 def test_the_kernel_over_pages_is_right(
     dtype: torch.dtype, heads: int, key_heads: int, dim: int, capped: bool, sinks: bool
 ) -> None:
@@ -76,6 +79,7 @@ def test_both_together_are_right(layer: Layer, hide: bool) -> None:
 def test_pages_go_to_the_host_and_back() -> None:
     shapes = {0: PageShape(2, 8, 2, 8, torch.bfloat16), 3: PageShape(8, 128, 8, 128, torch.float16, 32)}
     pool = PagePool(MemoryTier(900, PAGE, CUDA, shapes), MemoryTier(900, PAGE, CPU, shapes, pinned=True))
+    assert all(tensor.is_pinned() for tensor in pool.host.pools.values())
     pages = [pool.alloc() for _ in range(850)]
     for tensor in pool.device.pools.values():
         tensor.copy_(torch.randn(tensor.shape))
@@ -180,7 +184,8 @@ def test_graphs_are_captured_and_say_what_steps_say(name: str, dtype: torch.dtyp
         else:  # rounding may turn a close choice, and all that follows it
             assert sum(a[:8] == b[:8] for a, b in zip(got, want, strict=True)) >= company - 2
     assert with_graphs.graphs is not None
-    assert len(with_graphs.graphs) == 3
+    # Turns end one after the other, so smaller steps than these may have been captured too.
+    assert set(with_graphs.graphs._graphs) >= {1, 4, 8}
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3", "llama4", "qwen3_next"])

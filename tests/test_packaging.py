@@ -60,28 +60,41 @@ def test_ci_is_executable() -> None:
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 
-def test_an_old_python_is_told_in_one_line(tmp_path: Path) -> None:
-    make = shutil.which("make")
-    if make is None:
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``make`` in a copy of what it needs, as a user calls it, also where this test itself runs under make."""
+    program = shutil.which("make")
+    if program is None:
         pytest.skip("make is not installed")
-    old = tmp_path / "python3"
-    old.write_text("#!/bin/sh\nexit 1\n")
-    old.chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    # As a user calls it, also where this test itself runs under make.
+        shutil.copy(ROOT / name, folder)
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"
     }
-    ran = subprocess.run(
-        [make, "serve", f"PYTHON={old}"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    return subprocess.run(
+        [program, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
+
+
+@pytest.mark.parametrize("target", ["test-cuda", "bench-gpu"])
+def test_what_needs_a_gpu_runs_where_nothing_can_be_installed(target: str, tmp_path: Path) -> None:
+    asked = make(tmp_path, "-n", target, "PYTHON=python9", "INSTALLED=1").stdout.splitlines()
+    assert [line.split()[:2] for line in asked] == [["python9", "-m"]]
+    assert "pip" in make(tmp_path, "-n", target).stdout
+    module = re.search(r"-m ((?:tools|tests)\.\w+)|(tests/\w+\.py)", asked[0])
+    assert module is not None
+    assert (ROOT / (module[2] or f"{module[1].replace('.', '/')}.py")).is_file()
+
+
+def test_all_tests_of_a_gpu_are_where_make_looks_for_them() -> None:
+    marked = [path.name for path in (ROOT / "tests").rglob("*.py") if "mark." + "cuda" in path.read_text()]
+    assert marked == ["test_cuda.py"]
+
+
+def test_an_old_python_is_told_in_one_line(tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    ran = make(tmp_path, "serve", f"PYTHON={old}")
     assert ran.returncode != 0
     assert ran.stdout == ""
     first, *others = ran.stderr.splitlines()

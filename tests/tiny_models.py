@@ -142,7 +142,10 @@ THRESHOLD = 24  # of "longrope": longer timelines are turned with other frequenc
 def make_model(name: str, seed: int = 0) -> Any:
     """A float32 model with random weights of unit gain, so that an error in a cache is visible in the logits."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(_configs()[name], dtype=torch.float32).eval()
+    config = _configs()[name]
+    # transformers 5.17 forgets these bounds elsewhere than in the model's own code.
+    own = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **own).eval()
     with torch.no_grad():
         for label, weight in model.named_parameters():
             if "embed" in label:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import platform
-import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -23,15 +22,12 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, Qwen3Config
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, Qwen3Config
 
-from scheduler.__main__ import build
-from scheduler.loader import prepare
-from scheduler.messages import EngineConfig, Sampling, Stopping, Submit, pack_ids
-from scheduler.runner import ModelRunner
-from tools.bench_tiers import table
-from tools.floors import Floors, measure, synchronize
-from tools.random_model import DEMO, TOKENS
+from cache.trial import brief
+from tools.floors import Floors, measure
+from tools.served import Served
+from tools.tables import table
 
 ROOT = Path(__file__).resolve().parent.parent
 REPLY = 64  # tokens
@@ -49,6 +45,17 @@ class Sizes(NamedTuple):
     turns: int = 4
     matrix: int = 8192
     copied: int = 4 << 30  # bytes
+
+    def reply(self, count: int) -> int:
+        """Tokens of a reply, enough for ``count`` sessions to decode together when the last of them has begun."""
+        return 2 * REPLY + count * self.prompt // 1024  # a step feeds 2048 tokens: twice as many steps as prompts take
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that sessions hold at the same time, at most."""
+        decoding = max(count * (self.prompt + self.reply(count)) for count in self.sessions)
+        most = max(decoding, self.chats * (self.prompt + 2 * REPLY * self.turns), 2 * max(self.histories))
+        return most + 4096  # last pages that are not full, short turns
 
 
 TINY = Sizes((1, 3), 40, (64, 128), 100, 3, 2, 256, 1 << 20)
@@ -70,143 +77,6 @@ def shapes(tiny: bool) -> dict[str, Any]:
     }
 
 
-def spare(device: torch.device) -> int:
-    """Bytes that KV may take at most: on a GPU four fifths of what is free."""
-    return torch.cuda.mem_get_info(device)[0] * 4 // 5 if device.type == "cuda" else 1 << 30
-
-
-@dataclass
-class Step:
-    """One step of the engine: its seconds, those of the model on the device, tokens fed."""
-
-    seconds: float
-    model: float
-    tokens: int
-
-
-@dataclass
-class Watched:
-    """The runner of an engine, timed on its device."""
-
-    runner: ModelRunner
-    device: torch.device
-    tokens: int = 0
-    marks: list[Any] = field(default_factory=list)
-
-    def run(self, work: Any, rows: Any) -> torch.Tensor:
-        """``ModelRunner.run``."""
-        self.tokens = sum(count for _, count in work)
-        self.marks = [self._mark()]
-        logits = self.runner.run(work, rows)
-        self.marks.append(self._mark())
-        return logits
-
-    def _mark(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def seconds(self) -> float:
-        """Of the last run; the device has been waited for."""
-        first, last = self.marks
-        return float(last - first) if self.device.type != "cuda" else first.elapsed_time(last) / 1000
-
-
-class Served:
-    """One model in an engine, as the engine process builds it; turns are submitted and stepped here."""
-
-    def __init__(self, config: Any, device: torch.device, sizes: Sizes) -> None:
-        torch.manual_seed(1)
-        with torch.device(device):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-        with torch.no_grad():  # replies stay among the tokens that are text: the others' logits are 0
-            model.get_output_embeddings().weight[TOKENS:] = 0
-        loaded = prepare(model, AutoTokenizer.from_pretrained(str(DEMO)))
-        tokens = max(2 * max(sizes.sessions) * (sizes.prompt + 3 * REPLY), 2 * max(sizes.histories))
-        settings = EngineConfig(
-            "", "", max_running=max(sizes.sessions), host_memory=2 * max(sizes.histories) * loaded.verdict.token_bytes,
-            kv_memory=(tokens + 4096) * loaded.verdict.token_bytes,
-        )  # fmt: skip
-        self.engine, facts = build(settings, loaded)
-        self.mode, self.context = loaded.verdict.mode, facts.max_context
-        self.model, self.device = model, device
-        self.weights = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values())
-        embedded = model.get_input_embeddings().weight.numel() * (not config.tie_word_embeddings)
-        self.active = loaded.parameters - embedded  # parameters that a token is multiplied with
-        self.kv = loaded.verdict.token_bytes
-        self.width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
-        self.watched = Watched(self.engine._runner, device)
-        self.engine._runner = self.watched  # type: ignore[assignment]
-        self._sent = 0
-        self._random = random.Random(1)
-
-    @property
-    def graphs(self) -> int:
-        """CUDA graphs in use."""
-        graphs = self.watched.runner._graphs
-        return len(graphs) if graphs is not None else 0
-
-    @property
-    def compiled(self) -> int:
-        """Modules that torch has compiled."""
-        return len(self.mode.compiled) if self.mode.compiled is not None else 0
-
-    def words(self, count: int) -> list[int]:
-        """Random tokens."""
-        return [self._random.randrange(10, TOKENS) for _ in range(count)]
-
-    def send(self, prompt: list[int], reply: int, session: str | None = None) -> str:
-        """Submit a turn; its id."""
-        self._sent += 1
-        request = Submit(
-            f"t{self._sent}", "a", pack_ids(prompt), session, Sampling(temperature=0.0),
-            Stopping(max_tokens=reply, ignore_eos=True),
-        )  # fmt: skip
-        refused = self.engine.submit(request)
-        assert refused is None, refused
-        return request.turn
-
-    def run(self, replies: dict[str, list[int]]) -> float:
-        """Step until nothing is left; seconds. What is said joins ``replies``."""
-        started = time.perf_counter()
-        while not self.engine.idle:
-            self._step(replies)
-        synchronize(self.device)
-        return time.perf_counter() - started
-
-    def steps(self, replies: dict[str, list[int]]) -> Iterator[Step]:
-        """The same, waiting for the device after each step."""
-        while not self.engine.idle:
-            started = time.perf_counter()
-            self._step(replies)
-            synchronize(self.device)
-            yield Step(time.perf_counter() - started, self.watched.seconds(), self.watched.tokens)
-
-    def _step(self, replies: dict[str, list[int]]) -> None:
-        for delta in self.engine.step().deltas:
-            replies.setdefault(delta.turn, []).extend(delta.tokens)
-            assert delta.error is None, delta.error
-
-    def ask(self, prompt: list[int], reply: int = 1, session: str | None = None) -> float:
-        """One turn alone; seconds."""
-        self.send(prompt, reply, session)
-        return self.run({})
-
-    def forget(self) -> None:
-        """Drop all sessions."""
-        store = self.engine.scheduler.store
-        for session in [*store._warm, *store._hosted]:
-            store.discard(session)
-
-    def cool(self) -> None:
-        """Send all idle sessions to the host, as a turn that needs all pages does."""
-        store = self.engine.scheduler.store
-        store._make_room(store.pool.device.slots)
-        synchronize(self.device)
-
-
 def percent(floor: float, seconds: float) -> str:
     """How near to the floor."""
     return f"{100 * floor / seconds:.0f} %"
@@ -215,8 +85,9 @@ def percent(floor: float, seconds: float) -> str:
 def prompt_floor(served: Served, floor: Floors, tokens: int, history: int = 0) -> float:
     """Seconds in which the device could feed ``tokens`` behind ``history``: multiply, or read weights and keys."""
     pairs = tokens * history + tokens * tokens / 2
-    multiplied: float = (2 * served.active * tokens + 4 * served.width * pairs) / floor.matrix
-    return max(multiplied, float(served.weights + (history + tokens) * served.kv) / floor.memory)
+    multiplied = 2 * ((served.active - served.head) * tokens + served.head) + 4 * served.width * pairs
+    read = served.read + (history + tokens) * served.kv
+    return float(max(multiplied / floor.matrix, read / floor.memory))
 
 
 def decode(served: Served, floor: Floors, sizes: Sizes) -> Iterator[str]:
@@ -225,19 +96,24 @@ def decode(served: Served, floor: Floors, sizes: Sizes) -> Iterator[str]:
     for count in sizes.sessions:
         replies: dict[str, list[int]] = {}
         for _ in range(count):
-            served.send(served.words(sizes.prompt), 2 * REPLY)
-        steps = [step for step in served.steps(replies) if step.tokens == count][REPLY:]
+            served.send(served.words(sizes.prompt), sizes.reply(count))
+        steps = [step for step in served.steps(replies) if step.tokens == count][-REPLY // 2 :]
         served.forget()
         if not steps:
             rows.append((count, "there is no room for so many", *"----"))
             continue
-        seconds, model = (median(getattr(step, name) for step in steps) for name in ("seconds", "model"))
-        least = (served.weights + count * (sizes.prompt + 1.5 * REPLY) * served.kv) / floor.memory
+        seconds, launching, seen = (
+            median(getattr(step, n) for step in steps) for n in ("seconds", "launching", "seen")
+        )
+        least = (served.read + seen * served.kv) / floor.memory
         rows.append((count, f"{1e3 * seconds:.2f}", f"{1e3 * least:.2f}", percent(least, seconds),
-                     f"{count / seconds:,.0f}", percent(seconds - model, seconds)))  # fmt: skip
+                     f"{count / seconds:,.0f}", percent(launching, seconds)))  # fmt: skip
     yield f"### Decode, {sizes.prompt} tokens of prompt\n"
-    yield table("sessions | ms a step | floor | of the floor | tokens a second | of a step, outside the model", rows)
-    yield f"\n{served.graphs} CUDA graphs, {served.compiled} compiled modules.\n"
+    yield table("sessions | ms a step | floor | of the floor | tokens a second | of a step, until it is launched", rows)
+    yield (
+        f"\n{served.graphs} CUDA graphs, {served.compiled} compiled modules. Until a step is launched the host plans "
+        "and prepares it, and with a graph the device waits for most of that; then the host waits for the device.\n"
+    )
 
 
 def cold(served: Served, floor: Floors, sizes: Sizes) -> Iterator[str]:
@@ -297,8 +173,8 @@ def chats(served: Served, floor: Floors, sizes: Sizes) -> Iterator[str]:
 
 
 def beside(served: Served, floor: Floors, sizes: Sizes) -> Iterator[str]:
-    """The same prompts and as many tokens by the engine and by transformers' ``generate_batch``. The last: it takes the
-    engine's memory.
+    """The same prompts and as many tokens by the engine and by transformers' ``generate_batch``, both the second time.
+    The last: it takes the engine's memory.
     """
     count = sizes.sessions[-2]
     prompts = [served.words(sizes.prompt) for _ in range(count)]
@@ -308,26 +184,49 @@ def beside(served: Served, floor: Floors, sizes: Sizes) -> Iterator[str]:
             served.send(prompt, REPLY)
         took.append(served.run({}))
         served.forget()
-    rows = [("the engine", f"{took[-1]:.2f}", f"{count * REPLY / took[-1]:,.0f}")]
+    rows = [("the engine", "its own", f"{took[-1]:.2f}", f"{count * REPLY / took[-1]:,.0f}")]
     served.mode.remove()
     tier = served.engine.scheduler.store.pool.device
     tier.keys, tier.values = {}, {}
-    del served.engine, served.watched
+    del served.engine
     gc.collect()
     torch.cuda.empty_cache()
+    try:
+        attention, seconds, made = generate_batch(served.model, prompts)
+        rows.append(("generate_batch", attention, f"{seconds:.2f}", f"{made / seconds:,.0f}"))
+    except Exception as error:  # another project's code on a device that it may not know
+        rows.append(("generate_batch", "-", "-", f"did not run: {brief(error)[:80]}"))
+    yield f"### {count} prompts of {sizes.prompt} tokens, {REPLY} tokens each, beginning to end\n"
+    yield table(
+        "by | attention | seconds | tokens a second", [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    )
+    yield ""
+
+
+def generate_batch(model: Any, prompts: list[list[int]]) -> tuple[str, float, int]:
+    """transformers' own continuous batching, run twice: the attention that it chose, seconds and tokens of the second
+    run. What the first has built serves the second too (cache, graphs), where this transformers can keep it.
+    """
     settings = GenerationConfig(max_new_tokens=REPLY, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    keeps = "persistent_manager" in inspect.signature(model.generate_batch).parameters
+    options: dict[str, Any] = {"persistent_manager": True} if keeps else {}
+    if not torch.cuda.is_available():  # it would take nine tenths of the memory
+        options["continuous_batching_config"] = ContinuousBatchingConfig(max_memory_percent=0.02)
+    ran: set[str] = set()  # it changes the attention while it runs
+    hook = model.register_forward_pre_hook(lambda *call: ran.add(str(model.config._attn_implementation)))
     try:
         for _ in range(2):
             started = time.perf_counter()
-            found = served.model.generate_batch(prompts, generation_config=settings)
+            found = model.generate_batch(prompts, generation_config=settings, **options)
             seconds = time.perf_counter() - started
-        made = sum(len(one.generated_tokens) for one in found.values())
-        rows.append(("generate_batch", f"{seconds:.2f}", f"{made / seconds:,.0f}"))
-    except Exception as error:  # another project's code on a device that it may not know
-        rows.append(("generate_batch", "-", f"did not run: {str(error).strip().splitlines()[0][:80]}"))
-    yield f"### {count} prompts of {sizes.prompt} tokens, {REPLY} tokens each, beginning to end\n"
-    yield table("by | seconds | tokens a second", rows)
-    yield ""
+    finally:
+        hook.remove()
+        if keeps:
+            model.destroy_cached_continuous_batching_manager()
+    made = [len(one.generated_tokens) for one in found.values()]
+    if made != [REPLY] * len(prompts):
+        raise RuntimeError(f"{sum(made)} tokens came of {REPLY * len(prompts)}")
+    return " and ".join(sorted(ran)), seconds, sum(made)
 
 
 def report(tiny: bool, deadline: float) -> Iterator[str]:
@@ -344,7 +243,7 @@ def report(tiny: bool, deadline: float) -> Iterator[str]:
         "Floors are what this device was measured to do; a part of one is the floor's time over ours.\n"
     )
     yield table("floor | measured", [
-        ("memory, bytes read and written", f"{found.memory / 1e9:,.0f} GB/s"),
+        ("memory, bytes read, or read and written", f"{found.memory / 1e9:,.0f} GB/s"),
         ("bf16 matrices", f"{found.matrix / 1e12:,.1f} TFLOP/s"),
         ("from pinned host memory", f"{found.link / 1e9:,.1f} GB/s"),
     ])  # fmt: skip
@@ -355,7 +254,7 @@ def report(tiny: bool, deadline: float) -> Iterator[str]:
             yield f"## {shape}: there was no time left\n"
             continue
         started = time.perf_counter()
-        served = Served(config, device, sizes)
+        served = Served(config, device, max(sizes.sessions), sizes.tokens, 2 * max(sizes.histories))
         yield f"## {shape}\n"
         yield (
             f"{served.weights / 1e9:.2f} GB of weights, {served.kv:,} bytes of KV a token, mode {served.mode.name}; "

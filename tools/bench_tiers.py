@@ -16,7 +16,7 @@ import random
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,7 @@ from server.bench_report import about
 from server.process_tree import resident
 from tools import random_model
 from tools.running import Server, Turn, serving
+from tools.tables import table
 
 TIERS = ("device", "host", "disk")
 WORD = 2.9  # tokens, in the demo model's tokenizer
@@ -39,13 +40,6 @@ GIB = 1 << 30
 def words(rng: random.Random, tokens: int) -> str:
     """A message of made-up words that adds about that many tokens to a session."""
     return " ".join(rng.choices(WORDS, k=max(1, round((tokens - FRAME) / WORD))))
-
-
-def table(head: str, rows: Iterable[Iterable[object]]) -> str:
-    """A table in Markdown."""
-    names = head.split(" | ")
-    cells = [names, ["---"] * len(names), *([str(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 # -- a clean restart --------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def timed(work: Callable[[], Any], device: torch.device, times: int = 10) -> flo
 
 @dataclass(frozen=True)
 class Floors:
-    """Bytes a second that are read and written, operations a second, bytes a second from pinned memory."""
+    """Bytes a second that are read, or read and written; operations a second; bytes a second from pinned memory."""
 
     memory: float
     matrix: float
@@ -41,10 +41,10 @@ class Floors:
 
 
 def measure(device: torch.device, copied: int, size: int) -> Floors:
-    """Copies of ``copied`` bytes and products of matrices of ``size`` rows, all of them random numbers."""
+    """Sums and copies of ``copied`` bytes and products of matrices of ``size`` rows, all of them random numbers."""
     here = torch.randn(copied // 4, device=device)
     there = torch.empty_like(here)
-    memory = 2 * copied / timed(lambda: there.copy_(here), device)
+    memory = max(2 * copied / timed(lambda: there.copy_(here), device), copied / timed(here.sum, device))
     n = size
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
     matrix = 2 * n**3 / timed(lambda: a @ b, device)

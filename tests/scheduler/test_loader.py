@@ -12,9 +12,9 @@ import torch
 from architectures.build import build
 from safetensors.torch import load_file, save_file
 from tiny_models import CONTEXT, make_tokenizer, save_model
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedModel
 
-from scheduler.loader import Loaded, LoadFailed, fingerprint, load
+from scheduler.loader import Loaded, LoadFailed, digest, fingerprint, load, read_config, read_model
 from scheduler.messages import EngineConfig, Loading
 from scheduler.probe import describe
 
@@ -153,6 +153,29 @@ def test_other_weights_dtype_template_and_configuration_have_another(llama: Path
     edit(copy / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     prints.append(fingerprint(load_quietly(copy)))
     assert len(set(prints)) == len(prints)
+
+
+def test_the_digest_is_of_what_was_read_wherever_the_model_runs(llama: Path) -> None:
+    config = EngineConfig("", str(llama))
+    model, weights = read_model(config, read_config(config), torch.device("meta"))  # nothing comes back from there
+    assert model.device.type == "meta"
+    assert load_quietly(llama).digest == weights == digest(AutoModelForCausalLM.from_pretrained(llama))
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_bounded_scores_are_computed_by_code_that_bounds_them(
+    claimed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", claimed)  # True in transformers 5.17, and not so
+    path = save_model("gemma2", tmp_path)
+    loaded = load_quietly(path)
+    assert describe(loaded.verdict.mode) == "packed"
+    loaded.verdict.mode.remove()
+    assert loaded.model.config._attn_implementation == "eager"
+    edit(path / "config.json", attn_logit_softcapping=None)
+    loaded = load_quietly(path)
+    loaded.verdict.mode.remove()
+    assert loaded.model.config._attn_implementation == ("sdpa" if claimed else "eager")
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gemma3", "causal"), ("qwen2_audio", "s2s"), ("voxtral", "s2s")])

@@ -22,13 +22,17 @@ PAGE_BYTES = 16 * (2 * 2 * 8 * 4 + (4 + 12) * 2)
 
 
 def build(
-    budgets: EngineConfig, shapes: dict[int, PageShape] = SHAPES, stateful: bool = False, state: Any = None
+    budgets: EngineConfig,
+    shapes: dict[int, PageShape] = SHAPES,
+    stateful: bool = False,
+    state: Any = None,
+    device: torch.device = CPU,
 ) -> PagePool:
     """The pool for a model whose layers store ``shapes``."""
     token_bytes = sum(shape.nbytes for shape in shapes.values())
     mode = SimpleNamespace(stateful=stateful, caches=True)
     verdict: Any = SimpleNamespace(mode=mode, shapes=shapes, token_bytes=token_bytes, skeleton=state)
-    store = build_store(budgets, verdict, PAGE, CPU)
+    store = build_store(budgets, verdict, PAGE, device)
     assert store.stateful is stateful
     return store.pool
 
@@ -60,6 +64,12 @@ def test_more_than_the_machine_has_is_one_clear_line() -> None:
     with pytest.raises(TooSmall) as caught:
         build(config(10**17), {0: PageShape(1024, 1024, 1024, 1024, torch.float32)})
     assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_s_host_tier_is_never_more_than_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "physical_memory", lambda: 100 * PAGE_BYTES)
+    with pytest.raises(TooSmall, match=f"{101 * PAGE_BYTES} to its host tier"):
+        build(config(10 * PAGE_BYTES, 101 * PAGE_BYTES), device=torch.device("cuda"))
 
 
 def test_there_is_no_host_tier_on_a_cpu_unless_asked_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,6 +164,7 @@ def test_sizes(count: int, told: str) -> None:
         ("auto", {"trouble": "Found no NVIDIA driver"}, [], Level.OK, "runs on the CPU"),
         ("auto", {"gpus": [GPU]}, DRIVER, Level.OK, "G1, 70 GiB of 80 GiB free"),
         ("auto", {"gpus": [GPU | {"error": "no kernel image"}]}, DRIVER, Level.FAULT, "no kernel image"),
+        ("auto", {"gpus": [GPU, GPU | {"error": "in use"}]}, DRIVER, Level.OK, "70 GiB"),  # the second is not asked for
     ],
 )
 def test_a_gpu_and_torch(device: Any, facts: dict[str, Any], seen: list[str], level: Level, said: str) -> None:
@@ -264,17 +266,39 @@ def test_torch_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [finding.level for finding in found] == [Level.FAULT]
 
 
-def test_kernels_for_a_gpu_need_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_a_gpu_need_what_triton_looks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    triton: list[object] = []
     monkeypatch.setattr(doctor_machine, "nvidia_smi", lambda: DRIVER)
+    monkeypatch.setattr(doctor_machine, "find_spec", lambda name: triton[0] if name == "triton" and triton else None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     told = says(f"print({json.dumps(FACTS | {'gpus': [GPU]})!r})")
-    for level in (Level.WARNING, Level.OK):
-        found = {finding.check: finding for finding in doctor_machine.torch(config(), told)}
-        assert set(found) == {"torch", "gpu", "kernels"}
-        assert found["kernels"].level is level
-        (tmp_path / "gcc").write_text("#!/bin/sh\n")
-        (tmp_path / "gcc").chmod(0o755)
+
+    def found() -> tuple[Level, str]:
+        there = {finding.check: finding for finding in doctor_machine.torch(config(), told)}
+        assert set(there) == {"torch", "gpu", "kernels"}
+        return there["kernels"].level, there["kernels"].text
+
+    def program(name: str) -> None:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+
+    program("cc")  # which Triton does not try
+    assert found() == (Level.WARNING, "there is no Triton: torch's own functions run instead, slower")
+    triton.append(object())
+    assert found()[0] is Level.WARNING
+    assert "C compiler" in found()[1]
+    program("clang")
+    assert str(tmp_path / "Python.h") in found()[1]
+    (tmp_path / "Python.h").touch()
+    assert found() == (Level.OK, f"Triton compiles them with {tmp_path / 'clang'}")
+    program("gcc")
+    assert found()[1].endswith("gcc")
+    monkeypatch.setenv("CC", "other")
+    assert "C compiler" in found()[1]
+    program("other")
+    assert found()[1].endswith("other")
 
 
 def test_the_real_torch_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,62 @@
+"""Host memory that a GPU reads and writes by itself: locked in its place, and no more of it than was asked for.
+
+torch's own comes in blocks of a power of two: up to half of a large one is nobody's.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import mmap
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+
+log = logging.getLogger("warmturn.engine")
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of any values, in pages of the system that hold nothing else; locked until its memory goes.
+
+    Where they cannot be locked, which is said in the log, copies between it and a GPU are as right as others, and the
+    thread that asks for them waits.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = np.empty(pages + mmap.PAGESIZE, np.uint8)
+    start = -memory.ctypes.data % mmap.PAGESIZE
+    memory = memory[start : start + pages]  # what the tensor's storage keeps
+    if size:
+        _lock(memory)
+    return torch.from_numpy(memory)[:size].view(dtype).view(*shape)
+
+
+def _lock(memory: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    """Lock it until it is no more; it is unlocked before it is given back."""
+    pointer = memory.ctypes.data
+    try:
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(runtime.cudaHostRegister(pointer, memory.nbytes, 0))
+    except RuntimeError as error:
+        _tell(str(error))
+        with suppress(RuntimeError):
+            torch.ones(1, device="cuda")  # CUDA tells of a failure again at the next launch: this one, not the model's
+        return
+    weakref.finalize(memory, _unlock, pointer).atexit = False  # the end of the process unlocks all
+
+
+def _unlock(pointer: int) -> None:
+    with suppress(RuntimeError):  # of a device that is lost
+        torch.cuda.synchronize()  # what is still copied from there or to there
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(runtime.cudaHostUnregister(pointer))
+
+
+@functools.cache
+def _tell(reason: str) -> None:
+    """Once, however many pools there are."""
+    log.warning("the host tier's memory cannot be locked, copies between it and the GPU are slower: %s", reason)
