@@ -91,6 +91,7 @@ class Archive:
             self.courier = Courier(disk, remote, self._background.lane("kv-remote", 1), remote_budget)
         self._fetches: dict[Owner, Fetch] = {}
         self._arriving: dict[Load, Owner] = {}  # whose session each load will be
+        self._taking: dict[object, Owner] = {}  # and each import whose files are looked at
         self._forgetting: dict[Owner, list[Callable[[], None]]] = {}  # while their files are in use
         self._cutting: set[Owner] = set()  # forgotten, and their files being cut to what others share with them
         self.remover = Remover(disk, self._writer)
@@ -254,7 +255,12 @@ class Archive:
         the tokens that are cached now, and why they are not all.
         """
 
+        ticket = object()
+        self._taking[ticket] = owner
+
         def found(outcome: Segment | Exception) -> None:
+            if self._taking.pop(ticket, None) is None:  # forgotten meanwhile
+                return told(0, None)
             if isinstance(outcome, Exception):
                 return told(0, outcome.reason if isinstance(outcome, Doubt) else "unreadable")
             ids, mask = outcome.timeline()
@@ -281,11 +287,15 @@ class Archive:
         not be unlinked.
         """
         self.disk.forget(owner)
+        if self.courier is not None:
+            self.courier.refuse(owner)
         self._arriving = {load: whose for load, whose in self._arriving.items() if whose != owner}
+        self._taking = {ticket: whose for ticket, whose in self._taking.items() if whose != owner}
         self._forgetting.setdefault(owner, []).append(told)
 
     def _remove(self, owner: Owner, told: list[Callable[[], None]]) -> None:
         """Nothing of a forgotten session is in use any more: its files go, here and then in the remote tier."""
+        mark = None if self.courier is None else self.courier.refuse(owner)
 
         def gone() -> None:
             for tell in told:
@@ -296,7 +306,7 @@ class Archive:
                 gone()
             else:
                 # with what had just come from there
-                self.courier.forget(owner, lambda: self.remover.remove(owner, gone))
+                self.courier.forget(owner, mark, lambda: self.remover.remove(owner, gone))
 
         shared = self.disk.orphans(owner)
         if not shared:

@@ -31,7 +31,6 @@ class _Question:
 
     since: float = field(default_factory=time.monotonic)
     answered: bool = False
-    void: bool = False  # the session was forgotten meanwhile
 
 
 class _Recalled(NamedTuple):
@@ -59,6 +58,7 @@ class Courier:
         self._waiting: OrderedDict[Owner, Segment] = OrderedDict()  # to be copied, up to this segment
         self._copying = False
         self._asked: dict[Owner, _Question] = {}
+        self._leaving: dict[Owner, object] = {}  # forgotten, but maybe not in the remote tier yet
 
     @property
     def budget(self) -> int:
@@ -130,6 +130,8 @@ class Courier:
         head = self._disk.head(owner)
         if (head is not None and not head.partial) or (self._remote.away and owner not in self._asked):
             return False
+        if owner in self._leaving:
+            return False
         question = self._asked.get(owner)
         if question is None:
             question = asked = self._asked[owner] = _Question()
@@ -138,12 +140,17 @@ class Courier:
             )
         return not question.answered and time.monotonic() - question.since < _PATIENCE
 
-    def forget(self, owner: Owner, told: Callable[[], None]) -> None:
+    def refuse(self, owner: Owner) -> object:
+        """A session is being forgotten: nothing of it is asked for any more, nor taken where it still comes, alone or
+        with the files of a fork, until ``forget`` is told so with the newest mark that this has returned.
+        """
+        mark = self._leaving[owner] = object()
+        self._asked.pop(owner, None)
+        return mark
+
+    def forget(self, owner: Owner, mark: object, told: Callable[[], None]) -> None:
         """Remove a session there; ``told`` is called when that is done."""
         self._waiting.pop(owner, None)
-        if owner in self._asked:
-            self._asked[owner].void = True
-        mark = self._asked[owner] = _Question(answered=True)
 
         def finish(outcome: Exception | None) -> None:
             self._count(outcome)
@@ -153,8 +160,8 @@ class Courier:
                     self._waiting[head.owner] = head.tip
             self._next()
             if outcome is None:
-                if self._asked.get(owner) is mark:
-                    del self._asked[owner]
+                if self._leaving.get(owner) is mark:  # else it is being forgotten again
+                    del self._leaving[owner]
                 told()
 
         self._lane.submit(lambda: self._remote.remove(folder_of(owner), None), finish)
@@ -183,20 +190,18 @@ class Courier:
         if isinstance(outcome, Exception):
             self._count(outcome)
             return
-        if question.void:
-            self._disk.decline([place for place, found in outcome.fresh.items() if found.segment.owner == owner])
-            fresh = {place: found for place, found in outcome.fresh.items() if found.segment.owner != owner}
-            self._disk.adopt(fresh, time.time())
-            return
-        self._disk.adopt(outcome.fresh, time.time())
+        refused = {place for place, found in outcome.fresh.items() if found.segment.owner in self._leaving}
+        fresh = {place: found for place, found in outcome.fresh.items() if place not in refused}
+        self._disk.adopt(fresh, time.time(), unread=refused)
+        self._disk.decline(outcome.fresh)  # what was refused, and what goes on from that
         head = self._disk.head(owner)
-        if head is None:
+        if head is None or owner in self._leaving:
             return  # it is not asked for again
         del self._asked[owner]
-        head.partial, head.recalled = False, bool(outcome.fresh)
+        head.partial, head.recalled = False, bool(fresh)
         for segment in head.tip.chain():
             at = (segment.folder, segment.name)
-            segment.remote |= at in outcome.fresh or (segment.owner == owner and segment.name in outcome.names)
+            segment.remote |= at in fresh or (segment.owner == owner and segment.name in outcome.names)
 
     def _count(self, outcome: object) -> None:
         if isinstance(outcome, Exception):

@@ -213,8 +213,9 @@ class DiskTier:
     def decline(self, places: Iterable[Place]) -> None:
         """Files that were to be adopted, and that nobody wants any more."""
         for place in places:
-            if place not in self._known:
-                self._doom(self.folder / place[0] / place[1], 0)
+            path = self.folder / place[0] / place[1]
+            if place not in self._known and path not in self.doomed:
+                self._doom(path, 0)
 
     def measured(self, free: int | None, removed: int = 0) -> None:
         """Take in a measurement, made when ``removed`` bytes of what was doomed had been unlinked."""

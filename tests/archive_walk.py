@@ -75,7 +75,7 @@ class Walk:
         self.away = 0.0  # how often the remote tier fails
         self.failing: dict[str, float] = {}  # how often writes, reads and unlinks fail
         self.slow = 0.0  # seconds that a read or a write may wait for
-        self.lazy = 0.0  # and the writer before it looks at pages
+        self.lazy = 0.0  # and the writer before it looks at pages, the remote tier before it does anything
         self.talks: dict[
             tuple[str, str], list[int]
         ] = {}  # what was said last under each name; "" and a number: anonymous
@@ -362,11 +362,13 @@ class Walk:
         hurt(files, "remove", "remove")
 
     def _hurt_remote(self, remote: Any) -> None:
+        dice = random.Random(self.random.random())
         for name in ("put", "get", "names", "remove", "collect"):
             real = getattr(remote, name)
 
             def hurting(*args: Any, real: Any = real) -> Any:
-                if self.random.random() < self.away:
+                time.sleep(dice.random() * self.lazy)
+                if dice.random() < self.away:
                     raise OSError("the remote tier does not answer")
                 return real(*args)
 

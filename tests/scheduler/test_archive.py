@@ -12,6 +12,7 @@ import pytest
 from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
+from cache import loader
 from cache import saver as saver_module
 from cache.chain import Owner
 from cache.codec import Codec
@@ -571,6 +572,28 @@ def test_a_session_moves_to_another_server(name: str, tmp_path: Path) -> None:
     assert cost(check(again, [*longest, 1], tenant="b", session="moved"))[0] >= length
     assert again.archive.disk.heads[Owner("b", "moved", True)].tip.private
     assert cost(again.ask([*longest, 1], 1, tenant="b", session="third"))[0] == 0
+
+
+def test_a_session_that_is_deleted_while_its_capsule_is_looked_at_stays_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = Kit(folder=tmp_path / "here")
+    kit.ask(TALK, 6, session="s")
+    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
+    kit.settle()
+    clerk.take()
+    deleted = threading.Event()
+    real = loader.read_chain
+    monkeypatch.setattr(loader, "read_chain", lambda *args: deleted.wait(30.0) and real(*args))
+    clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
+    clerk.forget(Forget("b", "moved", 7))
+    deleted.set()
+    kit.settle()
+    assert sorted(clerk.take(), key=str) == [Forgotten("b", "moved", 7), Imported("q", 0)]
+    assert kit.store.find("b", "moved") is None
+    kit.leave()
+    assert kit.archive.disk.head(Owner("b", "moved", True)) is None
 
 
 @pytest.mark.parametrize("name", ["llama", "rwkv", "qwen3_next"])

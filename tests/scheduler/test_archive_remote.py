@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -117,6 +120,92 @@ def test_a_fork_survives_the_deletion_of_its_trunk(tmp_path: Path) -> None:
     assert fetched(other, longest, "s") == 0
     third = Kit(folder=tmp_path / "three", remote=url)
     assert fetched(third, [*FORK, 8], "fork") >= 30
+
+
+def held_back(owner: Any, name: str, patch: pytest.MonkeyPatch) -> Event:
+    """That method of ``owner`` waits until the event is set."""
+    real: Callable[..., Any] = getattr(owner, name)
+    go = Event()
+
+    def waiting(*args: Any) -> Any:
+        assert go.wait(30.0)
+        return real(*args)
+
+    patch.setattr(owner, name, waiting)
+    return go
+
+
+def pumped(kit: Kit, until: Callable[[], object]) -> None:
+    """Wait for something; what is read and written is taken in meanwhile."""
+    end = time.monotonic() + 30.0
+    while not until():
+        kit.archive.poll()
+        time.sleep(0.001)
+        assert time.monotonic() < end
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("asked", ["s", "fork"])
+def test_what_was_asked_for_before_a_deletion_does_not_come_back_after_it(
+    asked: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork's files go on from those of the session. ``late``: the answer comes when the files here are gone."""
+    url = f"file://{tmp_path / 'remote'}"
+    two_sessions(tmp_path / "one", url)[0].leave()
+    kit = Kit(folder=tmp_path / "two", remote=url)
+    clerk, courier = Clerk(kit.store, kit.fingerprint), kit.archive.courier
+    assert courier is not None
+    answer = held_back(courier, "_download", monkeypatch)
+    unlinked, forget = Event(), courier.forget
+
+    def forgetting(*args: Any) -> None:
+        unlinked.set()
+        forget(*args)
+
+    monkeypatch.setattr(courier, "forget", forgetting)
+    prompt = [*FORK, 8] if asked == "fork" else [*TALK, 8]
+    turn = kit.send(prompt, 4, session=asked)
+    kit.step()
+    assert Owner("a", asked, True) in courier._asked
+    kit.engine.end("a", "s")
+    clerk.forget(Forget("a", "s", 7))
+    if late:
+        pumped(kit, unlinked.is_set)
+    answer.set()
+    while not late and not kit.archive._background._done:
+        time.sleep(0.001)
+    kit.settle()
+    assert clerk.take() == [Forgotten("a", "s", 7)]
+    assert kit.archive.disk.head(Owner("a", "s", True)) is None
+    assert names(tmp_path / "two", "s") == names(tmp_path / "remote", "s") == []
+    kit.run()
+    assert kit.outcomes[turn].tokens == (greedy(kit.model, prompt, 4) if asked == "fork" else [])
+    kit.leave()
+    assert names(tmp_path / "two", "s") == names(tmp_path / "remote", "s") == []
+    assert kit.archive.disk.damaged == 0
+
+
+def test_a_session_that_begins_anew_gets_nothing_of_the_one_that_is_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path / 'remote'}"
+    two_sessions(tmp_path / "one", url)[0].leave()
+    deleted = names(tmp_path / "remote", "s")
+    kit = Kit(folder=tmp_path / "two", remote=url)
+    clerk = Clerk(kit.store, kit.fingerprint)
+    unlinking = held_back(kit.archive.disk.shelf, "measure", monkeypatch)
+    clerk.forget(Forget("a", "s", 7))
+    outcome = kit.ask([*TALK, 8], 4, session="s")
+    unlinking.set()
+    kit.settle()
+    assert clerk.take() == [Forgotten("a", "s", 7)]
+    assert outcome.tokens == greedy(kit.model, [*TALK, 8], 4)
+    assert outcome.receipt is not None
+    assert outcome.receipt.cached == 0
+    kit.leave()
+    assert names(tmp_path / "two", "s") == names(tmp_path / "remote", "s")
+    assert set(deleted).isdisjoint(names(tmp_path / "two", "s"))
+    assert len(names(tmp_path / "two", "s")) == 1
 
 
 def test_a_full_remote_tier_keeps_what_a_fork_goes_on_from(tmp_path: Path) -> None:
