@@ -124,7 +124,8 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         graphs = Graphs(loaded.verdict.mode, pool.device, config.max_running, context, capturer())
     runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope, graphs, followers)
     vocabulary = Vocabulary(loaded.tokenizer)
-    limits = Limits(context, embeddings.num_embeddings, loaded.start)
+    width = getattr(loaded.model.get_output_embeddings(), "out_features", None)
+    limits = Limits(context, embeddings.num_embeddings, loaded.start, width)
     grammars = Grammars(partial(tokenizer_of, loaded.tokenizer, loaded.eos_token_ids, embeddings.num_embeddings))
     grammars.prepare()
     engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars)
@@ -170,7 +171,8 @@ def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
             channel.send(outputs)
             told = now
         busy = archive is not None and archive.busy
-        messages = channel.receive(0 if not engine.idle else _BUSY_MS if busy else _HEARTBEAT_MS)
+        waits = engine.idle and (step is None or not engine.overlaps)
+        messages = channel.receive(0 if not waits else _BUSY_MS if busy else _HEARTBEAT_MS)
         for message in messages:
             if isinstance(message, Shutdown):
                 channel.send(engine.stop())

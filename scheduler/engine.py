@@ -22,8 +22,9 @@ import torch
 from llguidance import LLMatcher
 
 from cache.ranks import RankLost
-from cache.stream import put
+from cache.stream import Coming, put
 from scheduler.constraint import Broken, Grammars
+from scheduler.gauges import below
 from scheduler.judge import Drawn, Judge
 from scheduler.limits import Limits
 from scheduler.messages import (
@@ -53,12 +54,17 @@ _TELLING = 32  # prompt tokens in a step that make its time a measure of prefill
 
 
 class Launched(NamedTuple):
-    """A step that the device may still work on: its plan, when it began, the turns for which it draws a token."""
+    """A step that the device may still work on: its plan and when it began, whose prompts it gives log-probabilities,
+    whom it ends without a token, and for whom it draws one. ``done`` is there when all of it is.
+    """
 
     plan: list[tuple[Turn, int]]
     started: float  # time.perf_counter()
+    asked: list[tuple[Turn, int, Report]]  # behind how many tokens
+    ended: list[Turn]
     drawing: list[Turn]
     drawn: Report | None
+    done: Coming
 
 
 class Engine:
@@ -82,7 +88,7 @@ class Engine:
         self._sampler = Sampler(ends)
         self._compiling: list[tuple[Turn, Future[LLMatcher]]] = []  # waiting turns whose grammars are not ready
         self._refused: list[Refused] = []
-        self._news: list[Delta | Drawn] = []
+        self._news: list[tuple[Turn, Delta | Drawn]] = []
         self._failures = 0  # steps in a row
         self.stalled = False  # the last step had nothing that could run
         self._steps = self._prompt = self._cached = self._generated = 0
@@ -96,7 +102,7 @@ class Engine:
     @property
     def overlaps(self) -> bool:
         """Whether the device works on its own between ``launch`` and ``settle``."""
-        return self._runner.tier.device.type != "cpu"
+        return self._runner.overlaps
 
     def submit(self, request: Submit) -> Refused | None:
         """Line a turn up, or say why not."""
@@ -158,7 +164,7 @@ class Engine:
             self._admitted(turn)
         started = time.perf_counter()
         try:
-            return Launched(plan, started, *self._run(plan))
+            return self._run(plan, started)
         except Exception as error:  # out of memory, or a bug in a model: these turns end, the engine goes on
             self._survive(plan, error)
         return None
@@ -168,12 +174,20 @@ class Engine:
         if step is None:
             return
         try:
+            step.done.wait()
+            asked = [(turn, first, report.read()) for turn, first, report in step.asked]
             drawn = step.drawn.read() if step.drawn is not None else []
         except Exception as error:
             self._survive(step.plan, error)
             return
         self._failures = 0
         self._measure(step.plan, time.perf_counter() - step.started)
+        for turn, first, sampled_prompt in asked:
+            if turn.finish_reason is None:
+                self._tell_prompt(turn, first, sampled_prompt)
+        for turn in step.ended:
+            if turn.finish_reason is None:
+                self._finish(turn, FinishReason.LENGTH)
         for turn, sampled in zip(step.drawing, drawn, strict=True):
             if turn.finish_reason is None:
                 self._commit(turn, sampled)
@@ -181,14 +195,13 @@ class Engine:
     def news(self) -> StepOutputs:
         """What has happened since the last call."""
         told: list[Delta] = []
-        ended: set[str] = set()
-        for item in self._news:
-            delta = item if isinstance(item, Delta) else self._told(item)
-            if delta.turn in ended:  # by a token that cannot be decoded
+        broken: set[Turn] = set()  # by a token that cannot be decoded: what came after it is not told
+        for turn, item in self._news:
+            if turn in broken:
                 continue
-            told.append(delta)
-            if delta.finish_reason is not None:
-                ended.add(delta.turn)
+            told.append(item if isinstance(item, Delta) else self._told(item))
+            if told[-1].error == _UNDECODABLE:
+                broken.add(turn)
         self._news = []
         return StepOutputs(tuple(told), self.stats())
 
@@ -238,29 +251,8 @@ class Engine:
             evictions=scheduler.store.evictions,
             host_evictions=scheduler.store.host_evictions,
             misses={str(reason): count for reason, count in scheduler.misses.items()},
-            **self._below(),
+            **below(scheduler.store.archive),
         )
-
-    def _below(self) -> dict[str, int]:
-        """The gauges and counters of the tiers below memory."""
-        archive = self.scheduler.store.archive
-        if archive is None:
-            return {}
-        remote = archive.courier.remote if archive.courier is not None else None
-        return {
-            "disk_bytes": archive.disk.used,
-            "disk_bytes_total": archive.disk.budget,
-            "disk_sessions": len(archive.disk.heads),
-            "disk_evictions": archive.disk.evictions,
-            "disk_saves": archive.saver.saves,
-            "disk_written": archive.saver.written,
-            "disk_read": archive.loader.read,
-            "disk_errors": archive.errors,
-            "disk_damaged": archive.disk.damaged,
-            "disk_pending": archive.saver.pending,
-            "remote_bytes": remote.used if remote is not None else 0,
-            "remote_bytes_total": archive.courier.budget if archive.courier is not None else 0,
-        }
 
     def check_integrity(self) -> None:
         """Assert every invariant that can be checked between steps."""
@@ -286,8 +278,8 @@ class Engine:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _run(self, plan: list[tuple[Turn, int]]) -> tuple[list[Turn], Report | None]:
-        """Feed the plan and draw; for whom, and what."""
+    def _run(self, plan: list[tuple[Turn, int]], started: float) -> Launched:
+        """Feed the plan and draw."""
         rows: list[int] = []
         sampling: list[tuple[Turn, int]] = []
         asked: list[tuple[Turn, int, int]] = []
@@ -307,20 +299,18 @@ class Engine:
         for turn, _ in plan:
             if turn.session is not None and turn.session.length == turn.prompt_length - 1:
                 turn.session.checkpoint()
-        for turn, first, count in asked:
-            self._report_prompt(turn, logits[first : first + count])
+        reports = [self._asked(turn, logits[first : first + count]) for turn, first, count in asked]
         for turn, _ in sampling:
             if turn.generated == 0 and turn.session is not None:
                 self.scheduler.store.publish(turn.session)
         ended = [turn for turn, _ in sampling if turn.limit == 0]
-        for turn in ended:
-            self._finish(turn, FinishReason.LENGTH)
         drawing = [(turn, at) for turn, at in sampling if turn.limit != 0]
-        if not drawing:
-            return [], None
-        turns, chosen = map(list, zip(*drawing, strict=True))
-        wanted = logits if len(chosen) == len(logits) else logits[put(np.array(chosen), logits.device)]
-        return turns, self._sampler.draw(wanted, turns)
+        turns, drawn = [turn for turn, _ in drawing], None
+        if drawing:
+            chosen = [at for _, at in drawing]
+            wanted = logits if len(chosen) == len(logits) else logits[put(np.array(chosen), logits.device)]
+            drawn = self._sampler.draw(wanted, turns)
+        return Launched(plan, started, reports, ended, turns, drawn, Coming(logits[:0]))
 
     def _commit(self, turn: Turn, sampled: Sampled) -> None:
         """A token was drawn: decide whether it ends the turn, before it is ever fed."""
@@ -334,7 +324,7 @@ class Engine:
             log.exception("turn %s failed", turn.request.turn)
             self._fail(turn, str(error) if isinstance(error, Broken) else _UNDECODABLE)
             return
-        self._news.append(drawn)
+        self._news.append((turn, drawn))
         if drawn.reason is not None:
             self.scheduler.finish(turn, drawn.reason)
 
@@ -349,19 +339,22 @@ class Engine:
             self.scheduler.finish(turn, FinishReason.ERROR)
         return Delta(turn.request.turn, finish_reason=FinishReason.ERROR, error=_UNDECODABLE)
 
-    def _report_prompt(self, turn: Turn, logits: torch.Tensor) -> None:
-        """Log-probabilities of the prompt tokens that these rows ``[count, V]`` predict."""
+    def _asked(self, turn: Turn, logits: torch.Tensor) -> tuple[Turn, int, Report]:
+        """Log-probabilities of the prompt tokens that these rows ``[count, V]`` predict, behind how many tokens."""
         assert turn.session is not None
         first = turn.session.length - logits.shape[0]
         targets = turn.ids[first + 1 : turn.session.length + 1]
         wanted = [turn.request.prompt_logprobs] * len(targets)
-        sampled = Report(logits[: len(targets)], targets, wanted).read()
+        return turn, first, Report(logits[: len(targets)], targets, wanted)
+
+    def _tell_prompt(self, turn: Turn, first: int, sampled: list[Sampled]) -> None:
+        """What ``_asked`` has found; told once the prompt is whole."""
         if first == 0:  # also where a preempted turn begins again
             text, data = self._vocabulary.spell(turn.ids[0])
             turn.prompt_logprobs = [TokenLogprob(turn.ids[0], text, data, None)]
         turn.prompt_logprobs.extend(self._judge.spelled(item) for item in sampled)
-        if turn.session.length == turn.prompt_length:
-            self._news.append(Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs)))
+        if turn.session is not None and turn.session.length == turn.prompt_length:
+            self._news.append((turn, Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs))))
 
     # -- beginnings and ends ----------------------------------------------------------------------------------------
 
@@ -371,11 +364,11 @@ class Engine:
             turn.announced = True
             self._prompt += turn.receipt.prompt
             self._cached += turn.receipt.cached
-            self._news.append(Delta(turn.request.turn, receipt=turn.receipt))
+            self._news.append((turn, Delta(turn.request.turn, receipt=turn.receipt)))
 
     def _finish(self, turn: Turn, reason: FinishReason, error: str | None = None) -> None:
         self.scheduler.finish(turn, reason)
-        self._news.append(Delta(turn.request.turn, finish_reason=reason, error=error))
+        self._news.append((turn, Delta(turn.request.turn, finish_reason=reason, error=error)))
 
     def _fail(self, turn: Turn, message: str) -> None:
         if turn.finish_reason is None:

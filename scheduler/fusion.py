@@ -60,6 +60,7 @@ class Fused:
         """The module runs as it did."""
         self.module.__dict__.pop("forward", None)
         self.module.__dict__.pop("_compiled_call_impl", None)
+        self._ahead = None
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
         """What a call of the module gives: torch asks here first. Hooks, and what somebody has put in the place of its
@@ -80,6 +81,8 @@ class Fused:
         inputs, cache, rows = called
         if self._limit is not None and rows > self._limit:
             return self._original(*args, **kwargs)
+        for fused in self._behind:  # of a step that has failed
+            fused._ahead = None
         results = self._chain.run(cache, inputs, rows) if self._chain is not None and not self._hooked else None
         if results is not None:
             for fused, (hidden, result) in zip(self._behind, pairwise(results), strict=True):

@@ -8,24 +8,27 @@ from scheduler.messages import Refused, Submit
 
 
 class Limits:
-    """``context`` tokens in all, ids below ``vocab``.
+    """``context`` tokens in all, ids below ``vocab``, of which those below ``width`` have logits.
 
     ``start`` is what the decoder of an encoder-decoder model begins with: then prompt and reply have a context each.
     """
 
-    def __init__(self, context: int, vocab: int, start: tuple[int, ...] = ()) -> None:
+    def __init__(self, context: int, vocab: int, start: tuple[int, ...] = (), width: int | None = None) -> None:
         self.context = context
         self.vocab = vocab
+        self.width = min(vocab, width or vocab)
         self.start = start
 
     def refuse(self, request: Submit, ids: array[int]) -> Refused | None:
         """Why a request with this prompt cannot be served; None where it can."""
-        if any(not 0 <= token < self.vocab for token in request.sampling.logit_bias):
+        if any(not 0 <= token < self.width for token in request.sampling.logit_bias):
             return Refused(request.turn, "invalid_prompt", "logit_bias holds a token id that is not in the vocabulary.")
         if not ids:
             return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
         if min(ids) < 0 or max(ids) >= self.vocab:
             return Refused(request.turn, "invalid_prompt", "The prompt holds a token id that is not in the vocabulary.")
+        if request.prompt_logprobs is not None and max(ids) >= self.width:
+            return Refused(request.turn, "invalid_prompt", "The prompt holds a token id that has no log-probability.")
         if self.start and request.prompt_logprobs is not None:
             return Refused(request.turn, "invalid_prompt", "An encoder gives its prompt no log-probabilities.")
         limit = request.stopping.max_tokens

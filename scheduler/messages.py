@@ -34,6 +34,9 @@ class FinishReason(StrEnum):
     ERROR = "error"  # an exception inside this turn, or the engine died
 
 
+LEAST_TOP_P = 1e-9
+
+
 class Sampling(msgspec.Struct, frozen=True):
     """How tokens are drawn from the logits. Defaults are OpenAI's.
 
@@ -50,6 +53,11 @@ class Sampling(msgspec.Struct, frozen=True):
     repetition_penalty: float = 1.0
     seed: int | None = None
     logit_bias: dict[int, float] = {}
+
+    @property
+    def greedy(self) -> bool:
+        """Whether only the likeliest token is drawn, of equals the first."""
+        return self.temperature == 0.0 or self.top_k == 1 or self.top_p <= LEAST_TOP_P
 
     @property
     def penalised(self) -> bool:

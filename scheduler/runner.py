@@ -37,6 +37,11 @@ class ModelRunner:
         self._graphs = graphs
         self._followers = followers
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether ``run`` returns before the device is done: not where other ranks are waited for."""
+        return self.tier.device.type != "cpu" and self._followers is None
+
     @torch.inference_mode()
     def run(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
         """Feed ``count`` tokens of each session; the logits ``[len(rows), V]`` float32 of the packed rows in ``rows``.

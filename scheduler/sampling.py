@@ -40,7 +40,7 @@ class Sampler:
     def draw(self, logits: torch.Tensor, turns: Sequence[Turn]) -> Report:
         """``logits [rows, V]`` float32, one row per turn. Nothing waits for the device."""
         shaped = self._processed(logits, turns)
-        drawn = [i for i, turn in enumerate(turns) if turn.request.sampling.temperature > 0]
+        drawn = [i for i, turn in enumerate(turns) if not turn.request.sampling.greedy]
         if len(drawn) == len(turns):
             tokens = _draw(shaped, turns)
         else:
@@ -142,6 +142,8 @@ def _penalise(logits: torch.Tensor, turns: Sequence[Turn], rows: Sequence[int]) 
         if turn.tally is None:
             turn.tally = Tally(turn.ids[: turn.prompt_length] if wanted.repetition_penalty != 1.0 else ())
         ids, counts = turn.tally.read(turn.ids[turn.prompt_length :])
+        there = ids < logits.shape[1]  # some models embed more tokens than they say
+        ids, counts = ids[there], counts[there]
         less = np.float32(wanted.frequency_penalty) * counts + np.float32(wanted.presence_penalty) * (counts > 0)
         places.append(np.stack([np.full_like(ids, row), ids]))
         penalties.append(np.stack([np.full_like(less, wanted.repetition_penalty), less]))

@@ -38,7 +38,7 @@ class NoAnswer(Exception):
 @dataclass
 class Turn:
     """What one turn showed: seconds to the first token and in all, token counts from ``usage`` (else ``output`` in
-    pieces of text), seconds between pieces. ``error``: why it was not answered."""
+    pieces of text), seconds between pieces. ``error``: why it was not answered; ``answered``: an answer has begun."""
 
     first: float = 0.0
     total: float = 0.0
@@ -48,6 +48,7 @@ class Turn:
     text: str = ""
     gaps: list[float] = field(default_factory=list)
     error: str | None = None
+    answered: bool = False
 
 
 @dataclass
@@ -101,7 +102,7 @@ class Client:
             try:
                 await self._ask(request, turn, began)
             except httpx.RemoteProtocolError:
-                if turn.first:
+                if turn.answered:
                     raise
                 began = time.perf_counter()  # the server had closed the connection on which this was sent
                 await self._ask(request, turn, began)
@@ -113,6 +114,7 @@ class Client:
 
     async def _ask(self, request: Request, turn: Turn, began: float) -> None:
         async with request() as response:
+            turn.answered = True
             if response.status_code == 200:
                 await self._read(response, turn, began)
             else:

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from scheduler.messages import Sampling, Stopping
+from scheduler.messages import LEAST_TOP_P, Sampling, Stopping
 from server.formats import Formatted
 from server.message_schemas import MAX_MESSAGES, Content, Messages
 from server.metadata import Metadata
@@ -167,7 +167,7 @@ class TurnRequest(Strict):
             seed = (seed + choice + INT64 + 1) % (2 * INT64 + 2) - INT64 - 1
         return Sampling(
             temperature=self.temperature,
-            top_p=max(self.top_p, 1e-9),  # 0 means: only the likeliest token
+            top_p=max(self.top_p, LEAST_TOP_P),  # 0 means: only the likeliest token
             top_k=max(self.top_k, 0),
             min_p=self.min_p,
             presence_penalty=self.presence_penalty,

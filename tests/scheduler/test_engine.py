@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from engine_kit import END, PAGE, Kit, Outcome
+from msgspec.structs import replace
 from tiny_models import greedy, make_tokenizer
 
 from scheduler.clerk import Clerk
-from scheduler.messages import FinishReason, Forget, Forgotten, Sampling, Stopping
+from scheduler.limits import Limits
+from scheduler.messages import FinishReason, Forget, Forgotten, Sampling, Stopping, Submit, pack_ids, unpack_ids
 
 
 def reused(outcome: Outcome) -> int:
@@ -368,6 +370,16 @@ def test_an_error_says_nothing_of_the_exception(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(kit.mode, "forward", fail)
     kit.step()
     assert "secret" not in (kit.outcomes[turn].deltas[-1].error or "")
+
+
+def test_what_a_model_embeds_but_does_not_say_is_refused_where_it_is_asked_for() -> None:
+    limits = Limits(100, 259, width=250)
+    plain = Submit("t", "a", pack_ids([255]), None, Sampling(), Stopping(max_tokens=1))
+    assert limits.refuse(plain, unpack_ids(plain.prompt)) is None
+    for asked in (replace(plain, prompt_logprobs=0), replace(plain, sampling=Sampling(logit_bias={255: 1.0}))):
+        refused = limits.refuse(asked, unpack_ids(asked.prompt))
+        assert refused is not None
+        assert refused.code == "invalid_prompt"
 
 
 # -- what is told ---------------------------------------------------------------------------------------------------

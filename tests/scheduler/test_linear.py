@@ -460,10 +460,10 @@ def test_packing_changes_neither_fingerprint_nor_size(tmp_path: Path, request: p
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("helps", [False, True])
 def test_a_model_that_packing_breaks_is_run_plain(helps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def strict(model: Any, layers: list[Layer], *options: Any) -> Verdict:
+    def strict(model: Any, layers: list[Layer], *options: Any, **more: Any) -> Verdict:
         if packed_in(model) or not helps:
             raise Refused("it is not right")
-        return probe(model, layers, *options)
+        return probe(model, layers, *options, **more)
 
     monkeypatch.setattr(loader, "probe", strict)
     path = save_model("llama", tmp_path)
@@ -477,7 +477,7 @@ def test_a_model_that_packing_breaks_is_run_plain(helps: bool, tmp_path: Path, m
 def test_a_model_with_nothing_to_unpack_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[Any] = []
 
-    def strict(model: Any, *options: Any) -> Verdict:
+    def strict(model: Any, *options: Any, **more: Any) -> Verdict:
         probed.append(model)
         raise Refused("it is not right")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,7 +27,9 @@ from scheduler.messages import (
     ToEngine,
     pack_ids,
 )
+from scheduler.runner import ModelRunner
 from scheduler.sampling import Report
+from scheduler.text import TextStream
 
 WORDS = "%llguidance {}\nstart: /[abc]{2,5}/"
 
@@ -149,7 +152,7 @@ def test_a_token_that_cannot_be_decoded_ends_its_turn_during_the_next_step(
     kit.step()
     kit.step()
     assert (kit.scheduler.find(bad) is None) is last
-    (turn,) = {item.turn for item in kit.engine._news if isinstance(item, Drawn) and item.turn.request.turn == bad}
+    (turn,) = {turn for turn, item in kit.engine._news if isinstance(item, Drawn) and turn.request.turn == bad}
     monkeypatch.setattr(turn.text, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("no text")))
     kit.run()
     assert kit.outcomes[bad].finish_reason is FinishReason.ERROR
@@ -169,6 +172,15 @@ def test_a_token_that_cannot_be_decoded_and_a_step_that_fails_are_one_end(monkey
         kit.step()
     kit.run()
     assert [delta.finish_reason for delta in kit.outcomes[turn].deltas if delta.finish_reason] == [FinishReason.ERROR]
+
+
+def test_whether_steps_overlap() -> None:
+    kit, cuda = Kit(), SimpleNamespace(device=torch.device("cuda"))
+    assert not kit.engine.overlaps
+    device: Any = cuda
+    assert ModelRunner(kit.mode, device).overlaps
+    ranks: Any = object()  # they are waited for in each step
+    assert not ModelRunner(kit.mode, device, followers=ranks).overlaps
 
 
 # -- the loop of the engine process -----------------------------------------------------------------------------------
@@ -195,6 +207,8 @@ class Line:
             self.events.append(Event("sent", tokens))
 
     def receive(self, wait_ms: int) -> list[ToEngine]:
+        under_way = [event.kind for event in self.events if event.kind in ("launched", "settled")][-1:] == ["launched"]
+        assert not (wait_ms and under_way), "a step waits for messages"
         if self.messages:
             return self.messages.pop(0)
         return [Shutdown(0.0)] if wait_ms else []
@@ -245,8 +259,20 @@ def test_the_loop_tells_a_step_while_the_next_one_runs(overlaps: bool, monkeypat
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
+def test_the_loop_settles_a_step_before_it_sleeps(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, line, events = _serve(monkeypatch, overlaps, [[_submit("t", [1, 2, 3], 0)]])
+    assert events == [Event("launched"), Event("settled")]
+    assert line.deltas[-1].finish_reason is FinishReason.LENGTH
+    monkeypatch.setattr(TextStream, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("no text")))
+    _, line, events = _serve(monkeypatch, overlaps, [[_submit("t", [1, 2, 3], 5)]])
+    assert events == [Event("launched"), Event("settled")] * (1 + overlaps)  # the last turn ends while a step runs
+    assert line.deltas[-1].finish_reason is FinishReason.ERROR
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
 def test_the_loop_ends_every_turn_that_is_cut_off(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = [_submit("cancelled", [1, 2, 3], 50), _submit("cut", [END, 7], 50), _submit("done", [8], 2)]
+    begun.append(_submit("nothing", [5] * 40, 0))
     messages: list[list[ToEngine]] = [[*begun], [], [], [Cancel("cancelled")], [], [Shutdown(0.0)]]
     _, line, events = _serve(monkeypatch, overlaps, messages)
     ends = [(delta.turn, delta.finish_reason) for delta in line.deltas if delta.finish_reason is not None]
@@ -254,5 +280,6 @@ def test_the_loop_ends_every_turn_that_is_cut_off(overlaps: bool, monkeypatch: p
         ("cancelled", FinishReason.CANCELLED),
         ("cut", FinishReason.CANCELLED),
         ("done", FinishReason.LENGTH),
+        ("nothing", FinishReason.LENGTH),
     ]
     assert events.count(Event("launched")) > 3

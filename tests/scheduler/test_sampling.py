@@ -96,6 +96,19 @@ PARAMETERS = [
 ]
 
 
+@pytest.mark.parametrize("sampling", [Sampling(top_k=1), Sampling(top_p=1e-9), Sampling(temperature=0.0)], ids=str)
+def test_of_equals_the_first_is_the_likeliest(sampling: Sampling) -> None:
+    logits = logits_of()
+    logits[0, [3, 7]] = 30.0
+    assert draws(logits, sampling, 500) == {3: 500}
+
+
+def test_tokens_that_have_no_logit_are_no_trouble() -> None:
+    """Some models embed more tokens than they say."""
+    turn = turn_of(Sampling(temperature=0.0, repetition_penalty=1.5), prompt=(1, WIDTH + 4))
+    assert Sampler((END,)).draw(logits_of(), [turn]).read()[0].usable
+
+
 @pytest.mark.parametrize("sampling", PARAMETERS, ids=str)
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
     """Chi-square over 20,000 draws of fixed seeds; the bound is met by a right sampler in all but 1 of 10^5 cases."""
@@ -137,11 +150,12 @@ def test_what_is_cut_off_is_the_same_on_any_device(width: int, spread: float) ->
         while kept < len(ordered) and (kept == 0 or sampling.top_p == 1.0 or before < sampling.top_p * whole):
             before += ordered[kept]
             kept += 1
+        edges = [before, before - ordered[kept - 1]]  # sums of many numbers are not the same to the last bit
+        sure = sampling.top_p == 1.0 or all(abs(edge - sampling.top_p * whole) > 1e-6 * whole for edge in edges)
         kept = sum(p >= sampling.min_p * ordered[0] * (1 - 1e-6) for p in ordered[:kept])
-        for bound in (least, there[row]):  # sums of many numbers are not the same to the last bit
+        for bound in (least, there[row]):
             smallest = min(p for p in ordered if p >= bound * (1 - 1e-6))
-            assert smallest in ordered[max(0, kept - 2) : kept + 1]
-            assert smallest == ordered[kept - 1] or sampling.top_p < 1.0
+            assert smallest in ([ordered[kept - 1]] if sure else ordered[max(0, kept - 2) : kept + 1])
         assert torch.equal(cut[row] > 0, (probs[row] >= least) & (probs[row] > 0))
 
 

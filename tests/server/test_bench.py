@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,17 @@ def test_a_connection_that_the_server_has_closed_is_no_failed_turn(times: int) -
     peer.answer = answer  # type: ignore[method-assign]
     turn: Turn = peer.run(lambda client: client.turn([{"role": "user", "content": "a"}], 7, "c"))
     assert (turn.error is None, turn.output) == ((True, 7) if times == 1 else (False, 0))
+
+
+def test_an_answer_that_breaks_off_is_a_failed_turn() -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n\n'
+        raise httpx.RemoteProtocolError("incomplete chunked read")
+
+    peer, answers = Peer(), [httpx.Response(200, content=broken())]
+    peer.answer = lambda request: answers.pop() if answers else Peer.answer(peer, request)  # type: ignore[method-assign]
+    turn: Turn = peer.run(lambda client: client.turn([{"role": "user", "content": "a"}], 7, "c"))
+    assert "incomplete" in str(turn.error)
 
 
 def test_an_error_in_a_stream_ends_its_chat() -> None:
