@@ -66,6 +66,7 @@ def test_two_ranks_behind_a_server(tmp_path: Path) -> None:
         engine = server.engine_pid()
         os.kill(follower_of(engine), signal.SIGKILL)
         until(lambda: gone(engine))
+        until(lambda: server.metric("warmturn_engine_restarts_total") == 1.0)  # it may not have been noticed yet
         until(lambda: healthy(server))
         again = say(server, "What is my name?")
         assert again["choices"][0]["message"]["content"] == "Your name is Emma."
