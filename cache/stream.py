@@ -18,7 +18,7 @@ _mine = local()  # the stream of each thread
 
 def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A CPU tensor on ``device``. Nothing waits for the device: the copy takes its turn on the current stream."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return _ready(tensor, device).to(device, non_blocking=True)
 
 
 def put(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
@@ -28,8 +28,12 @@ def put(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
 
 def refill(tensor: torch.Tensor, array: np.ndarray[Any, Any]) -> None:
     """Make ``tensor`` hold ``array``, without waiting: the copy takes its turn on the current stream."""
-    new = torch.from_numpy(array)
-    tensor.copy_(new.pin_memory() if tensor.device.type == "cuda" else new, non_blocking=True)
+    tensor.copy_(_ready(torch.from_numpy(array), tensor.device), non_blocking=True)
+
+
+def _ready(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor where ``device`` reads by itself: torch keeps that memory until the copy is done."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def fetched(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Generator, Iterator
 
@@ -40,3 +41,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         if REQUIRED and reason.startswith(REQUIRED) and "not installed" in reason:
             report.outcome, report.longrepr = "failed", reason
     return report
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the engine says from INFO on is caught; ``engine_kit.ours`` reads it."""
+    caplog.set_level(logging.INFO, "warmturn.engine")
+    return caplog

@@ -11,8 +11,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from tiny_models import CONTEXT, MODES, make_tokenizer, model_of
+from tiny_models import CONTEXT, MODES, greedy, make_tokenizer, model_of
 
 from cache.archive import Archive
 from cache.codec import Codec
@@ -90,6 +91,11 @@ def rope_of(name: str) -> LongRope:
 def in_place_of(name: str) -> frozenset[int]:
     """The layers that the probe has found to be readable in place."""
     return verdict_on(name).mode.in_place
+
+
+def ours(said: pytest.LogCaptureFixture) -> list[str]:
+    """What the engine has said."""
+    return [record.getMessage() for record in said.records if record.name == "warmturn.engine"]
 
 
 def byte_grammars() -> Grammars:
@@ -235,6 +241,13 @@ class Kit:
         turn = self.send(prompt, count, **options)
         self.run()
         return self.outcomes[turn]
+
+    def check(self, model: Any, prompts: list[list[int]], count: int, **options: Any) -> None:
+        """Turns all at once, each of which must say what ``model`` says to it alone and without a cache."""
+        turns = [self.send(prompt, count, **options) for prompt in prompts]
+        self.run()
+        for turn, prompt in zip(turns, prompts, strict=True):
+            assert self.outcomes[turn].tokens == greedy(model, prompt, count)
 
     def leave(self) -> None:
         """End as the engine process does: everything is written, the threads are gone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import engine_kit
 import pytest
 import torch
 import torch._dynamo.utils
-from engine_kit import Kit
+from engine_kit import Kit, ours
 from gpu_kit import Told
 from tiny_models import CONTEXT, greedy, make_model
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPTNeoXConfig, MixtralConfig
@@ -120,11 +119,8 @@ class Scene:
         monkeypatch.setattr(self.mode, "forward", counted)
 
     def check(self, prompts: list[list[int]], count: int, **options: Any) -> None:
-        """All at once; each as if it were alone and without a cache."""
-        turns = [self.kit.send(prompt, count, **options) for prompt in prompts]
-        self.kit.run()
-        for turn, prompt in zip(turns, prompts, strict=True):
-            assert self.kit.outcomes[turn].tokens == greedy(self.model, prompt, count)
+        """See ``Kit.check``."""
+        self.kit.check(self.model, prompts, count, **options)
 
     def talk(self, most: int = 300) -> None:
         """Prompts whole and in chunks, decodes among them, turns on what is cached, steps of 1 to ``most`` tokens."""
@@ -143,17 +139,6 @@ class Scene:
             return self.trial._measure(self.mode).error
         finally:
             self.mode.remove()
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "warmturn.engine")
-    return caplog
-
-
-def ours(said: pytest.LogCaptureFixture) -> list[str]:
-    """What the engine has said."""
-    return [record.getMessage() for record in said.records if record.name == "warmturn.engine"]
 
 
 def kinds(found: Compiled | None) -> dict[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import engine_kit
 import pytest
 import torch
-from engine_kit import Kit
+from engine_kit import Kit, ours
 from gpu_kit import Told
 from tiny_models import greedy, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -58,26 +57,12 @@ class Scene:
         monkeypatch.setattr(self.graphs, "run", counted)
 
     def check(self, prompts: list[list[int]], count: int, **options: Any) -> None:
-        """All at once; each as if it were alone and without a cache."""
-        turns = [self.kit.send(prompt, count, **options) for prompt in prompts]
-        self.kit.run()
-        for turn, prompt in zip(turns, prompts, strict=True):
-            assert self.kit.outcomes[turn].tokens == greedy(self.model, prompt, count)
+        """See ``Kit.check``."""
+        self.kit.check(self.model, prompts, count, **options)
 
 
 def _on_gpu(self: Any, step: Any, layer: Any, source: Any, query: Any, scores: Any, out: Any) -> frozenset[int]:
     return gpu.attend(step, layer, source, query, scores, out) if source is not None else frozenset()
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "warmturn.engine")
-    return caplog
-
-
-def ours(said: pytest.LogCaptureFixture) -> list[str]:
-    """What the engine has said."""
-    return [record.getMessage() for record in said.records if record.name == "warmturn.engine"]
 
 
 def test_buckets_are_few_and_reach_the_most() -> None:
