@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import os
 from itertools import chain
-from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor
 
-CGROUPS = Path("/sys/fs/cgroup")
-SELF = Path("/proc/self/cgroup")
+from scheduler import cgroups
+
 # Weights that a thread has to read in a step, about 0.2 ms of work: with less, threads wait for each other more than
 # they do, and keep the server from its core.
 BYTES_EACH = 8 << 20
@@ -35,24 +34,4 @@ def fit(model: torch.nn.Module) -> None:
 def processors() -> float:
     """How many processors this process may use: those it may run on, or what its cgroups allow if that is less."""
     allowed = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
-    return min([allowed, *(int(quota) / int(period) for quota, period in _quotas() if quota.isdigit() and int(period))])
-
-
-def _quotas() -> list[tuple[str, str]]:
-    """Microseconds of processor time in so many microseconds, as each cgroup says it; no digits where it is endless."""
-    own = next((line for line in _read(SELF).splitlines() if line.startswith("0::")), "0::/")
-    folder = CGROUPS / own.removeprefix("0::").strip("/")
-    second = [_read(place / "cpu.max") for place in (folder, *folder.parents) if place.is_relative_to(CGROUPS)]
-    first = [
-        f"{_read(CGROUPS / name / 'cpu.cfs_quota_us')} {_read(CGROUPS / name / 'cpu.cfs_period_us')}"
-        for name in ("cpu", "cpu,cpuacct")  # version 1
-    ]
-    pairs = (text.split() for text in (*second, *first))
-    return [(pair[0], pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return min(allowed, cgroups.processor_limit() or allowed)

@@ -19,11 +19,11 @@ from cache.remote import RemoteTier
 from cache.state import nbytes
 from cache.store import SessionStore
 from cache.tier import MemoryTier, PageShape
+from scheduler import cgroups
 from scheduler.followers import Followers
 from scheduler.messages import EngineConfig
 from scheduler.probe import Verdict
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SMALLEST = 4  # pages: below that not even a short chat fits
 _STATES = 3  # what one idle session keeps at least: its state and the checkpoints of its last turn
 _FLOOR = 5 << 30  # bytes of a disk that stay free unless told otherwise
@@ -125,10 +125,7 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
 def physical_memory() -> int:
     """Bytes of RAM that this process may use: the machine's, or its container's if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(total, int(_CGROUP_LIMIT.read_text()))
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return total
+    return min(total, cgroups.memory_limit() or total)
 
 
 def spare(device: torch.device, ranks: int = 1) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from packaging.requirements import Requirement
 
+from scheduler.cgroups import memory_limit
 from server.doctor_config import DoctorConfig
 from server.engine_link import engine_environment
 from server.findings import Finding, fault, ok, size, warning
@@ -26,8 +27,6 @@ from server.findings import Finding, fault, ok, size, warning
 CHECKUP = (sys.executable, "-P", "-m", "scheduler.checkup")
 CHECKUP_SECONDS = 240.0  # it may have to compile
 SMI_SECONDS = 20.0
-CGROUPS = Path("/sys/fs/cgroup")
-SELF = Path("/proc/self/cgroup")
 FEW_FILES = 1024
 TORCH_PAGE = "see Torch in the README"
 
@@ -205,27 +204,13 @@ def threads(count: int, limit: float, chosen: bool) -> Finding:
 
 
 def memory(config: DoctorConfig) -> Iterator[Finding]:
-    """Memory of the machine and of this process's cgroups."""
+    """Memory of the machine, and what this process's cgroups allow of it: the engine takes its shares of the less."""
     total, free = machine_memory()
-    limits = [int(text) for text in (*cgroup_values("memory.max"), *version_1_memory()) if text.isdigit()]
-    limit = min([total, *limits])
+    limit = min(total, memory_limit() or total)
     told = f"{size(total)}, {size(free)} available"
-    figures = {"total": total, "available": free, "limit": limit}
-    if limit >= total:
-        yield ok("memory", told, **figures)
-        return
-    told += f"; limited to {size(limit)} here"
-    seen = read(CGROUPS / "memory.max")
-    if not seen.isdigit() or int(seen) > limit:
-        yield warning(
-            "memory",
-            told,
-            "the server does not see that limit and takes its shares of all memory: set --kv-memory (and "
-            "--host-memory)",
-            **figures,
-        )
-    else:
-        yield ok("memory", told, **figures)
+    if limit < total:
+        told += f"; limited to {size(limit)} here"
+    yield ok("memory", told, total=total, available=free, limit=limit)
 
 
 def machine_memory() -> tuple[int, int]:
@@ -233,18 +218,6 @@ def machine_memory() -> tuple[int, int]:
     lines = dict(line.split(":", 1) for line in read(Path("/proc/meminfo")).splitlines() if ":" in line)
     total, free = (int(lines.get(name, "0 kB").split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     return total, free
-
-
-def version_1_memory() -> list[str]:
-    """The limit of a container under the first version of cgroups; a huge number is none."""
-    return [read(CGROUPS / "memory" / "memory.limit_in_bytes")]
-
-
-def cgroup_values(name: str) -> list[str]:
-    """A setting of this process's cgroup (version 2) and of all around it."""
-    own = next((line.split("::", 1)[1] for line in read(SELF).splitlines() if line.startswith("0::")), "/")
-    folder = CGROUPS / own.strip("/")
-    return [read(place / name) for place in (folder, *folder.parents) if place.is_relative_to(CGROUPS)]
 
 
 def read(path: Path) -> str:

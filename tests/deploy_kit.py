@@ -18,7 +18,7 @@ from server.instance import FLUSH_SECONDS, HTTP_SECONDS
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 SETTINGS = {environment_variable(ServeConfig, name): name for name in ServeConfig.model_fields}
-OTHERS = {"HF_TOKEN", "OMP_NUM_THREADS"}  # variables that are others' than ours
+OTHERS = {"HF_TOKEN"}  # variables that are others' than ours
 
 _IMAGE = read((ROOT / "Dockerfile").read_text())[-1].instructions
 VOLUMES = {word for each in _IMAGE if each.keyword == "VOLUME" for word in each.words}

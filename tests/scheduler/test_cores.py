@@ -1,12 +1,11 @@
 """How many threads compute: no more than may run, no more than have something to do, and what the user says."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
-from scheduler import cores
+from scheduler import cgroups, cores
 
 
 @pytest.fixture(autouse=True)
@@ -50,25 +49,9 @@ def test_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.get_num_threads() == 4
 
 
-@pytest.mark.parametrize(
-    ("files", "allowed"),
-    [
-        ({}, 64.0),
-        ({"service/cpu.max": "50000 100000\n", "service/inner/cpu.max": "max 100000\n"}, 0.5),
-        ({"cpu.max": "max 100000\n"}, 64.0),
-        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3.0),
-        ({"cpu,cpuacct/cpu.cfs_quota_us": "-1\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, 64.0),
-    ],
-)
-def test_processors_within_cgroups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], allowed: float
-) -> None:
+@pytest.mark.parametrize(("limit", "allowed"), [(None, 64.0), (0.5, 0.5), (100.0, 64.0)])
+def test_processors_within_cgroups(monkeypatch: pytest.MonkeyPatch, limit: float | None, allowed: float) -> None:
     monkeypatch.undo()
-    (tmp_path / "self").write_text("0::/service/inner\n")
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(cores, "CGROUPS", tmp_path)
-    monkeypatch.setattr(cores, "SELF", tmp_path / "self")
+    monkeypatch.setattr(cgroups, "processor_limit", lambda: limit)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(64), raising=False)
     assert cores.processors() == allowed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from cache.pages import PagePool
 from cache.tier import PageShape
-from scheduler import memory
+from scheduler import cgroups, memory
 from scheduler.memory import TooSmall, build_store, physical_memory
 from scheduler.messages import EngineConfig
 
@@ -82,17 +81,13 @@ def test_the_default_is_a_quarter_of_the_memory(monkeypatch: pytest.MonkeyPatch)
     assert build(config()).device.slots == 25
 
 
-def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "_CGROUP_LIMIT", limit)
+def test_a_container_s_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "memory_limit", lambda: None)
     whole = physical_memory()
     assert whole > 0
-    limit.write_text("1048576\n")
-    assert physical_memory() == 1048576
-    limit.write_text("max\n")
-    assert physical_memory() == whole
-    limit.write_text(str(whole * 10))
-    assert physical_memory() == whole
+    for limit, counts in ((1048576, 1048576), (whole * 10, whole)):
+        monkeypatch.setattr(cgroups, "memory_limit", lambda limit=limit: limit)
+        assert physical_memory() == counts
 
 
 def test_where_sessions_have_states_too_pages_take_half() -> None:

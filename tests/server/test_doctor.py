@@ -207,33 +207,12 @@ def test_threads_and_processors(count: int, limit: float, chosen: bool, level: L
     assert advice in found.advice
 
 
-def cgroups(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
-    """A tree of cgroups in which this process is in ``/service/inner``."""
-    (folder / "service" / "inner").mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name.replace("__", "/").replace("_dot_", ".")).write_text(text)
-    (folder / "self").write_text("0::/service/inner\n")
-    monkeypatch.setattr(doctor_machine, "CGROUPS", folder)
-    monkeypatch.setattr(doctor_machine, "SELF", folder / "self")
-
-
-def test_a_limit_of_memory_that_the_engine_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cgroups(tmp_path, monkeypatch, memory_dot_max=f"{1 << 20}\n")
+@pytest.mark.parametrize("limit", [1 << 20, None])
+def test_the_memory_that_may_be_used(monkeypatch: pytest.MonkeyPatch, limit: int | None) -> None:
+    monkeypatch.setattr(doctor_machine, "memory_limit", lambda: limit)
     (found,) = doctor_machine.memory(config())
-    assert (found.level, found.figures["limit"]) == (Level.OK, 1 << 20)
-
-
-def test_a_limit_of_memory_that_the_engine_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cgroups(tmp_path, monkeypatch, memory_dot_max="max\n", service__memory_dot_max=f"{1 << 20}\n")
-    (found,) = doctor_machine.memory(config())
-    assert (found.level, found.figures["limit"]) == (Level.WARNING, 1 << 20)
-    assert "--kv-memory" in found.advice
-
-
-def test_memory_without_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cgroups(tmp_path, monkeypatch, memory_dot_max="max\n")
-    (found,) = doctor_machine.memory(config())
-    assert (found.level, found.figures["limit"]) == (Level.OK, found.figures["total"])
+    assert (found.level, found.figures["limit"]) == (Level.OK, limit or found.figures["total"])
+    assert ("limited to 1 MiB here" in found.text) is (limit is not None)
 
 
 def test_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
