@@ -222,6 +222,7 @@ class PromptRequest(Strict):
         "inference_geo": (),
         "mcp_servers": ([],),
         "speed": ("standard",),
+        "thread": (),
         "user_profile_id": (),
         "workspace_id": (),
     }

@@ -12,6 +12,7 @@ from server.errors import ApiError, as_api_error
 from server.identity import Session
 from server.items import parsed_id
 from server.log import LogUnavailable, SessionLog, SessionMoved, UnknownSession
+from server.response_reply import events_of
 from server.response_rows import UNFINISHED
 
 if TYPE_CHECKING:  # they know the face, and the face knows this
@@ -124,15 +125,17 @@ class Background:
             await self._log.responses.settled(tenant, session, key)
 
     async def _settle(self, session: Session, running: Running, end: Callable[[], object]) -> None:
-        """Write how it ended, unless its turn was committed after all."""
+        """Write how it ended, unless its turn was committed after all. Who follows its events hears the last one."""
         running.ends = True
-        reply = running.reply
-        # It was deleted, or another server has told that it failed; or whoever looks for it next tells so.
-        with suppress(LogUnavailable, UnknownSession, SessionMoved):
-            kept = reply.stored()
-            there = await self._log.responses.get(session.tenant, session.name, kept.key)
-            if there is None or there.status not in UNFINISHED:
-                return
-            end()
-            assert reply.recording is not None
-            await self._log.responses.put(session.tenant, session.name, reply.stored(reply.recording.whole()))
+        reply, recording = running.reply, running.reply.recording
+        assert recording is not None
+        key, there = reply.stored().key, None
+        with suppress(LogUnavailable, UnknownSession, SessionMoved):  # whoever looks for it next tells that it failed
+            there = await self._log.responses.get(session.tenant, session.name, key)
+        if there is not None and there.status not in UNFINISHED:
+            recording.add(b"".join(events_of(there, recording.count)))
+            return
+        end()
+        if there is not None:  # else it was deleted
+            with suppress(LogUnavailable, UnknownSession, SessionMoved):
+                await self._log.responses.put(session.tenant, session.name, reply.stored(recording.whole()))

@@ -159,7 +159,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     data = error.encoded()
     if speaks_anthropic(scope["path"]):
         request_id = scope.get("state", {}).get("request_id")
-        data = msgspec.json.encode(error_body(error.status_code, error.detail, request_id))
+        data = msgspec.json.encode(error_body(error.status_code, error.detail, request_id, error.body.error.param))
     return Response(data, error.status_code, error.headers, "application/json")
 
 

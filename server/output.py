@@ -89,9 +89,13 @@ class Output:
             yield from self._to("msg")
         yield from self._close(status)
 
-    def snapshot(self) -> list[Item]:
-        """All items as they are now."""
-        return self.items if self._open is None else [*self.items, self._item(self._open, "in_progress")]
+    def cut(self) -> Iterator[events.Event]:
+        """The reply was ended by others: the item that grows, if one does, stays incomplete."""
+        yield from self._close("incomplete")
+
+    def snapshot(self, status: Status = "in_progress") -> list[Item]:
+        """All items as they are now; one that grows has this status."""
+        return self.items if self._open is None else [*self.items, self._item(self._open, status)]
 
     # --- within -------------------------------------------------------------------------------------------
 

@@ -30,6 +30,11 @@ class Recording:
             del self._loose[:CHUNK]
         self._tell()
 
+    @property
+    def count(self) -> int:
+        """How many there are, which is the number of the next one."""
+        return CHUNK * len(self._packed) + len(self._loose)
+
     def end(self) -> None:
         """There are no more."""
         self._ended = True

@@ -38,7 +38,8 @@ class Completed(State, frozen=True, kw_only=True, tag="response.completed"):
 
 
 class Incomplete(State, frozen=True, kw_only=True, tag="response.incomplete"):
-    """The end: there was no room for more tokens. What is there is durable."""
+    """The end: there was no room for more tokens, or, with the status ``cancelled``, it was cancelled. There is no
+    event of OpenAI's for the latter, and every client knows this one as an end."""
 
 
 class Failed(State, frozen=True, kw_only=True, tag="response.failed"):

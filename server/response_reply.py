@@ -20,7 +20,7 @@ from server.items import CallItem, Item, Logprob, MessageItem, OutputText, Reaso
 from server.log import Beside, Message, StoredResponse
 from server.output import Output
 from server.reading import Arguments, Call, Content, Part, Reasoning
-from server.recording import Recording
+from server.recording import Recording, recorded
 from server.replies import CacheField, Head, Reply, UsageField, UsageWish, chat_logprob, encoder
 from server.response_objects import (
     IncompleteDetails,
@@ -32,6 +32,7 @@ from server.response_objects import (
 )
 
 EVERYWHERE = UsageWish(at_end=False, everywhere=True, elsewhere=msgspec.UNSET)
+ENDS = {"completed": events.Completed, "incomplete": events.Incomplete, "cancelled": events.Incomplete}
 CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # otherwise server_error
 
 
@@ -166,13 +167,28 @@ class ResponseReply(Reply):
         """The response has failed."""
         code = CODES.get(error.status_code, "server_error")
         told = ResponseError(code, error.body.error.message)
-        self._response = replace(self.response, status="failed", error=told, completed_at=None, incomplete_details=None)
+        output = self._output.snapshot("incomplete")
+        self._response = replace(
+            self._response, status="failed", error=told, output=output, completed_at=None, incomplete_details=None
+        )
         return self._response
 
-    def cancel(self) -> ResponseObject:
-        """The response was cancelled."""
-        self._response = replace(self.response, status="cancelled")
-        return self._response
+    def cancel(self) -> bytes:
+        """The response was cancelled: the events that end it."""
+        if self._last is None:
+            closing = [*self._output.cut()]
+        else:  # they are those of a commit that never came to be: nobody has heard them
+            closing = self._last[:-1]
+            self._number.next = self._last[-1].sequence_number
+        self._response = replace(
+            self._response,
+            status="cancelled",
+            output=self._output.items,
+            completed_at=None,
+            incomplete_details=None,
+        )
+        end = events.Incomplete(sequence_number=self._number(), response=self._response)
+        return b"".join(map(self.event, [*closing, end]))
 
     # --- within -------------------------------------------------------------------------------------------
 
@@ -244,5 +260,13 @@ def retold(response: ResponseObject) -> Iterator[events.Event]:
                 yield from output.take([Call(index, call_id, name), Arguments(index, arguments)], ())
     if response.output:
         yield from output.finish(response.output[-1].status)
-    end = {"completed": events.Completed, "incomplete": events.Incomplete}.get(response.status, events.Failed)
-    yield end(sequence_number=next(numbers), response=response)
+    yield ENDS.get(response.status, events.Failed)(sequence_number=next(numbers), response=response)
+
+
+def events_of(stored: StoredResponse, start: int) -> Iterable[bytes]:
+    """The events of a response that is over: as they were, or where they were not recorded, as they could have been."""
+    if stored.events is not None:
+        return recorded(stored.events, start)
+    response = msgspec.json.decode(stored.body, type=ResponseObject)
+    events = [*retold(response)]
+    return map(framed, events[start:] or [replace(events[-1], sequence_number=start)])

@@ -37,13 +37,13 @@ from server.face import Face, face_of, headers_of
 from server.identity import Session
 from server.input_items import gathered, page_of
 from server.items import Item, new_id, parsed_id
-from server.log import Idempotency, SessionBusy, StoredResponse
+from server.log import Idempotency, SessionBusy
 from server.prompts import Prompt
-from server.recording import Recording, recorded
+from server.recording import Recording
 from server.replay import idempotency_of, other_request
 from server.replies import Head
 from server.response_prompts import response_prompt
-from server.response_reply import ResponseReply, framed, retold
+from server.response_reply import ResponseReply, events_of
 from server.response_rows import UNFINISHED
 from server.response_schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
 from server.routes.sessions import end_held
@@ -347,15 +347,6 @@ async def replayed(face: Face, tenant: str, body: ResponseRequest, branch: Branc
             return Response(stored.body, headers=headers, media_type="application/json")
         return EventStream(each(events_of(stored, 0)), lambda: None, headers, done=b"")
     return None
-
-
-def events_of(stored: StoredResponse, start: int) -> Iterable[bytes]:
-    """The events of a response that is over: as they were, or where they were not recorded, as they could have been."""
-    if stored.events is not None:
-        return recorded(stored.events, start)
-    response = msgspec.json.decode(stored.body, type=objects.ResponseObject)
-    events = [*retold(response)]
-    return map(framed, events[start:] or [msgspec.structs.replace(events[-1], sequence_number=start)])
 
 
 def told(events: AsyncGenerator[bytes], session: Session | None = None) -> EventStream:

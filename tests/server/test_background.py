@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -104,9 +105,91 @@ async def test_a_cancelled_one_is_kept_as_far_as_it_came(site: Site) -> None:
     assert not site.engine.running
     assert (await site.http.get(f"/v1/responses/{id}")).json() == cancelled
     assert (await site.http.post(f"/v1/responses/{id}/cancel")).json() == cancelled
+    assert [item["status"] for item in cancelled["output"]] == ["incomplete"]
+    assert cancelled["output"][0]["content"][0]["text"]
     follow = await site.http.post("/v1/responses", json={"input": "And?", "previous_response_id": id})
     assert follow.status_code == 400
     assert follow.json()["error"]["param"] == "previous_response_id"
+
+
+def events_in(text: str) -> list[Any]:
+    """The data of each event of a stream."""
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+
+
+@served()
+async def test_the_events_of_a_cancelled_one_have_an_end(site: Site) -> None:
+    """For who follows it while it is cancelled, and for who reads them afterwards."""
+    id = await begin(site)
+    await until(site, id, "in_progress")
+    where = f"/v1/responses/{id}?stream=true"
+    live = asyncio.create_task(site.http.get(where))
+    await asyncio.sleep(0.02)
+    cancelled = (await site.http.post(f"/v1/responses/{id}/cancel")).json()
+    told = (await live).text
+    assert [event["type"] for event in events_in(told)[-4:]] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert numbers(told) == [*range(len(numbers(told)))]
+    assert events_in(told)[-1]["response"] == cancelled
+    assert events_in(told)[-2]["item"] == cancelled["output"][0]
+    assert (await site.http.get(where)).text == told
+    for event in events_in(told):
+        assert not faults("ResponseStreamEvent", event)
+
+
+@served()
+async def test_a_cancel_that_meets_a_commit_loses_and_the_events_go_on_to_their_end(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = await begin(site)
+    await until(site, id, "in_progress")
+    where = f"/v1/responses/{id}?stream=true"
+    live = asyncio.create_task(site.http.get(where))
+    commit, committed = site.log.commit, asyncio.Event()
+
+    async def slow(*args: Any, **fields: Any) -> None:
+        await commit(*args, **fields)
+        committed.set()
+        await asyncio.sleep(60.0)
+
+    monkeypatch.setattr(site.log, "commit", slow)
+    site.engine.go.set()
+    await committed.wait()
+    assert (await site.http.post(f"/v1/responses/{id}/cancel")).json()["status"] == "completed"
+    told = (await live).text
+    assert events_in(told)[-1]["type"] == "response.completed"
+    assert numbers(told) == [*range(len(numbers(told)))]
+    assert (await site.http.get(where)).text == told
+
+
+@served()
+async def test_a_cancel_before_a_commit_wins_though_the_reply_was_whole(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = await begin(site)
+    await until(site, id, "in_progress")
+    asked = asyncio.Event()
+
+    async def never(*args: Any, **fields: Any) -> None:
+        asked.set()
+        await asyncio.sleep(60.0)
+
+    monkeypatch.setattr(site.log, "commit", never)
+    site.engine.go.set()
+    await asked.wait()
+    cancelled = (await site.http.post(f"/v1/responses/{id}/cancel")).json()
+    assert (cancelled["status"], cancelled["completed_at"]) == ("cancelled", None)
+    told = (await site.http.get(f"/v1/responses/{id}?stream=true")).text
+    assert events_in(told)[-1] == {
+        "type": "response.incomplete",
+        "sequence_number": len(numbers(told)) - 1,
+        "response": cancelled,
+    }
+    assert numbers(told) == [*range(len(numbers(told)))]
 
 
 @served()
@@ -141,6 +224,7 @@ async def test_one_that_fails_is_failed_and_not_lost(site: Site) -> None:
     told = (await site.http.get(f"/v1/responses/{id}?stream=true")).text
     assert told.rstrip().rpartition("event: ")[2].startswith("response.failed")
     assert numbers(told) == [*range(len(numbers(told)))]
+    assert [item["status"] for item in failed["output"]] == ["incomplete"]
 
 
 @served()

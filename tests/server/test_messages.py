@@ -436,3 +436,38 @@ async def test_the_official_clients_errors(site: Site) -> None:
         with pytest.raises(anthropic.APIError, match="The server failed"):
             async with ai.messages.stream(model="demo", max_tokens=512, messages=messages) as stream:
                 await stream.get_final_message()
+
+
+@served({"ann": "key-a"})
+async def test_the_official_tool_runner_falls_back_to_whole_conversations(site: Site) -> None:
+    """It begins with a ``thread``, and goes on without one where the error has the code that it knows."""
+
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """Tells the weather.
+
+        Args:
+            city: Where.
+        """
+        site.engine.reply = f"Rain in {city}."
+        return "rain"
+
+    site.engine.reply = CALL
+    sent: list[dict[str, Any]] = []
+
+    async def note(request: httpx2.Request) -> None:
+        sent.append(json.loads(request.content))
+
+    async with client(site) as ai:
+        ai._client.event_hooks["request"].append(note)
+        runner = ai.beta.messages.tool_runner(
+            model="demo", max_tokens=200, messages=[{"role": "user", "content": "Weather?"}], tools=[weather]
+        )
+        final = await runner.until_done()
+    assert [block.text for block in final.content if block.type == "text"] == ["Rain in Oslo."]
+    assert ["thread" in body for body in sent] == [True, False, False]
+    refused = await message(site, {"x-api-key": "key-a"}, thread={"type": "create"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    other = await message(site, {"x-api-key": "key-a"}, temperature=9)
+    assert "details" not in other.json()["error"]
