@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cache import loader
 from cache.background import Background
@@ -25,9 +25,7 @@ from cache.remote import RemoteTier
 from cache.remover import Remover
 from cache.saver import Saver
 from cache.session import SessionCache, common_prefix
-
-if TYPE_CHECKING:
-    from cache.store import SessionStore
+from cache.session_memory import SessionMemory
 
 _LOADS = 4  # at once, each on a thread of its own: each holds pages that nobody computes with yet
 _STUCK = 10.0  # seconds without a byte after which a load is not waited for
@@ -69,7 +67,7 @@ class Archive:
 
     def __init__(
         self,
-        store: SessionStore,
+        store: SessionMemory,
         disk: DiskTier,
         codec: Codec = Codec.EXACT,
         remote: RemoteTier | None = None,

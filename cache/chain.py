@@ -11,8 +11,7 @@ from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cache.segment import Header, timeline_hash
-from cache.transfer import lengths_of
+from cache.segment import Header, lengths_of, timeline_hash
 
 Place = tuple[str, str]  # folder and name of a file
 

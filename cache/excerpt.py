@@ -15,8 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cache.chain import Extent, Owner
-from cache.segment import Reader, timeline_hash, write
-from cache.transfer import lengths_of
+from cache.segment import Reader, lengths_of, timeline_hash, write
 
 
 def excerpt(files: Path, extents: Iterable[Extent], owner: Owner, folder: Path) -> int:

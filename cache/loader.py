@@ -20,7 +20,7 @@ from cache.background import Lane
 from cache.chain import Segment, found
 from cache.files import Doubt
 from cache.pages import PagePool
-from cache.segment import Reader, check, read_header
+from cache.segment import Reader, check, lengths_of, read_header
 from cache.session import CHECKPOINTS, SessionCache
 
 log = logging.getLogger("warmturn.engine")
@@ -123,7 +123,7 @@ class Loader:
     def _states(self, load: Load, piece: Piece, reader: Reader) -> None:
         """The states that this file holds of the range; only the newest few are kept."""
         facts = reader.header.facts
-        for length in transfer.lengths_of((*reader.names, *facts)):
+        for length in lengths_of((*reader.names, *facts)):
             if not piece.begin < length <= piece.stop:
                 continue
             path = f"checkpoint.{length}."

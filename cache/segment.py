@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -291,3 +291,8 @@ def _verify_entry(entry: TensorEntry, header: Header) -> None:
             raise Doubt("a tensor in another codec")
     if entry.nbytes != codecs.encoded_bytes(entry.shape, dtype, entry.codec):
         raise Doubt("a tensor of another size")
+
+
+def lengths_of(names: Iterable[str]) -> tuple[int, ...]:
+    """The lengths at which a file holds states, from its tensors' and facts' names."""
+    return tuple(sorted({int(name.split(".")[1]) for name in names if name.startswith("checkpoint.")}))

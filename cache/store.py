@@ -6,7 +6,7 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from cache import state as states
 from cache.archive import Archive
@@ -15,20 +15,11 @@ from cache.eviction import Shares, victim
 from cache.pages import Page, PagePool
 from cache.prefix import PrefixIndexes
 from cache.session import SessionCache
+from cache.session_memory import Acquired
 
 
 class SessionBusy(Exception):
     """A turn of this session is running."""
-
-
-class Acquired(NamedTuple):
-    """A session made ready for a turn: ``reused`` tokens of the prompt are cached, ``restored`` of them came
-    from the host.
-    """
-
-    session: SessionCache
-    reused: int
-    restored: int
 
 
 class SessionStore:

@@ -6,7 +6,7 @@ The same for every layer kind: K, V and indexer keys of a range of tokens by lay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,8 +49,3 @@ def kinds_of(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {
         path: (part.dtype, part.dim()) if isinstance(part, torch.Tensor) else type(part) for path, part in parts.items()
     }
-
-
-def lengths_of(names: Iterable[str]) -> tuple[int, ...]:
-    """The lengths at which a file holds states, from its tensors' and facts' names."""
-    return tuple(sorted({int(name.split(".")[1]) for name in names if name.startswith("checkpoint.")}))

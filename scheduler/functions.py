@@ -1,37 +1,18 @@
-"""torch's functions as ``scheduler.recorder`` meets them: those that only move data, and those that compute."""
+"""torch's functions that compute, each with what ``scheduler.recorder`` records of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from scheduler.piece import Code, Ids, Slot
-
-if TYPE_CHECKING:
-    from scheduler.recorder import Recorder
+from scheduler.recorder import Recorder, Unrecordable
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-
-
-class Unrecordable(Exception):
-    """The module does something that no program says; the message names it."""
-
-
-def _named(names: str) -> frozenset[Any]:
-    return frozenset(getattr(aten, name) for name in names.split() if hasattr(aten, name))
-
-
-KEEPS = _named("_to_copy clone contiguous alias detach lift_fresh")  # the result has the elements of the argument
-RESHAPES = _named("view _unsafe_view _reshape_alias reshape")
-_REARRANGES = """
-    transpose permute t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk repeat flip roll
-    narrow unfold cat stack
-"""
-MOVES = KEEPS | RESHAPES | _named(_REARRANGES)
 
 
 def _one(code: Code) -> Callable[..., None]:

@@ -19,9 +19,9 @@ import torch
 from cache import native
 from cache.attention import PackedAttention
 from scheduler.chain import Ahead, Chain, alike
-from scheduler.functions import Unrecordable
 from scheduler.layer import Layer
 from scheduler.program import Kernel, Program
+from scheduler.recorder import Unrecordable
 from scheduler.recording import Asked, Linear, Recording, record
 
 log = logging.getLogger("warmturn.engine")

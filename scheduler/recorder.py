@@ -8,7 +8,7 @@ need no instruction; functions that compute become instructions; anything else i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,11 +18,28 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from scheduler.functions import COMPUTED, KEEPS, MOVES, RESHAPES, Unrecordable
 from scheduler.piece import Code, External, Ids, Piece, Slot, Slots
 
 # A program keeps float32 where the module goes through one of these.
 _EXACT = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+
+
+class Unrecordable(Exception):
+    """The module does something that no program says; the message names it."""
+
+
+def _named(names: str) -> frozenset[Any]:
+    return frozenset(getattr(torch.ops.aten, name) for name in names.split() if hasattr(torch.ops.aten, name))
+
+
+# Functions that only move data.
+KEEPS = _named("_to_copy clone contiguous alias detach lift_fresh")  # the result has the elements of the argument
+RESHAPES = _named("view _unsafe_view _reshape_alias reshape")
+_REARRANGES = """
+    transpose permute t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk repeat flip roll
+    narrow unfold cat stack
+"""
+MOVES = KEEPS | RESHAPES | _named(_REARRANGES)
 
 
 class Rows(NamedTuple):
@@ -35,11 +52,19 @@ class Rows(NamedTuple):
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Records what is computed within it from ``inputs``; ``tokens`` is a number that no other size equals.
 
-    ``others`` are tensors that may say something else the next time: nothing may follow from them.
+    ``others`` are tensors that may say something else the next time: nothing may follow from them. ``functions`` are
+    torch's functions that compute, each with what records it: called with the recorder, the result and the arguments.
     """
 
-    def __init__(self, tokens: int, inputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        inputs: Sequence[torch.Tensor],
+        others: Sequence[torch.Tensor],
+        functions: Mapping[Any, Callable[..., None]],
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._functions = functions
         self.tokens = tokens
         self.computed = 0  # functions, but for those that only move data
         self.axes: list[int] = []  # of the tokens, in each input
@@ -134,9 +159,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             raise Unrecordable(f"{name} to another type")
         elif name in MOVES:
             self._move(name, func, args, kwargs, outs)
-        elif name in COMPUTED:
+        elif name in self._functions:
             self.computed += 1
-            COMPUTED[name](self, outs[0], *args, **kwargs)
+            self._functions[name](self, outs[0], *args, **kwargs)
             self._others.update(id(out) for out in outs[1:])
         else:
             raise Unrecordable(str(name))

@@ -12,10 +12,10 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from cache.attention import PackedAttention
 from cache.packed import PackedCache
-from scheduler.functions import Unrecordable
+from scheduler.functions import COMPUTED
 from scheduler.matrix import Matrix
 from scheduler.piece import Code, Operation, Piece
-from scheduler.recorder import Recorder
+from scheduler.recorder import Recorder, Unrecordable
 
 # A linear map as its weight and bias; None where the module is none.
 Linear = Callable[[torch.nn.Module], tuple[Matrix, torch.Tensor | None] | None]
@@ -165,7 +165,7 @@ def record(
     caches = [(i, v) for i, v in enumerate(given) if isinstance(v, PackedCache)]
     if len(caches) > 1 or len({id(tensor) for _, tensor in inputs}) < len(inputs):
         raise Unrecordable("it got one thing twice")
-    recorder = Recorder(tokens, [tensor for _, tensor in inputs], [tensor for _, tensor in others])
+    recorder = Recorder(tokens, [tensor for _, tensor in inputs], [tensor for _, tensor in others], COMPUTED)
     asked: list[Asked] = []
     with ExitStack() as stack:
         for part in module.modules():

@@ -7,7 +7,8 @@ from collections import Counter
 
 from cache.archive import Fetch
 from cache.session import common_prefix
-from cache.store import Acquired, SessionStore
+from cache.session_memory import Acquired
+from cache.store import SessionStore
 from scheduler.messages import FinishReason, Miss, Receipt
 from scheduler.queue import FairQueue
 from scheduler.turn import Turn, TurnStatus

@@ -11,7 +11,8 @@ import torch
 
 from cache.pages import PagePool
 from cache.session import SessionCache
-from cache.store import Acquired, SessionStore
+from cache.session_memory import Acquired
+from cache.store import SessionStore
 from cache.tier import MemoryTier, PageShape
 
 CPU = torch.device("cpu")
