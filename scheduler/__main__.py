@@ -146,6 +146,7 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         fingerprint=identity,
         encoder_decoder=bool(loaded.start),
         tensor_parallel=config.tensor_parallel,
+        generation=loaded.generation,
     )
     return engine, facts
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from cache.ranks import RankLost
 from scheduler import cores, division
 from scheduler.compiled import Compiling
 from scheduler.followers import Followers
+from scheduler.generation import generation_of, read_generation
 from scheduler.linear import pack
-from scheduler.messages import EngineConfig, Loading
+from scheduler.messages import EngineConfig, Generation, Loading
 from scheduler.probe import Refused, Verdict, describe, probe
 from scheduler.rope import LongRope
 from scheduler.seq2seq import first_tokens
@@ -69,6 +71,7 @@ class Loaded:
     digest: str  # of config and weights
     parameters: int  # how many
     followers: Followers | None = None  # the other ranks of a model that is divided
+    generation: Generation = field(default_factory=Generation)  # what holds where a request is silent
 
     @property
     def layer_kinds(self) -> dict[str, int]:
@@ -84,6 +87,7 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
     followers: Followers | None = None
     try:
         settings, tokenizer = read_config(config), _tokenizer(config)
+        chosen = _chosen(config.generation_config)
         if config.tensor_parallel > 1:
             if obstacle := division.obstacle(settings, config.tensor_parallel, device):
                 raise ValueError(f"--tensor-parallel {config.tensor_parallel}: {obstacle}")
@@ -91,6 +95,8 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
             followers = Followers(config, device)
         tell(Loading("loading the weights"))
         model, weights = read_model(config, settings, device)
+        said, source = (_own(model), "model") if chosen is None else chosen
+        generation = generation_of(said, source)
         if device.type == "cpu":
             cores.fit(model)
         tell(Loading("measuring how the model can be run"))
@@ -99,7 +105,8 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
         raise LoadFailed(f"cannot load {config.model!r}: {reason}{_ended(followers)}") from error
     try:
         verdicts = Path(config.verdicts) if config.verdicts else None
-        return prepare(model, tokenizer, verdicts, followers, tell, weights)
+        loaded = prepare(model, tokenizer, verdicts, followers, tell, weights)
+        return replace(loaded, generation=generation, eos_token_ids=_ends(model, tokenizer, said.get("eos_token_id")))
     except (LoadFailed, RankLost) as error:
         raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}{_ended(followers)}") from error
 
@@ -110,6 +117,23 @@ def _ended(followers: Followers | None) -> str:
         return ""
     followers.close()
     return f" ({followers.lost})" if followers.lost is not None else ""
+
+
+def _chosen(generation_config: str) -> tuple[Mapping[str, Any], str] | None:
+    """The generation config that the operator chose, and its source; None: the model's own. Raises ``ValueError``."""
+    if generation_config == "model":
+        return None
+    if generation_config == "openai":
+        return {}, "openai"
+    said = read_generation(Path(generation_config))
+    generation_of(said, "file")  # what is wrong with it is told before the weights are loaded
+    return said, "file"
+
+
+def _own(model: Any) -> Mapping[str, Any]:
+    """The generation config of a checkpoint, as far as it says anything."""
+    own = model.generation_config
+    return {} if own is None else {name: value for name, value in own.to_dict().items() if value is not None}
 
 
 def read_config(config: EngineConfig) -> Any:
@@ -295,9 +319,11 @@ def _device(wanted: str) -> torch.device:
     return torch.device(wanted, 0) if wanted == "cuda" else torch.device(wanted)
 
 
-def _ends(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end a reply: those of the generation config, else of the config, and the tokenizer's own."""
-    listed = getattr(model.generation_config, "eos_token_id", None)
+def _ends(model: Any, tokenizer: Any, chosen: Any = None) -> tuple[int, ...]:
+    """The ids that end a reply: those ``chosen``, else of the model's generation config, else of its config; and the
+    tokenizer's own.
+    """
+    listed = getattr(model.generation_config, "eos_token_id", None) if chosen is None else chosen
     if listed is None:
         listed = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
     ids = listed if isinstance(listed, list) else [listed]

@@ -75,6 +75,22 @@ class Stopping(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
 
 
+class Generation(msgspec.Struct, frozen=True):
+    """How tokens are drawn, and which texts end a reply, where a request is silent about it. Defaults are OpenAI's.
+
+    ``source`` tells whose values these are: ``model`` (the checkpoint's generation config), ``file`` (one that the
+    operator gave) or ``openai``. What the source does not say is OpenAI's.
+    """
+
+    source: str = "openai"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """One turn to run.
 
@@ -188,6 +204,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     fingerprint: str
     encoder_decoder: bool = False
     tensor_parallel: int = 1  # ranks among which the model is divided
+    generation: Generation = Generation()
 
 
 class Miss(StrEnum):
@@ -376,6 +393,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     address: str  # zmq endpoint that the server has bound
     model: str  # hub id or folder
+    generation_config: str = "model"  # model | openai | path of a generation config, as JSON
     device: str = "auto"  # auto | cpu | cuda
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
     max_context: int | None = None  # tokens; None: what the model allows

@@ -25,18 +25,26 @@ HOUR = 3600  # seconds
 
 class AnthropicReply(Reply):
     """A message. ``keep_seconds``: for how long its request asks the cache to be kept; ``limit``: the most tokens that
-    it allows; ``shows_thoughts``: whether blocks of thinking hold what was thought."""
+    it allows; ``shows_thoughts``: whether blocks of thinking hold what was thought; ``stops``: the stop sequences that
+    it names."""
 
     done = b""
 
     def __init__(
-        self, head: Head, request_id: str | None, keep_seconds: int, limit: int | None, shows_thoughts: bool
+        self,
+        head: Head,
+        request_id: str | None,
+        keep_seconds: int,
+        limit: int | None,
+        shows_thoughts: bool,
+        stops: Sequence[str] = (),
     ) -> None:
         super().__init__(head, AT_ALL_TIMES)
         self._request_id = request_id
         self._keep_seconds = keep_seconds
         self._limit = limit
         self._shows_thoughts = shows_thoughts
+        self._stops = stops
         self._blocks = 0  # begun so far
         self._open: type[Part] | None = None  # what the last of them is made of
 
@@ -125,7 +133,8 @@ class AnthropicReply(Reply):
         if draft.finish == "length":
             full = self._limit is not None and len(draft.tokens) < self._limit
             return "model_context_window_exceeded" if full else "max_tokens", None
-        return ("stop_sequence", draft.stop) if isinstance(draft.stop, str) else ("end_turn", None)
+        named = isinstance(draft.stop, str) and draft.stop in self._stops  # one of the model's own is its end of a turn
+        return ("stop_sequence", str(draft.stop)) if named else ("end_turn", None)
 
     def _usage(self, usage: UsageField) -> objects.Usage:
         assert isinstance(usage, TurnUsage)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from server.message_schemas import MAX_MESSAGES, MAX_TOOLS, NAME, Id
-from server.schemas import INT32, MAX_STOP_CHARS, MAX_STOPS
+from server.schemas import INT32, MAX_STOP_CHARS, MAX_STOPS, default
 from server.strict import Harmless, Strict, wrong
 from server.tool_schemas import MAX_DESCRIPTION
 
@@ -255,17 +255,20 @@ class PromptRequest(Strict):
         return max((3600 if mark.ttl == "1h" else 300 for mark in marks(self)), default=0)
 
 
+Sequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
 class MessagesRequest(PromptRequest):
     """``POST /v1/messages``. With ``max_tokens`` 0 the prompt is only read, into the cache."""
 
     LATER: ClassVar[Harmless] = {**PromptRequest.LATER, "service_tier": ("auto", "standard_only")}
     max_tokens: int = Field(ge=0, le=INT32)
-    stop_sequences: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], Field(max_length=MAX_STOPS)
-    ] = Field(default_factory=list)
-    temperature: float = Field(1.0, ge=0, le=1)
-    top_p: float = Field(1.0, ge=0, le=1)
-    top_k: int = Field(0, ge=0, le=INT32)
+    stop_sequences: Annotated[list[Sequence], Field(max_length=MAX_STOPS)] | None = Field(
+        None, description=default("none")
+    )
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=default("1.0"))
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=default("1.0"))
+    top_k: Annotated[int, Field(ge=0, le=INT32)] | None = Field(None, description=default("0"))
     metadata: Metadata | None = None
     stream: bool = False
 

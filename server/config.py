@@ -177,6 +177,13 @@ class ServeConfig(BaseSettings):
         "as JSON",
         json_schema_extra={"metavar": "FILE", "default": "the tokenizer's, else measured"},
     )
+    generation_config: str = Field(
+        default="model",
+        min_length=1,
+        description="what holds where a request does not say how to sample and which texts end a reply; model: its own "
+        "generation config; openai: OpenAI's defaults; or a generation config as JSON",
+        json_schema_extra={"metavar": "model|openai|FILE"},
+    )
     drain_seconds: float = Field(
         default=30.0,
         ge=0,
@@ -254,6 +261,16 @@ class ServeConfig(BaseSettings):
             raise ValueError("a file of JSON is needed") from None
         return path
 
+    @field_validator("generation_config")
+    @classmethod
+    def _generation_config_is_there(cls, chosen: str) -> str:
+        if chosen in ("model", "openai"):
+            return chosen
+        path = Path(chosen).expanduser()
+        if not path.exists():
+            raise ValueError("model, openai or a file of JSON is needed")
+        return str(path.resolve())  # the engine runs elsewhere
+
     @field_validator("remote")
     @classmethod
     def _remote_is_a_url(cls, remote: str | None) -> str | None:
@@ -278,6 +295,7 @@ class ServeConfig(BaseSettings):
         return EngineConfig(
             address="",
             model=self.source,
+            generation_config=self.generation_config,
             device=self.device,
             dtype=self.dtype,
             max_context=self.max_context,

@@ -12,6 +12,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "served_model_name",
         "max_context",
         "response_template",
+        "generation_config",
     ),
     "the log of sessions": ("data_dir", "database", "durability", "max_capsule"),
     "where KV lies, fastest first": (

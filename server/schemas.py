@@ -9,12 +9,12 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from scheduler.messages import LEAST_TOP_P, Sampling, Stopping
+from scheduler.messages import LEAST_TOP_P, Generation, Sampling, Stopping
 from server.formats import Formatted
 from server.message_schemas import MAX_MESSAGES, Content, Messages
 from server.metadata import Metadata
@@ -28,6 +28,7 @@ MAX_PROMPTS = 128
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
 HALF_AN_HOUR, DAY = 1800, 86_400  # seconds
+T = TypeVar("T")
 TOKEN_ID = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
 
 
@@ -71,6 +72,18 @@ def stops(value: object) -> object:
     return texts
 
 
+def either(given: T | None, silent: T) -> T:
+    """What a request says, else what holds where it is silent."""
+    return silent if given is None else given
+
+
+def default(otherwise: str) -> str:
+    """What the API's page says of a parameter for which a model may have a value."""
+    return f"default: the model's (`--generation-config`), else {otherwise}"
+
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Stops = Annotated[
@@ -104,16 +117,16 @@ class TurnRequest(Strict):
     """What every endpoint that generates has: how to sample, when to end, and whether to stream."""
 
     model: str = Field("", max_length=512)
-    temperature: float = Field(1.0, ge=0, le=2)
-    top_p: float = Field(1.0, ge=0, le=1)
-    top_k: int = Field(0, ge=-1, le=INT32)
-    min_p: float = Field(0.0, ge=0, le=1)
+    temperature: Temperature | None = Field(None, description=default("1.0"))
+    top_p: TopP | None = Field(None, description=default("1.0"))
+    top_k: Annotated[int, Field(ge=-1, le=INT32)] | None = Field(None, description=default("0"))
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=default("0.0"))
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(None, description=default("1.0"))
     seed: int | None = Field(None, ge=-INT64 - 1, le=INT64)
     logit_bias: Bias = Field(default_factory=dict)
-    stop: Stops = Field(default_factory=list)
+    stop: Stops | None = Field(None, description=default("none"))
     stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] = Field(default_factory=list)
     min_tokens: int = Field(0, ge=0, le=INT32)
     ignore_eos: bool = False
@@ -160,29 +173,31 @@ class TurnRequest(Strict):
         """For how many alternatives of each token log-probabilities are wanted; None for none at all."""
         raise AssertionError("each endpoint names its own")
 
-    def sampling(self, choice: int) -> Sampling:
-        """How choice number ``choice`` draws: with a seed of its own, so that choices differ and repeat."""
+    def sampling(self, choice: int, silent: Generation) -> Sampling:
+        """How choice number ``choice`` draws: with a seed of its own, so that choices differ and repeat. ``silent``
+        holds for what the request does not say."""
         seed = self.seed
         if seed is not None:
             seed = (seed + choice + INT64 + 1) % (2 * INT64 + 2) - INT64 - 1
         return Sampling(
-            temperature=self.temperature,
-            top_p=max(self.top_p, LEAST_TOP_P),  # 0 means: only the likeliest token
-            top_k=max(self.top_k, 0),
-            min_p=self.min_p,
+            temperature=either(self.temperature, silent.temperature),
+            top_p=max(either(self.top_p, silent.top_p), LEAST_TOP_P),  # 0 means: only the likeliest token
+            top_k=max(either(self.top_k, silent.top_k), 0),
+            min_p=either(self.min_p, silent.min_p),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
+            repetition_penalty=either(self.repetition_penalty, silent.repetition_penalty),
             seed=seed,
             logit_bias=self.logit_bias,
         )
 
-    def stopping(self, max_tokens: int | None) -> Stopping:
-        """When a choice ends."""
+    def stopping(self, max_tokens: int | None, silent: Generation) -> Stopping:
+        """When a choice ends. The stop strings of ``silent`` are like end-of-sequence tokens: they end a reply unless
+        the request has stop strings of its own, or ignores such ends."""
         return Stopping(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
-            stop=tuple(self.stop),
+            stop=tuple(either(self.stop, () if self.ignore_eos else silent.stop)),
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
         )

@@ -119,6 +119,7 @@ def rows(model: type[BaseModel], document: Mapping[str, bool] | None) -> Iterato
             fate = f"{note}{span(honoured[name], shape.get('$defs', {}))}"
             default = honoured[name].get("default")
             fate += f", default {code(default)}" if default not in (None, "", [], {}) else ""
+            fate += f", {honoured[name]['description']}" if "description" in honoured[name] else ""
         elif later.get(name):
             fate = f"refused, but for {', '.join(code(value) for value in later[name])}"
         else:

@@ -36,7 +36,8 @@ async def create_message(body: MessagesRequest, query: Annotated[Parameters, Que
 
     def writer(head: Head, replayed: bool) -> Reply:
         named = replace(head, id=head.id.replace("chatcmpl-", "msg_"))
-        return AnthropicReply(named, request.state.request_id, made.keep_seconds, made.token_limit, shows)
+        stops = made.stop or ()
+        return AnthropicReply(named, request.state.request_id, made.keep_seconds, made.token_limit, shows, stops)
 
     return await chat(made, request, named_session(request, body.session_id), writer)
 

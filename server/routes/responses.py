@@ -47,6 +47,7 @@ from server.response_reply import ResponseReply, events_of
 from server.response_rows import UNFINISHED
 from server.response_schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
 from server.routes.sessions import end_held
+from server.schemas import either
 from server.session_objects import body_of
 from server.sse import EventStream
 from server.tools import calls_of, is_read, reply_grammar
@@ -222,12 +223,12 @@ def reply_of(face: Face, body: ResponseRequest, branch: Branch, items: Sequence[
         reasoning=objects.ReasoningConfig(body.reasoning.effort, body.reasoning.summary),
         safety_identifier=body.safety_identifier,
         store=body.store,
-        temperature=body.temperature,
+        temperature=either(body.temperature, face.facts.generation.temperature),
         text=body.text.told(),
         tool_choice=body.told_choice(),
         tools=[tool.told() for tool in body.tools],
         top_logprobs=body.top_logprobs or 0,
-        top_p=body.top_p,
+        top_p=either(body.top_p, face.facts.generation.top_p),
         truncation=body.truncation,
         user=body.user or None,
         metadata=body.metadata,
@@ -260,8 +261,8 @@ async def turn_of(
         tenant=tenant,
         prompt=pack_ids(prompt.ids),
         session=None if branch.session is None else branch.session.name,
-        sampling=body.sampling(0),
-        stopping=body.stopping(body.token_limit),
+        sampling=body.sampling(0, face.facts.generation),
+        stopping=body.stopping(body.token_limit, face.facts.generation),
         logprobs=body.token_logprobs,
         grammar=grammar,
         special=is_read(dialect, calls),

@@ -15,7 +15,7 @@ from tiny_models import CONTEXT, make_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedModel
 
 from scheduler.loader import Loaded, LoadFailed, digest, fingerprint, load, read_config, read_model
-from scheduler.messages import EngineConfig, Loading
+from scheduler.messages import EngineConfig, Generation, Loading
 from scheduler.probe import describe
 
 
@@ -194,3 +194,27 @@ def test_what_a_load_found_out_is_remembered(llama: Path, tmp_path: Path) -> Non
         assert json.loads(file.read_text())["mode"] == "packed"
         file.write_bytes(garbage)  # is nothing worse than nothing known
     load_quietly(llama, verdicts=str(tmp_path))
+
+
+# -- the generation config ------------------------------------------------------------------------------------------
+
+
+def test_what_the_authors_say_of_generation_is_read(copy: Path) -> None:
+    edit(copy / "generation_config.json", temperature=0.6, top_p=0.9, stop_strings=["END"], eos_token_id=[7, 258])
+    loaded = load_quietly(copy)
+    assert loaded.generation == Generation("model", temperature=0.6, top_p=0.9, stop=("END",))
+    assert loaded.eos_token_ids == (7, 258)
+    silent = load_quietly(copy, generation_config="openai")
+    assert silent.generation == Generation()
+    assert silent.eos_token_ids == (7, 258)  # how the model ends its turns is no matter of taste
+
+
+def test_a_generation_config_of_the_operator(copy: Path, tmp_path: Path) -> None:
+    edit(copy / "generation_config.json", temperature=0.6, top_p=0.9, eos_token_id=[7, 258])
+    (file := tmp_path / "mine.json").write_text(json.dumps({"do_sample": False, "eos_token_id": 9}))
+    loaded = load_quietly(copy, generation_config=str(file))
+    assert loaded.generation == Generation("file", temperature=0.0)
+    assert loaded.eos_token_ids == (9, 258)  # 258 is the tokenizer's
+    file.write_text(json.dumps({"top_p": 2}))
+    with pytest.raises(LoadFailed, match=r"--generation-config: top_p must be from 0 to 1$"):
+        load_quietly(copy, generation_config=str(file))

@@ -198,6 +198,7 @@ def test_a_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve --max-running 0", "--max-running: input should be greater than or equal to 1"),
         ("serve --max-context 1.5", "--max-context: input should be a valid integer"),
         ("serve --response-template /nowhere.json", "--response-template: "),
+        ("serve --generation-config /nowhere.json", "--generation-config: model, openai or a file of JSON is needed"),
         ("serve --drain-seconds -1", "--drain-seconds: "),
         ("serve --drain-seconds inf", "--drain-seconds: "),
         ("serve --durability fsync", "--durability: invalid choice"),

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
-from http_face import Site, served
+from fake_engine import FACTS
+from http_face import HELLO, Site, served
 
-from scheduler.messages import Sampling, Stopping
+from scheduler.messages import Generation, Sampling, Stopping
 
 SAMPLING: dict[str, Any] = {
     "temperature": 0.3,
@@ -136,3 +138,84 @@ async def test_min_tokens_beyond_the_context_is_a_400(site: Site, path: str) -> 
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert not site.engine.submitted
+
+
+# -- where a request is silent ----------------------------------------------------------------------------------------
+
+MODELS = Generation("model", temperature=0.6, top_p=0.8, top_k=20, min_p=0.05, repetition_penalty=1.1, stop=("END",))
+NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SILENT: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": HELLO}),
+    ("/v1/completions", {"prompt": "Hi"}),
+    ("/v1/responses", {"input": "Hi"}),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 50}),
+    ("/v1/sessions/s/chat/completions", {"messages": HELLO}),
+    ("/v1/sessions/s/regenerate", {}),
+]
+OWN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+def generating(site: Site, generation: Generation) -> None:
+    site.engine.facts = msgspec.structs.replace(FACTS, generation=generation)
+
+
+def drawn(site: Site) -> dict[str, Any]:
+    sampling = site.engine.submitted[-1].sampling
+    return {name: getattr(sampling, name) for name in NAMES}
+
+
+@pytest.mark.parametrize(("path", "body"), SILENT)
+@served()
+async def test_what_the_model_says_holds_where_a_request_is_silent(site: Site, path: str, body: dict[str, Any]) -> None:
+    generating(site, MODELS)
+    if path.endswith("regenerate"):
+        await site.chat(session_id="s")
+    own = {**OWN, "stop_sequences" if "messages" in path else "stop": []}
+    silent = dict.fromkeys(own)
+    for more in ({}, silent):
+        assert (await site.http.post(path, json={**body, **more})).status_code == 200
+        assert drawn(site) == {name: getattr(MODELS, name) for name in NAMES}
+        assert site.engine.submitted[-1].stopping.stop == ("END",)
+    assert (await site.http.post(path, json={**body, **own})).status_code == 200
+    assert drawn(site) == {**OWN, "min_p": 0.05, "repetition_penalty": 1.1}
+    assert site.engine.submitted[-1].stopping.stop == ()
+
+
+@served()
+async def test_greedy_by_default_and_not_where_a_temperature_is_asked_for(site: Site) -> None:
+    generating(site, Generation("model", temperature=0.0))
+    await site.chat()
+    assert site.engine.submitted[-1].sampling.greedy
+    await site.chat(temperature=1)
+    assert not site.engine.submitted[-1].sampling.greedy
+
+
+@served()
+async def test_who_ignores_the_models_ends_ignores_its_stop_strings_too(site: Site) -> None:
+    generating(site, MODELS)
+    await site.chat(ignore_eos=True, max_tokens=5)
+    assert site.engine.submitted[-1].stopping.stop == ()
+    await site.chat(ignore_eos=True, max_tokens=5, stop="x")
+    assert site.engine.submitted[-1].stopping.stop == ("x",)
+
+
+@served()
+async def test_what_holds_is_told(site: Site) -> None:
+    generating(site, MODELS)
+    told = (await site.http.get("/v1/models/demo")).json()["warmturn"]["generation"]
+    assert told == {**{name: getattr(MODELS, name) for name in NAMES}, "source": "model", "stop": ["END"]}
+    response = (await site.http.post("/v1/responses", json={"input": "Hi"})).json()
+    assert (response["temperature"], response["top_p"]) == (0.6, 0.8)
+    response = (await site.http.post("/v1/responses", json={"input": "Hi", "temperature": 0.1, "top_p": 1})).json()
+    assert (response["temperature"], response["top_p"]) == (0.1, 1.0)
+
+
+@served()
+async def test_the_models_own_stop_string_is_the_end_of_a_turn_for_anthropic(site: Site) -> None:
+    generating(site, Generation("model", stop=("friend",)))
+    body = {"messages": HELLO, "max_tokens": 50}
+    own = (await site.http.post("/v1/messages", json=body)).json()
+    assert own["content"][0]["text"] == "Hello there, "
+    assert (own["stop_reason"], own["stop_sequence"]) == ("end_turn", None)
+    named = (await site.http.post("/v1/messages", json={**body, "stop_sequences": ["friend"]})).json()
+    assert (named["stop_reason"], named["stop_sequence"]) == ("stop_sequence", "friend")
