@@ -12,6 +12,7 @@ from server import errors, telemetry
 from server.access import Access
 from server.auth import Guard, Hosts, Keyring
 from server.body import only_known_parameters
+from server.cors import Cors
 from server.engine import Engine
 from server.face import Face
 from server.log import SessionLog
@@ -45,12 +46,15 @@ def create_app(
     transfers: Transfers,
     template: Stability = UNMEASURED,
     allowed_hosts: Collection[str] = (),
+    allowed_origins: Collection[str] = (),
+    ignore_unknown: bool = False,
     vllm_names: bool = False,
     tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """The app over these parts. ``api_keys`` is tenant -> key; empty: everybody is tenant "default", without a key, and
-    calls the server by its address, as localhost, or by one of ``allowed_hosts``. ``vllm_names``: ``/metrics`` shows
-    these too. Without a ``tracer_provider`` spans go where the environment says, if it does."""
+    calls the server by its address, as localhost, or by one of ``allowed_hosts``. Web pages of ``allowed_origins`` may
+    call it (CORS). ``ignore_unknown``: unknown fields of bodies are left out instead of refused. ``vllm_names``:
+    ``/metrics`` shows these too. Without a ``tracer_provider`` spans go where the environment says, if it does."""
     own = telemetry.provider_of_environment() if tracer_provider is None else None
     provider = tracer_provider or own
     app = FastAPI(
@@ -75,13 +79,15 @@ def create_app(
         face.metrics.registry.register(VllmNames(face.metrics, served_name))
     app.state.transfers = transfers
     app.state.telemetry = own
+    app.state.ignore_unknown = ignore_unknown
     for module in (capsules, sessions, chat, completions, responses, conversations, models, messages, tokenize, health):
         app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
     app.include_router(page.router)
     errors.install(app)
     app.add_middleware(Overload, engine=engine)
     app.add_middleware(Guard, keyring=Keyring(api_keys), hosts=Hosts(allowed_hosts))
-    app.add_middleware(Access, metrics=face.metrics)  # added last: outermost
+    app.add_middleware(Access, metrics=face.metrics)
+    app.add_middleware(Cors, origins=allowed_origins)  # added last: outermost
     return app
 
 

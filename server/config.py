@@ -24,6 +24,7 @@ DEMO_FOLDER = Path(__file__).resolve().parent / "demo"
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 KEY = re.compile(r"[!-+\--~]{1,512}")  # visible ASCII without the comma
 HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\*")
+ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?|\*")
 REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://\S+")  # fsspec chains protocols with ::
 PATH_LIKE = re.compile(r"[./~]")  # how a folder starts that cannot be a hub id
 
@@ -59,6 +60,14 @@ def parse_hosts(given: object) -> object:
     return [name.lower().rstrip(".") for name in entries]
 
 
+def parse_origins(given: object) -> object:
+    """Origins of web pages, from a comma list or a list of them, in small letters, as browsers send them."""
+    entries = given.split(",") if isinstance(given, str) else given
+    if not isinstance(entries, list) or not all(isinstance(name, str) and ORIGIN.fullmatch(name) for name in entries):
+        raise ValueError("expected an origin, as https://app.example or http://localhost:3000, without a path; or *")
+    return [name.lower() for name in entries]
+
+
 def default_data_dir() -> Path:
     """Where people's programs keep data: $XDG_DATA_HOME/warmturn, else ~/.local/share/warmturn."""
     base = os.environ.get("XDG_DATA_HOME", "")
@@ -68,6 +77,7 @@ def default_data_dir() -> Path:
 Count = Annotated[int, Field(ge=1)]
 Memory = Annotated[ByteSize, Field(ge=0)]
 Hosts = Annotated[list[str], NoDecode, BeforeValidator(parse_hosts)]
+Origins = Annotated[list[str], NoDecode, BeforeValidator(parse_origins)]
 ApiKeys = Annotated[dict[str, str], NoDecode, BeforeValidator(parse_api_keys)]
 
 
@@ -170,6 +180,17 @@ class ServeConfig(BaseSettings):
         description="a name under which the server is reached, repeatable (environment: a comma list), needed where "
         "there is no key; addresses and localhost always are allowed, * allows every name",
         json_schema_extra={"metavar": "NAME", "default": "none"},
+    )
+    allow_origin: Origins = Field(
+        default=[],
+        description="the origin of web pages whose scripts may call the API (CORS), repeatable (environment: a comma "
+        "list); * allows every page, which without keys is everybody whose browser reaches the port",
+        json_schema_extra={"metavar": "ORIGIN", "default": "none"},
+    )
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        default="refuse",
+        description="what becomes of fields of requests that this server does not know: the request is refused with "
+        "their name, or they are left out and named in the receipt",
     )
     response_template: Path | None = Field(
         default=None,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.cors import Cors
 from server.errors import error_response, unavailable
 from server.page import page_answer
 
@@ -12,10 +15,11 @@ RETRY_AFTER = 2  # seconds; how long a model loads is not known before it has
 
 
 class Entrance:
-    """ASGI app in front of the one that needs a loaded tokenizer."""
+    """ASGI app in front of the one that needs a loaded tokenizer. Pages of ``origins`` may read what it answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, origins: Collection[str] = ()) -> None:
         self._app: ASGIApp | None = None
+        self._closed = Cors(_not_yet, origins)
 
     def open(self, app: ASGIApp) -> None:
         """Let ``app`` answer from now on."""
@@ -25,7 +29,11 @@ class Entrance:
         if self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _loading(scope)(scope, receive, send)
+            await self._closed(scope, receive, send)
+
+
+async def _not_yet(scope: Scope, receive: Receive, send: Send) -> None:
+    await _loading(scope)(scope, receive, send)
 
 
 def _loading(scope: Scope) -> Response:

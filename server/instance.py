@@ -61,7 +61,7 @@ class Instance:
         self._log = log
         self._sweeping: asyncio.Task[None] | None = None
         self._face: Face | None = None
-        self.entrance = Entrance()
+        self.entrance = Entrance(config.allow_origin)
         self.engine = EngineProcess(
             config.engine_config(),
             command=command,
@@ -103,6 +103,8 @@ class Instance:
             transfers=Transfers(config.data_dir / "transfer", int(config.max_capsule)),
             template=template,
             allowed_hosts=config.allowed_host,
+            allowed_origins=config.allow_origin,
+            ignore_unknown=config.unknown_fields == "ignore",
             vllm_names=config.metrics_compat == "vllm",
         )
         stack.callback(tokens.close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Which flags stand together, by the names of their fields, in the order in which they are shown.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "where it listens": ("host", "port", "api_key", "allowed_host", "client_seconds"),
+    "where it listens": ("host", "port", "api_key", "allowed_host", "allow_origin", "unknown_fields", "client_seconds"),
     "the model": (
         "device",
         "dtype",

@@ -86,14 +86,15 @@ async def site(api_keys: Mapping[str, str] | None = None, tokens: Tokens | None 
 def served(
     api_keys: Mapping[str, str] | None = None,
     tokens: Callable[[], Tokens] | None = None,
+    **parts: Any,
 ) -> Callable[[Callable[Concatenate[Site, P], Awaitable[None]]], Callable[P, None]]:
-    """Make a test of a coroutine function whose first parameter is the Site."""
+    """Make a test of a coroutine function whose first parameter is the Site; ``parts`` are for ``create_app``."""
 
     def decorate(test: Callable[Concatenate[Site, P], Awaitable[None]]) -> Callable[P, None]:
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             async def within() -> None:
-                async with site(api_keys, tokens() if tokens else None) as made:
+                async with site(api_keys, tokens() if tokens else None, **parts) as made:
                     await asyncio.wait_for(test(made, *args, **kwargs), PATIENCE)
 
             asyncio.run(within())
