@@ -28,10 +28,15 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class MessagesChat(ChatRequest):
-    """A chat whose reply may be no longer than nothing, and whose cache is kept as its marks say."""
+    """A chat whose reply may be no longer than nothing or than what is left of the context, as clients must send some
+    ``max_tokens`` and do not know the model's; and whose cache is kept as its marks say."""
 
     max_tokens: int | None = Field(None, ge=0, le=INT32)
     kept: int = 0
+
+    @property
+    def yields(self) -> bool:
+        return True
 
     @property
     def keep_seconds(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,8 +13,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server import strict
 from server.errors import NAME, ApiError, ClientLeft, bad_request
 
+logger = logging.getLogger("warmturn.http")
 MAX_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
 MAX_PARTS = 100_000
@@ -44,12 +47,17 @@ class JsonRoute(APIRoute):
 
         async def checked(request: Request) -> Response:
             if request.method in ("GET", "HEAD", "DELETE"):  # their bodies are not read
+                strict.ignore_unknown(False)
                 return await handler(request)
             check_headers(request)
             data = await read(request)
             parse_here = len(data) <= INLINE_BYTES
             value = parse(data) if parse_here else await run_in_threadpool(parse, data)
-            return await handler(ParsedRequest(request, data, value))
+            strict.ignore_unknown(request.app.state.ignore_unknown)
+            response = await handler(ParsedRequest(request, data, value))
+            if names := strict.ignored():
+                logger.debug("unknown fields were left out: %s", ", ".join(names))
+            return response
 
         return checked
 

@@ -24,6 +24,7 @@ from server.receipt import Past, receipt_of, summed
 from server.replies import Reply, encoder
 from server.schemas import TurnRequest
 from server.sse import EventStream, while_connected
+from server.strict import ignored
 
 TOGETHER = 16  # deltas of a reply that is told as a whole: it need not be read token by token
 
@@ -58,6 +59,10 @@ class Exchange:
         self._idempotency = None if session is None else idempotency
         self._drafts = [Draft() for _ in submits] if drafts is None else drafts
         self._fingerprint = face.fingerprint
+        self._ignored = ignored()
+        limit = submits[0].stopping.max_tokens
+        asked = body.token_limit
+        self._limit = limit if limit is not None and asked is not None and limit < asked else UNSET
         self._past = Past.of(session, record, face.facts, self._fingerprint, submits[0])
 
     async def respond(self, request: Request, held: ExitStack) -> Response:
@@ -172,7 +177,8 @@ class Exchange:
             assert receipt is not None
             receipts.append(receipt_of(prompt, receipt, self._past, self._face.tokens.decode))
         watches = choices.account.watches[:: self._per_prompt]
-        return summed(receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None))
+        cost = summed(receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None))
+        return msgspec.structs.replace(cost, max_tokens=self._limit, ignored=self._ignored or UNSET)
 
 
 def with_beginning(said: str, reply: Message) -> Message:

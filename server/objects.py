@@ -82,6 +82,8 @@ class ReusedTokens(msgspec.Struct, frozen=True):
 class CacheReceipt(msgspec.Struct, frozen=True):
     """What the prompts of a request cost; each counts once. ``recomputed`` tokens had been computed for this session
     before, ``new`` ones had not. ``prefill_ms`` is from admission to first token; null when none was generated.
+    ``max_tokens``: what was left of the context, where the request allowed more than that. ``ignored``: unknown fields
+    that were left out of the request.
     """
 
     prompt_tokens: int
@@ -91,6 +93,8 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     load_ms: float
     prefill_ms: float | None = None
     miss: CacheMiss | None = None
+    max_tokens: int | UnsetType = UNSET
+    ignored: list[str] | UnsetType = UNSET
 
 
 # --- chats --------------------------------------------------------------------------------------------------

@@ -212,15 +212,21 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         )
 
 
-def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts, param: str) -> None:
-    """Refuse a prompt that leaves no room for what is to be generated: the limit, without one the minimum, or one."""
-    wanted = max(1, body.min_tokens) if body.token_limit is None else body.token_limit
-    if max(fed(prompt, facts) + wanted, len(prompt.ids)) > facts.max_context:
+def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts, param: str) -> int | None:
+    """The most tokens to generate, None where that is open: the limit, lowered to what is left where it ``yields``.
+    Refuses a prompt that leaves no room for that; without a limit, for the minimum; without that, for one."""
+    limit, least = body.token_limit, max(1, body.min_tokens)
+    left = facts.max_context - fed(prompt, facts)
+    if limit is not None and body.yields:
+        limit = min(limit, max(left, least))
+    wanted = least if limit is None else limit
+    if wanted > left or len(prompt.ids) > facts.max_context:
         raise too_long(
             f"This model's context is {facts.max_context} tokens; the prompt has {len(prompt.ids)}"
             + (f" and {wanted} are to be generated." if wanted > 1 else "."),
             param,
         )
+    return limit
 
 
 def fed(prompt: Prompt, facts: ModelFacts) -> int:

@@ -169,6 +169,11 @@ class TurnRequest(Strict):
         raise AssertionError("each endpoint names its own")
 
     @property
+    def yields(self) -> bool:
+        """Whether a ``token_limit`` beyond the context is lowered to what is left of that; else it is refused."""
+        return False
+
+    @property
     def token_logprobs(self) -> int | None:
         """For how many alternatives of each token log-probabilities are wanted; None for none at all."""
         raise AssertionError("each endpoint names its own")

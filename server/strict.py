@@ -1,8 +1,13 @@
-"""What all of the wire's requests are: objects of known fields, honoured or refused by name; ``null`` means absent."""
+"""What all of the wire's requests are: objects of known fields, honoured or refused by name; ``null`` means absent.
+
+Where the server is told to ignore unknown fields, these are left out, and their names are kept for the receipt.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import ClassVar, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -10,6 +15,29 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 Harmless = Mapping[str, tuple[object, ...]]
+
+TELLABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")  # names that are told, as in errors
+MOST_TOLD = 32
+_ignored: ContextVar[dict[str, None] | None] = ContextVar("ignored", default=None)
+
+
+def ignore_unknown(wanted: bool) -> None:
+    """Whether unknown fields of the request that this task reads now are left out, instead of refused."""
+    _ignored.set({} if wanted else None)
+
+
+def ignored() -> list[str]:
+    """The names of the fields that were left out of this task's request."""
+    return [*(_ignored.get() or ())]
+
+
+def leave_out(name: str) -> None:
+    """An unknown field: noted, where such are ignored. Raises where they are refused."""
+    names = _ignored.get()
+    if names is None:
+        raise PydanticCustomError("unknown", "is unknown", {"field": name})
+    if TELLABLE.match(name) and len(names) < MOST_TOLD:
+        names[name] = None
 
 
 class Strict(BaseModel):
@@ -22,7 +50,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def only_known(cls, data: object) -> object:
-        """Drop nulls and harmless values; refuse the first field that is unknown or not served yet."""
+        """Drop nulls and harmless values; refuse the first field that is not served yet, or unknown (``leave_out``)."""
         if not isinstance(data, dict):
             return data
         kept = {}
@@ -33,7 +61,7 @@ class Strict(BaseModel):
             if name in known:
                 kept[name] = value
             elif name not in cls.LATER:
-                raise PydanticCustomError("unknown", "is unknown", {"field": name})
+                leave_out(name)
             elif not any(type(value) is type(harmless) and value == harmless for harmless in cls.LATER[name]):
                 raise PydanticCustomError("unsupported", "is not supported by this server yet", {"field": name})
         return kept

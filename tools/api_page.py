@@ -34,6 +34,7 @@ INTRODUCTION = """# The API
 Made by `make api-page` from the code; a test holds it.
 
 Every parameter is honoured, or the request is refused with a 400 whose `error.param` names it: nothing is ignored.
+With `--unknown-fields ignore`, unknown fields of bodies are left out, and named in the receipt (`cache.ignored`).
 *Refused, but for* names the values that ask for nothing, and are taken for the sake of clients that send them always.
 `null` means absent. *Extension*: not in OpenAI's document, of which this is {source}.
 

@@ -80,7 +80,7 @@ async def answer(
     """
     facts = face.facts
     name = session.name if session else None
-    room(prompt, body, facts, "messages")
+    limit = room(prompt, body, facts, "messages")
     calls = calls_of(prompt.manner.tools, body.tool_choice, body.parallel_tool_calls)
     dialect = face.tokens.dialect
     grammar = await reply_grammar(body, calls, prompt.tail, face.tokens, face.grammars)
@@ -95,7 +95,7 @@ async def answer(
             prompt=ids,
             session=name,
             sampling=body.sampling(choice, facts.generation),
-            stopping=body.stopping(body.token_limit, facts.generation),
+            stopping=body.stopping(limit, facts.generation),
             logprobs=body.token_logprobs,
             grammar=grammar,
             special=is_read(dialect, calls, reasons=reasons),

@@ -471,3 +471,44 @@ async def test_the_official_tool_runner_falls_back_to_whole_conversations(site: 
     assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
     other = await message(site, {"x-api-key": "key-a"}, temperature=9)
     assert "details" not in other.json()["error"]
+
+
+# --- limits beyond the context --------------------------------------------------------------------------------
+
+
+@served()
+async def test_max_tokens_beyond_the_context_is_lowered_and_the_receipt_says_so(site: Site) -> None:
+    told = await message(site, max_tokens=4096)
+    assert told.status_code == 200, told.text
+    left = 2048 - told.json()["cache"]["prompt_tokens"]
+    assert site.engine.submitted[-1].stopping.max_tokens == left
+    assert told.json()["cache"]["max_tokens"] == left
+    assert (await message(site, max_tokens=left)).json()["cache"].keys().isdisjoint({"max_tokens", "ignored"})
+    streamed = await events(site, max_tokens=4096)
+    assert next(data for name, data in streamed if name == "message_delta")["cache"]["max_tokens"] == left
+
+
+@served()
+async def test_a_reply_that_fills_the_context_says_so(site: Site) -> None:
+    site.engine.ids = [7] * 3000
+    told = (await message(site, max_tokens=4096)).json()
+    assert told["stop_reason"] == "model_context_window_exceeded"
+    assert told["usage"]["output_tokens"] == told["cache"]["max_tokens"]
+
+
+@served()
+async def test_a_prompt_that_fills_the_context_is_refused_still(site: Site) -> None:
+    said = [{"role": "user", "content": "word " * 4000}]
+    answer = await message(site, max_tokens=4096, messages=said)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    chat = await site.chat(max_tokens=4096)
+    assert chat.status_code == 400
+    assert chat.json()["error"]["code"] == "context_length_exceeded"
+
+
+@served()
+async def test_the_turn_of_a_session_keeps_what_its_receipt_told(site: Site) -> None:
+    told = (await message(site, max_tokens=4096, session_id="s")).json()
+    turns = (await site.http.get("/v1/sessions/s/turns")).json()
+    assert turns["data"][0]["cache"]["max_tokens"] == told["cache"]["max_tokens"]
