@@ -132,6 +132,7 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     facts = ModelFacts(
         architecture=type(loaded.model).__name__,
         parameters=loaded.parameters,
+        weight_bytes=loaded.weight_bytes,
         dtype=str(loaded.model.dtype).removeprefix("torch."),
         device=str(device),
         vocab_size=embeddings.num_embeddings,

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import torch
 import transformers
-import xxhash
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -37,6 +36,7 @@ from scheduler.messages import EngineConfig, Generation, Loading
 from scheduler.probe import Refused, Verdict, describe, probe
 from scheduler.rope import LongRope
 from scheduler.seq2seq import first_tokens
+from scheduler.weights import digest, stored_bytes
 
 PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
 # Libraries that transformers needs for some checkpoints, by what its error says, and the extra that installs each.
@@ -70,6 +70,7 @@ class Loaded:
     context: int
     digest: str  # of config and weights
     parameters: int  # how many
+    weight_bytes: int  # as they are stored, quantised or not
     followers: Followers | None = None  # the other ranks of a model that is divided
     generation: Generation = field(default_factory=Generation)  # what holds where a request is silent
 
@@ -245,7 +246,7 @@ def prepare(
     """
     text = model.config.get_text_config(decoder=True)
     weights = weights or digest(model)  # before any forward: some quantised modules repack themselves then
-    parameters = sum(p.numel() for p in model.parameters())  # packing parts tied ones
+    parameters, size = model.num_parameters(), stored_bytes(model)  # packing parts tied ones
     try:
         layers = read_layers(text)
         rope = LongRope(model)
@@ -261,7 +262,7 @@ def prepare(
         raise LoadFailed(_first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
     ends, context = _ends(model, tokenizer), _context(text, tokenizer)
-    return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, followers)
+    return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, size, followers)
 
 
 def _compiling(model: Any, tell: Any) -> Compiling | None:
@@ -286,29 +287,6 @@ def fingerprint(loaded: Loaded) -> str:
     """A digest of all that KV depends on: the model (see ``digest``), its tokenizer's template and size, the mode."""
     facts = (str(loaded.tokenizer.chat_template), len(loaded.tokenizer), describe(loaded.verdict.mode))
     return hashlib.blake2b(f"{loaded.digest} {facts!r}".encode(), digest_size=16).hexdigest()
-
-
-def digest(model: Any) -> str:
-    """Config and weights, every byte of them, divided or not; all ranks must ask for it together.
-
-    Not after a forward: the state dict of bitsandbytes then undoes its packing, and on a CPU not rightly.
-    """
-    found = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=16)
-    for name, weight in model.state_dict().items():
-        for tensor in _stored(division.whole(weight)):
-            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            content = xxhash.xxh3_128_digest(data.numpy().data)  # blake2b would take seconds a gigabyte
-            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + content)
-    return found.hexdigest()
-
-
-def _stored(weight: Any) -> list[torch.Tensor]:
-    """The plain tensors that a weight is made of: more than one where a class of its own keeps it quantised."""
-    if not isinstance(weight, torch.Tensor):
-        return []  # what a quantised module saves beside its tensors
-    if not hasattr(weight, "__tensor_flatten__"):
-        return [weight]
-    return [tensor for name in weight.__tensor_flatten__()[0] for tensor in _stored(getattr(weight, name))]
 
 
 def _device(wanted: str) -> torch.device:

@@ -184,12 +184,14 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """What the engine measured or read while loading; served by ``/v1/models/{id}``.
 
     ``vocab_size`` is the width of the logits, ``max_context`` the longest timeline in tokens that this server
-    accepts, ``mode`` the probe's verdict (design section 5), ``kv_bytes_per_token`` over all layers.
+    accepts, ``mode`` the probe's verdict (design section 5), ``kv_bytes_per_token`` over all layers,
+    ``weight_bytes`` as the weights are stored, quantised or not.
     With an ``encoder_decoder`` prompt and reply have a context each.
     """
 
     architecture: str
     parameters: int
+    weight_bytes: int
     dtype: str
     device: str
     vocab_size: int

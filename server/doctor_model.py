@@ -109,14 +109,13 @@ def running(name: str, measured: Measured, facts: ModelFacts) -> Finding:
 
 def memory(measured: Measured, facts: ModelFacts) -> Finding:
     """Where the memory goes."""
-    weights = facts.parameters * ITEM.get(facts.dtype, 2)
-    told = f"{facts.parameters / 1e6:,.1f} million parameters, {size(weights)} in {facts.dtype}; "
+    told = f"{facts.parameters / 1e6:,.1f} million parameters in {size(facts.weight_bytes)}, used in {facts.dtype}; "
     told += f"{facts.kv_bytes_per_token:,} bytes of KV a token, context {facts.max_context:,} tokens"
     if measured.memory:
         told += f"; the engine holds {size(measured.memory)} of memory now"
     grows = facts.pages * facts.page_size * facts.kv_bytes_per_token
-    figures = {"parameters": facts.parameters, "bytes": weights, "kv_bytes_per_token": facts.kv_bytes_per_token}
-    figures |= {"max_context": facts.max_context, "engine_memory": measured.memory, "kv_memory": grows}
+    figures = {"parameters": facts.parameters, "bytes": facts.weight_bytes, "max_context": facts.max_context}
+    figures |= {"kv_bytes_per_token": facts.kv_bytes_per_token, "engine_memory": measured.memory, "kv_memory": grows}
     if facts.device == "cpu" and 0 < measured.available < grows:
         return warning(
             "weights",

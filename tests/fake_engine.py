@@ -33,6 +33,7 @@ END = 2  # <|im_end|> of the demo model
 FACTS = ModelFacts(
     architecture="FakeForCausalLM",
     parameters=1,
+    weight_bytes=4,
     dtype="float32",
     device="cpu",
     vocab_size=1024,

@@ -56,6 +56,7 @@ COMMAND = (sys.executable, "-P", __file__)
 FACTS = ModelFacts(
     architecture="Scripted",
     parameters=1,
+    weight_bytes=4,
     dtype="float32",
     device="cpu",
     vocab_size=1000,

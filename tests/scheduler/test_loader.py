@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CONTEXT, make_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedModel
 
-from scheduler.loader import Loaded, LoadFailed, digest, fingerprint, load, read_config, read_model
+from scheduler.loader import Loaded, LoadFailed, fingerprint, load, read_config, read_model
 from scheduler.messages import EngineConfig, Generation, Loading
 from scheduler.probe import describe
+from scheduler.weights import digest
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ def test_what_the_server_is_told(pair: Pair) -> None:
     assert driver.facts.kv_bytes_per_token == 4 * 2 * 2 * 16 * 4  # layers, K and V, heads of both ranks, dim, bytes
     assert driver.facts.pages == 40  # each rank holds half of every page
     assert driver.facts.parameters == sum(p.numel() for p in model_of(pair[0]).parameters())
+    assert driver.facts.weight_bytes == sum(p.nbytes for p in model_of(pair[0]).parameters())
 
 
 def test_conversations_through_the_host(pair: Pair) -> None:

@@ -113,6 +113,13 @@ def test_how_calls_are_written(style: str) -> None:
     tokens.close()
 
 
+def test_weights_are_told_as_they_are_stored() -> None:
+    facts = msgspec.structs.replace(FACTS, parameters=7 * 10**9, weight_bytes=4 << 30, dtype="bfloat16")
+    found = doctor_model.memory(Measured(1.0, facts, Stats()), facts)
+    assert found.text.startswith("7,000.0 million parameters in 4 GiB, used in bfloat16; ")
+    assert found.figures["bytes"] == 4 << 30
+
+
 def test_tools_in_words() -> None:
     assert "in words" in doctor_model.tools(Dialect(), True).text
 
