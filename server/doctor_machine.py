@@ -147,7 +147,8 @@ def gpu(config: DoctorConfig, facts: dict[str, Any], seen: list[str]) -> Finding
         told = "; ".join(f"{d['name']}, {size(d['free'])} of {size(d['memory'])} free" for d in devices)
         if len(devices) < config.tensor_parallel:
             return fault("gpu", told, f"--tensor-parallel {config.tensor_parallel} needs as many GPUs", gpus=devices)
-        return ok("gpu", told, gpus=devices)
+        advice = "--device cpu is what was tried; `make test-cuda` in a source tree tries this GPU"
+        return warning("gpu", f"{told}; no version of warmturn has run on a GPU yet", advice, gpus=devices)
     if seen and facts["cuda"] is None and config.device != "cpu":
         return bad("gpu", f"{seen[0]}, and torch is built without CUDA", f"install a build with it: {TORCH_PAGE}")
     if seen and config.device != "cpu":

@@ -162,9 +162,9 @@ def test_sizes(count: int, told: str) -> None:
         ("auto", {"trouble": "The NVIDIA driver on your system is too old"}, DRIVER, Level.WARNING, "too old"),
         ("cuda", {"trouble": "Found no NVIDIA driver"}, [], Level.FAULT, "Found no NVIDIA driver"),
         ("auto", {"trouble": "Found no NVIDIA driver"}, [], Level.OK, "runs on the CPU"),
-        ("auto", {"gpus": [GPU]}, DRIVER, Level.OK, "G1, 70 GiB of 80 GiB free"),
+        ("auto", {"gpus": [GPU]}, DRIVER, Level.WARNING, "G1, 70 GiB of 80 GiB free; no version of warmturn has"),
         ("auto", {"gpus": [GPU | {"error": "no kernel image"}]}, DRIVER, Level.FAULT, "no kernel image"),
-        ("auto", {"gpus": [GPU, GPU | {"error": "in use"}]}, DRIVER, Level.OK, "70 GiB"),  # the second is not asked for
+        ("auto", {"gpus": [GPU, GPU | {"error": "in use"}]}, DRIVER, Level.WARNING, "70 GiB"),  # one is asked for
     ],
 )
 def test_a_gpu_and_torch(device: Any, facts: dict[str, Any], seen: list[str], level: Level, said: str) -> None:
