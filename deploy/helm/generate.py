@@ -1,7 +1,8 @@
-"""Writes the chart's template from the plain manifests: ``python -m deploy.helm.generate``.
+"""Writes the chart's templates from the plain manifests: ``python -m deploy.helm.generate``.
 
 The chart is those manifests with values in some places, and a place holds its value as JSON: whoever renders it with
-the values that come with it gets the plain manifests again, which a test does.
+the values that come with it gets the plain manifests again, which a test does. What not every cluster can take is a
+template of its own behind a switch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 
 DEPLOY = Path(__file__).resolve().parents[1]
-TEMPLATE = DEPLOY / "helm" / "warmturn" / "templates" / "warmturn.yaml"
+TEMPLATES = DEPLOY / "helm" / "warmturn" / "templates"
 _POD = "StatefulSet warmturn spec template spec"
 _CLAIM = "StatefulSet warmturn spec volumeClaimTemplates"
 
@@ -33,27 +34,43 @@ PLACES = {  # where in the manifests (kind, name, then keys and indices) -> whic
     f"{_CLAIM} 1 spec storageClassName": "storage.class",
     f"{_CLAIM} 0 spec resources requests storage": "storage.data",
     f"{_CLAIM} 1 spec resources requests storage": "storage.models",
+    "ServiceMonitor warmturn metadata labels": "serviceMonitor.labels",
+    "ServiceMonitor warmturn spec endpoints 0 interval": "serviceMonitor.interval",
+    "ServiceMonitor warmturn spec endpoints 0 authorization credentials name": "secret",
 }
+SWITCHES = {"servicemonitor.yaml": "serviceMonitor.enabled"}  # template -> the value without which it is empty
 
 
-def manifests() -> list[dict[str, Any]]:
-    """The plain manifests, in the order in which they are applied."""
+def manifests() -> dict[str, list[dict[str, Any]]]:
+    """The plain manifests of each template, in the order in which they are applied."""
     base = DEPLOY / "kubernetes" / "base"
     listed = yaml.safe_load((base / "kustomization.yaml").read_text())["resources"]
-    return [document for name in listed for document in yaml.safe_load_all((base / name).read_text())]
+    files = {"warmturn.yaml": [base / name for name in listed]}
+    files["servicemonitor.yaml"] = [DEPLOY / "kubernetes" / "servicemonitor.yaml"]
+    return {
+        template: [document for path in paths for document in yaml.safe_load_all(path.read_text())]
+        for template, paths in files.items()
+    }
 
 
-def template() -> str:
-    """The text of the chart's only template."""
-    documents = manifests()
+def templates() -> dict[str, str]:
+    """The text of each of the chart's templates, by its file's name."""
+    made = manifests()
+    documents = {(each["kind"], each["metadata"]["name"]): each for listed in made.values() for each in listed}
     for place, value in PLACES.items():
         kind, name, *keys = place.split()
-        found = [each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-        _put(found[0], keys, f"@{value}@")
+        _put(documents[kind, name], keys, f"@{value}@")
+    return {name: _text(name, listed) for name, listed in made.items()}
+
+
+def _text(name: str, documents: list[dict[str, Any]]) -> str:
     text = yaml.safe_dump_all(documents, sort_keys=False, width=1000)
     for value in set(PLACES.values()):
         text = text.replace(f"'@{value}@'", f"{{{{ .Values.{value} | toJson }}}}")
-    return f"# Made by `python -m deploy.helm.generate` from deploy/kubernetes/base.\n{text}"
+    text = f"# Made by `python -m deploy.helm.generate` from deploy/kubernetes.\n{text}"
+    if switch := SWITCHES.get(name):
+        text = f"{{{{- if .Values.{switch} }}}}\n{text}{{{{- end }}}}\n"
+    return text
 
 
 def _put(document: Any, keys: list[str], value: str) -> None:
@@ -63,5 +80,6 @@ def _put(document: Any, keys: list[str], value: str) -> None:
 
 
 if __name__ == "__main__":
-    TEMPLATE.write_text(template())
+    for file, text in templates().items():
+        (TEMPLATES / file).write_text(text)
     sys.exit(0)
