@@ -34,7 +34,7 @@ from scheduler.messages import (
     unpack_ids,
 )
 
-FACTS = ModelFacts("M", 1, "float32", "cpu", 9, 8, (1, 2), "packed", "ok", {"full": 2}, 64, 16, 10, "abc")
+FACTS = ModelFacts("M", 1, 4, "float32", "cpu", 9, 8, (1, 2), "packed", "ok", {"full": 2}, 64, 16, 10, "abc")
 TO_ENGINE = [
     Submit(
         "t",
