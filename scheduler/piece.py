@@ -19,30 +19,30 @@ Ids = npt.NDArray[np.int64]
 _SHORT = 16  # elements: shorter repeated stretches are written out
 
 
-class Code(IntEnum):
+class Opcode(IntEnum):
     """Instructions, as program.cpp numbers them."""
 
     ADD = 0
-    SUBTRACT = auto()
-    MULTIPLY = auto()
-    DIVIDE = auto()
-    LARGER = auto()
-    SMALLER = auto()
-    ABSOLUTE = auto()
-    EXPONENTIAL = auto()
-    ROOT = auto()
-    TANGENT = auto()
+    SUB = auto()
+    MUL = auto()
+    DIV = auto()
+    MAX = auto()
+    MIN = auto()
+    ABS = auto()
+    EXP = auto()
+    SQRT = auto()
+    TANH = auto()
     SIGMOID = auto()
     SILU = auto()
-    ERROR_FUNCTION = auto()
-    SUM = auto()
-    MOST = auto()
-    RUNS = auto()
-    PICK = auto()
-    READ = auto()
-    WRITE = auto()
-    PREPARE = auto()
-    PRODUCT = auto()  # with a weight: a stage of its own
+    ERF = auto()
+    REDUCE_SUM = auto()
+    REDUCE_MAX = auto()
+    COPY = auto()
+    GATHER = auto()
+    LOAD = auto()
+    STORE = auto()
+    PACK = auto()
+    MATMUL = auto()  # with a weight: a stage of its own
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class External:
 class Operation:
     """One instruction. ``extra`` is its external, table, group size or weight."""
 
-    code: Code
+    code: Opcode
     n: int
     out: Slot
     a: Ref | None = None
@@ -130,7 +130,7 @@ class Piece:
     _mine: dict[Slot, Slot] = field(default_factory=dict)  # what a slot of another piece is called here
     _made: dict[bytes, Slot] = field(default_factory=dict)  # elements that were put in order
 
-    def compute(self, code: Code, n: int, *refs: Ref, extra: Any = None) -> Slot:
+    def compute(self, code: Opcode, n: int, *refs: Ref, extra: Any = None) -> Slot:
         """``n`` new values."""
         out = self.slots.new(n)
         a, b, *_ = *refs, None, None
@@ -140,13 +140,13 @@ class Piece:
 
     def read(self, external: External, size: int) -> Slot:
         """A row from outside."""
-        slot = self.compute(Code.READ, size, extra=external)
+        slot = self.compute(Opcode.LOAD, size, extra=external)
         slot.source = external
         return slot
 
     def write(self, external: External, ref: Ref, size: int) -> None:
         """A row to outside."""
-        self.operations.append(Operation(Code.WRITE, size, self.slots.new(0), ref, extra=external))
+        self.operations.append(Operation(Opcode.STORE, size, self.slots.new(0), ref, extra=external))
 
     def constant(self, values: torch.Tensor) -> Slot:
         """The same in every row."""
@@ -156,8 +156,8 @@ class Piece:
         """A row times a weight."""
         key = b"%d" % weight.kind + ids.tobytes()
         if key not in self._made:
-            self._made[key] = self.compute(Code.PREPARE, len(ids), self.whole(ids), extra=weight.kind)
-        return self.compute(Code.PRODUCT, size, Ref(self._made[key]), extra=weight)
+            self._made[key] = self.compute(Opcode.PACK, len(ids), self.whole(ids), extra=weight.kind)
+        return self.compute(Opcode.MATMUL, size, Ref(self._made[key]), extra=weight)
 
     def ref(self, ids: Ids) -> Ref:
         """These elements in this order, as they lie if that can be said, else put in order."""
@@ -203,7 +203,7 @@ class Piece:
                 runs = _runs(places, ids[places] - slot.start)
                 short = len(places) < 4 * len(runs)
                 table = np.stack([places, ids[places] - slot.start], 1) if short else runs
-                code = Code.PICK if short else Code.RUNS
+                code = Opcode.GATHER if short else Opcode.COPY
                 self.operations.append(Operation(code, len(ids), out, Ref(self.local(slot)), extra=table))
             self._mine[out] = self._made[key] = out
         return self._made[key]

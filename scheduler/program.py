@@ -22,7 +22,7 @@ import torch
 from cache.compiler import NotBuilt, built
 from cache.native import together
 from scheduler.matrix import GROUP, TYPES, Matrix
-from scheduler.piece import Code, External, Operation, Piece, Ref, Slot, Slots
+from scheduler.piece import External, Opcode, Operation, Piece, Ref, Slot, Slots
 
 log = logging.getLogger("warmturn.engine")
 _SCRATCH, _ARENA, _FIXED = range(3)
@@ -172,7 +172,7 @@ def product(
     out = piece.product(matrix, row.ids, matrix.out)
     if bias is not None:
         added = piece.pair(out.ids, piece.constant(bias.detach().float()).ids)
-        out = piece.compute(Code.ADD, matrix.out, *added)
+        out = piece.compute(Opcode.ADD, matrix.out, *added)
     piece.write(External("output", 0, dtype=dtype), Ref(out), matrix.out)
     program = Program(piece, kernel)
 
@@ -209,7 +209,7 @@ class _Layout:
         for stage in stages:
             first = len(self.instructions)
             for op in stage:
-                if op.code is Code.PRODUCT:
+                if op.code is Opcode.MATMUL:
                     self._product(op)
                 elif op not in self.direct.values():
                     self._instruction(op, op.out in shared)
@@ -234,17 +234,17 @@ class _Layout:
 
     def _instruction(self, op: Operation, shared: bool) -> None:
         count, table, n = 0, 0, op.n
-        if op.code in (Code.READ, Code.WRITE):
+        if op.code in (Opcode.LOAD, Opcode.STORE):
             count = self._external(op)
-        elif op.code in (Code.RUNS, Code.PICK):
+        elif op.code in (Opcode.COPY, Opcode.GATHER):
             array = np.ascontiguousarray(op.extra)
             self.alive.append(array)
             count, table = len(array), array.ctypes.data
-        elif op.code in (Code.SUM, Code.MOST, Code.PREPARE):
+        elif op.code in (Opcode.REDUCE_SUM, Opcode.REDUCE_MAX, Opcode.PACK):
             count = op.extra
         operands = [self._operand(ref) for ref in (op.a, op.b)]
         if op.out not in self._places:
-            if op.code is Code.PREPARE:
+            if op.code is Opcode.PACK:
                 self._places[op.out] = _SCRATCH, self.prepared
                 self.prepared += -(-op.n // 32) * 32
             elif shared:
@@ -284,8 +284,8 @@ class _Layout:
 def _direct(operations: list[Operation]) -> dict[Slot, Operation]:
     """Products that are only written out: by what."""
     uses = Counter(ref.slot for op in operations for ref in op.refs)
-    products = {op.out: op.n for op in operations if op.code is Code.PRODUCT}
-    writes = [(op, op.a) for op in operations if op.code is Code.WRITE and op.a is not None]
+    products = {op.out: op.n for op in operations if op.code is Opcode.MATMUL}
+    writes = [(op, op.a) for op in operations if op.code is Opcode.STORE and op.a is not None]
     return {
         ref.slot: op
         for op, ref in writes
@@ -298,7 +298,7 @@ def _needed(operations: list[Operation]) -> list[Operation]:
     wanted: set[Slot] = set()
     kept = []
     for op in reversed(operations):
-        if op.code is Code.WRITE or op.out in wanted:
+        if op.code is Opcode.STORE or op.out in wanted:
             wanted.update(ref.slot for ref in op.refs)
             kept.append(op)
     return kept[::-1]
@@ -316,7 +316,7 @@ def _stages(operations: list[Operation]) -> list[list[Operation]]:
             stage, rest = [], []
             for op in left:
                 ready = all(ref.slot.values is not None or undone[ref.slot] == 0 for ref in op.refs)
-                if ready and (op.code is Code.PRODUCT) is products:
+                if ready and (op.code is Opcode.MATMUL) is products:
                     stage.append(op)
                     undone[op.out] -= not products
                 else:

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from scheduler.piece import Code, External, Ids, Piece, Slot, Slots
+from scheduler.piece import External, Ids, Opcode, Piece, Slot, Slots
 
 # A program keeps float32 where the module goes through one of these.
 _EXACT = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         slot = self.piece.product(weight, ids, out.shape[-1])
         if bias is not None:
             operands = self.piece.pair(slot.ids, self.piece.constant(bias.detach().float()).ids)
-            slot = self.piece.compute(Code.ADD, out.shape[-1], *operands)
+            slot = self.piece.compute(Opcode.ADD, out.shape[-1], *operands)
         self.define(out, slot, axis)
 
     def attend(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     def result(self, tensor: torch.Tensor) -> int:
         """``tensor`` is what this piece gives; the axis of its tokens."""
         axis, ids = self._row(tensor, tensor.shape)
-        number = sum(op.code is Code.WRITE for op in self.piece.operations)
+        number = sum(op.code is Opcode.STORE for op in self.piece.operations)
         external = External("output", number, _without(tensor.shape, axis), axis, tensor.dtype)
         self.piece.write(external, self.piece.whole(ids), len(ids))
         return axis
@@ -192,12 +192,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     # What the recorded functions below need.
 
-    def elementwise(self, out: torch.Tensor, code: Code, *operands: Any) -> None:
+    def elementwise(self, out: torch.Tensor, code: Opcode, *operands: Any) -> None:
         """``out`` is one instruction on tensors, rows or constants, or numbers, that are spread to its shape."""
         axis, ids = self.spread(out.shape, *operands)
         self.define(out, self.emit(code, *ids), axis)
 
-    def emit(self, code: Code, *ids: Ids) -> Slot:
+    def emit(self, code: Opcode, *ids: Ids) -> Slot:
         """One instruction on elements."""
         refs = self.piece.pair(*ids) if len(ids) == 2 else (self.piece.whole(ids[0]),)
         return self.piece.compute(code, len(ids[0]), *refs)
@@ -235,7 +235,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             count *= tensor.shape[d]
         return axis, elements.flatten().numpy(), count
 
-    def reduce(self, code: Code, ids: Ids, count: int) -> Slot:
+    def reduce(self, code: Opcode, ids: Ids, count: int) -> Slot:
         """One number per group of ``count`` elements."""
         return self.piece.compute(code, len(ids) // count, self.piece.whole(ids), extra=count)
 

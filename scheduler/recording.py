@@ -14,7 +14,7 @@ from cache.attention import PackedAttention
 from cache.packed import PackedCache
 from scheduler.functions import COMPUTED
 from scheduler.matrix import Matrix
-from scheduler.piece import Code, Operation, Piece
+from scheduler.piece import Opcode, Operation, Piece
 from scheduler.recorder import Recorder, Unrecordable
 
 # A linear map as its weight and bias; None where the module is none.
@@ -66,7 +66,7 @@ class Recording:
     @property
     def matrices(self) -> Iterator[Matrix]:
         """The weights that it is multiplied with."""
-        return (op.extra for piece in self.pieces for op in piece.operations if op.code is Code.PRODUCT)
+        return (op.extra for piece in self.pieces for op in piece.operations if op.code is Opcode.MATMUL)
 
     @property
     def signature(self) -> Any:
@@ -350,9 +350,9 @@ def _signature(op: Operation | None) -> Any:
         return None
     refs = tuple((r.slot.start, r.offset, r.period, _values(r.slot.values)) for r in op.refs)
     extra = op.extra
-    if op.code in (Code.RUNS, Code.PICK):
+    if op.code in (Opcode.COPY, Opcode.GATHER):
         extra = extra.tobytes()
-    elif op.code in (Code.READ, Code.WRITE):
+    elif op.code in (Opcode.LOAD, Opcode.STORE):
         extra = (extra.kind, extra.number, extra.shape, extra.axis, extra.dtype)
     return op.code, op.n, op.out.start, refs, extra
 

@@ -15,8 +15,8 @@
 
 namespace {
 
-enum Code : int64_t { ADD, SUBTRACT, MULTIPLY, DIVIDE, LARGER, SMALLER, ABSOLUTE, EXPONENTIAL, ROOT, TANGENT, SIGMOID, SILU,
-                      ERROR_FUNCTION, SUM, MOST, RUNS, PICK, READ, WRITE, PREPARE };
+enum Opcode : int64_t { ADD, SUB, MUL, DIV, MAX, MIN, ABS, EXP, SQRT, TANH, SIGMOID, SILU,
+                      ERF, REDUCE_SUM, REDUCE_MAX, COPY, GATHER, LOAD, STORE, PACK };
 
 enum Space : int64_t { SCRATCH, ARENA, FIXED };
 
@@ -29,7 +29,7 @@ struct Operand {
 struct Instruction {
     int64_t code, n;
     Operand out, a, b;
-    const int64_t* table;  // RUNS: (to, from, length) each; PICK: (to, from) each
+    const int64_t* table;  // COPY: (to, from, length) each; GATHER: (to, from) each
     int64_t count;         // of the table; of a group that is reduced; the external; the type of what is prepared
 };
 
@@ -174,32 +174,32 @@ private:
     void execute(const Instruction& in, int64_t row, int64_t outside) const {
         float* out = find(in.out, row);
         const float *a = find(in.a, row), *b = find(in.b, row);
-        switch (Code(in.code)) {
+        switch (Opcode(in.code)) {
             case ADD: return binary(in, out, a, b, [](vf x, vf y) { return x + y; });
-            case SUBTRACT: return binary(in, out, a, b, [](vf x, vf y) { return x - y; });
-            case MULTIPLY: return binary(in, out, a, b, [](vf x, vf y) { return x * y; });
-            case DIVIDE: return binary(in, out, a, b, [](vf x, vf y) { return x / y; });
-            case LARGER: return binary(in, out, a, b, [](vf x, vf y) { return x > y || x != x ? x : y; });
-            case SMALLER: return binary(in, out, a, b, [](vf x, vf y) { return x < y || x != x ? x : y; });
-            case ABSOLUTE: return unary(in, out, a, magnitude);
-            case EXPONENTIAL: return unary(in, out, a, any_exponential);
-            case ROOT: return unary(in, out, a, root);
-            case TANGENT: return unary(in, out, a, tangent);
+            case SUB: return binary(in, out, a, b, [](vf x, vf y) { return x - y; });
+            case MUL: return binary(in, out, a, b, [](vf x, vf y) { return x * y; });
+            case DIV: return binary(in, out, a, b, [](vf x, vf y) { return x / y; });
+            case MAX: return binary(in, out, a, b, [](vf x, vf y) { return x > y || x != x ? x : y; });
+            case MIN: return binary(in, out, a, b, [](vf x, vf y) { return x < y || x != x ? x : y; });
+            case ABS: return unary(in, out, a, magnitude);
+            case EXP: return unary(in, out, a, any_exponential);
+            case SQRT: return unary(in, out, a, root);
+            case TANH: return unary(in, out, a, tangent);
             case SIGMOID: return unary(in, out, a, sigmoid);
             case SILU: return unary(in, out, a, [](vf x) { return x * sigmoid(x); });
-            case ERROR_FUNCTION: return unary(in, out, a, error_function);
-            case SUM: return reduce(in, out, a, 0.0f, [](vf x, vf y) { return x + y; });
-            case MOST: return reduce(in, out, a, -INFINITY, [](vf x, vf y) { return x > y || x != x ? x : y; });
-            case RUNS:
+            case ERF: return unary(in, out, a, error_function);
+            case REDUCE_SUM: return reduce(in, out, a, 0.0f, [](vf x, vf y) { return x + y; });
+            case REDUCE_MAX: return reduce(in, out, a, -INFINITY, [](vf x, vf y) { return x > y || x != x ? x : y; });
+            case COPY:
                 for (const int64_t* run = in.table; run < in.table + 3 * in.count; run += 3)
                     std::memcpy(out + run[0], a + run[1], run[2] * sizeof(float));
                 return;
-            case PICK:
+            case GATHER:
                 for (int64_t i = 0; i < in.count; i++) out[in.table[2 * i]] = a[in.table[2 * i + 1]];
                 return;
-            case READ: return read(call.externals[in.count], outside, in.n, out);
-            case WRITE: return write(call.externals[in.count], outside, 0, in.n, a);
-            case PREPARE: return prepare(in.count, a, in.n, row, call.prepared + in.out.at * call.chunk);
+            case LOAD: return read(call.externals[in.count], outside, in.n, out);
+            case STORE: return write(call.externals[in.count], outside, 0, in.n, a);
+            case PACK: return prepare(in.count, a, in.n, row, call.prepared + in.out.at * call.chunk);
         }
     }
 

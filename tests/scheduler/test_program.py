@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from program_kit import Of, compiled, learn, ran, rows
 from torch import nn
 
-from scheduler.piece import Code, External, Ids, Piece, Ref, Slots
+from scheduler.piece import External, Ids, Opcode, Piece, Ref, Slots
 from scheduler.program import Program, _needed
 
 WIDTH = 40
@@ -76,29 +76,31 @@ def test_any_two_operands_meet_as_they_should(seed: int) -> None:
     left, right = (shaped(rng, sum(sizes)) for _ in range(2))
     n = min(len(left), len(right))
     left, right = left[:n], right[:n]
-    out = piece.compute(Code.SUBTRACT, n, *piece.pair(left, right))
+    out = piece.compute(Opcode.SUB, n, *piece.pair(left, right))
     got = run(piece, Ref(out), n, inputs)
     assert torch.equal(got, values[:, torch.from_numpy(left)] - values[:, torch.from_numpy(right)])
 
 
 @pytest.mark.parametrize("count", [1, 3, 16, 17, 32, 50])
-@pytest.mark.parametrize("code", [Code.SUM, Code.MOST])
-def test_groups_of_any_size(code: Code, count: int) -> None:
+@pytest.mark.parametrize("code", [Opcode.REDUCE_SUM, Opcode.REDUCE_MAX])
+def test_groups_of_any_size(code: Opcode, count: int) -> None:
     piece = Piece(Slots())
     row = piece.read(External("input", 0, (5 * count,), dtype=torch.float32), 5 * count)
     x = rows(7, 5 * count)[0]
     got = run(piece, Ref(piece.compute(code, 5, Ref(row), extra=count)), 5, {0: x})
     groups = x.view(7, 5, count)
-    torch.testing.assert_close(got, groups.sum(-1) if code is Code.SUM else groups.amax(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        got, groups.sum(-1) if code is Opcode.REDUCE_SUM else groups.amax(-1), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_what_nothing_depends_on_is_not_computed() -> None:
     piece = Piece(Slots())
     row = piece.read(External("input", 0, (WIDTH,), dtype=torch.float32), WIDTH)
-    kept = piece.compute(Code.TANGENT, WIDTH, Ref(row))
-    piece.compute(Code.EXPONENTIAL, WIDTH, Ref(piece.compute(Code.ABSOLUTE, WIDTH, Ref(row))))
+    kept = piece.compute(Opcode.TANH, WIDTH, Ref(row))
+    piece.compute(Opcode.EXP, WIDTH, Ref(piece.compute(Opcode.ABS, WIDTH, Ref(row))))
     piece.write(External("output", 0, (WIDTH,), dtype=torch.float32), Ref(kept), WIDTH)
-    assert [op.code for op in _needed(piece.operations)] == [Code.READ, Code.TANGENT, Code.WRITE]
+    assert [op.code for op in _needed(piece.operations)] == [Opcode.LOAD, Opcode.TANH, Opcode.STORE]
 
 
 # -- rows, threads, memory -------------------------------------------------------------------------------------------
