@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from scheduler.messages import Delta
 from server import anthropic_objects as objects
+from server import surrogates
 from server.draft import Draft
 from server.errors import ApiError
 from server.objects import CacheReceipt
@@ -160,7 +161,7 @@ def named_event(told: msgspec.Struct) -> bytes:
 def input_of(arguments: str) -> dict[str, Any]:
     """A call's arguments, as far as they have come: a reply that was cut off may have cut them."""
     try:
-        value = from_json(arguments, allow_partial=True)
+        value = from_json(surrogates.mended(arguments), allow_partial=True)
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

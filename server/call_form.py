@@ -10,6 +10,8 @@ from typing import Any
 
 import regex
 
+from server import surrogates
+
 NAME = r"(?P<name>[a-zA-Z0-9_-]{1,64})"
 SPACE = r"\s{0,64}"  # bounded, as are names: a head that does not end is none
 OBJECT = regex.compile(r'(?P<before>.*)\{\s*"(?P<key>\w+)"\s*:\s*"\Z', regex.DOTALL)
@@ -112,7 +114,7 @@ def called(text: str, keys: tuple[str, str], tools: Container[str]) -> list[tupl
     """Names and arguments of the calls that ``text`` is the JSON of: one object, or a list of them. None when it is
     anything else."""
     try:
-        value = json.loads(text)
+        value = surrogates.read(text)
     except (ValueError, RecursionError):
         return None
     calls = []
@@ -122,7 +124,7 @@ def called(text: str, keys: tuple[str, str], tools: Container[str]) -> list[tupl
             return None
         arguments = item.get(keys[1], {})
         if isinstance(arguments, str):  # JSON within JSON
-            calls.append((name, arguments))
+            calls.append((name, surrogates.mended(arguments)))
         elif isinstance(arguments, dict):
             calls.append((name, json.dumps(arguments, ensure_ascii=False)))
         else:

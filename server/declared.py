@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from server import surrogates
 from server.reader import new_call_id
 from server.reading import Arguments, Call, Content, Part, Reasoning
 
@@ -80,6 +81,7 @@ class Declared:
             assert isinstance(function, dict)
             given = function.get("arguments", {})
             text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            text = surrogates.mended(surrogates.without(text))
             index = self._calls + len(parts) // 2
             parts += [Call(index, new_call_id(), name), Arguments(index, text)]
         self._calls += len(parts) // 2

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from server import surrogates
 from server.call_form import CallForm
 from server.calls import NO_CALLS, Calls
 from server.declared import Declared
@@ -165,7 +166,7 @@ def written(call: Mapping[str, Any]) -> str:
 def parsed(arguments: str) -> Any:
     """Arguments as the object that templates expect; the text itself when a model did not write one."""
     try:
-        value = json.loads(arguments)
+        value = surrogates.read(arguments)
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments

@@ -18,7 +18,8 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from scheduler.messages import GRAMMAR_LIMITS, GRAMMAR_STACK
-from server.json_schema import check_pattern, check_schema, closed
+from server.json_schema import check_schema, closed
+from server.patterns import bridged, check_pattern
 from server.workers import Hung, Workers
 
 MAX_LARK = 20_000  # characters
@@ -50,7 +51,7 @@ def json_object_grammar() -> str:
 def regex_grammar(pattern: str) -> str:
     """Text that matches ``pattern`` as a whole (the syntax of Rust's regex, without look-around)."""
     check_pattern(pattern)
-    rule: str = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]["lark_grammar"]
+    rule: str = json.loads(LLMatcher.grammar_from_regex(bridged(pattern)))["grammars"][0]["lark_grammar"]
     return HEAD + rule
 
 

@@ -25,7 +25,7 @@ from server.items import (
     entry,
     new_id,
 )
-from server.message_schemas import MAX_MESSAGES, NAME, Id
+from server.message_schemas import MAX_MESSAGES, NAME, CallArguments, Id
 from server.strict import Strict, missing, wrong
 from server.timeline import Message
 
@@ -114,7 +114,7 @@ class InputCall(Strict):
     type: Literal["function_call"]
     call_id: Id
     name: Annotated[str, Field(pattern=NAME)]
-    arguments: str
+    arguments: CallArguments
     parsed_arguments: object = None
     id: Id | None = None
     status: ItemStatus | None = None

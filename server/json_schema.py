@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
+
+from server.patterns import check_pattern
 
 MAX_DEPTH = 64
 MAX_NODES = 10_000
 MAX_ENUM = 1000  # values, over the whole schema
 MAX_CHARS = 200_000  # of all its strings and names
 MAX_STRING = 10_000  # characters of one: what has to be said is looked ahead at as a whole
-MAX_PATTERN = 2000  # characters
-MAX_REPEATED = 10_000  # copies of what a pattern repeats
 MAX_COUNT = 100_000  # minLength, maxItems and the like
 MAX_OPTIONAL = 256  # properties of one object that may be left out: each step looks at all of them
 MAX_CONJOINED = 8  # different patterns where some have to hold together: their product is exponential
@@ -82,14 +81,6 @@ def closed(schema: Schema) -> Schema:
         if not others and "minProperties" not in node:
             node["additionalProperties"] = False
     return made
-
-
-def check_pattern(pattern: str) -> None:
-    """Refuse a regular expression that is too long or repeats too much: {n,m} within {n,m} multiply."""
-    if len(pattern) > MAX_PATTERN:
-        raise ValueError(f"can have at most {MAX_PATTERN} characters in a regular expression")
-    if _copies(pattern) > MAX_REPEATED:
-        raise ValueError(f"repeats more than {MAX_REPEATED} copies in a regular expression")
 
 
 class _Total:
@@ -246,36 +237,3 @@ def _target(ref: object, root: Schema) -> object:
     if not isinstance(value, dict | bool):
         raise ValueError("has a $ref that points at something that is no schema")
     return value
-
-
-_REPEAT = re.compile(r"\{([0-9]{1,9})(?:(,)([0-9]{0,9}))?\}")
-_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-
-
-def _copies(pattern: str) -> int:
-    """How long the pattern gets when its counted repeats are written out; at most."""
-    sizes = [0]  # of the open groups
-    last = at = 0  # size of what a repeat would apply to
-    while at < len(pattern):
-        char = pattern[at]
-        repeat = _REPEAT.match(pattern, at)
-        if repeat is not None:
-            times = max(int(repeat[1]), int(repeat[3] or 0), 1)
-            sizes[-1] += last * (times - 1)
-            last *= times
-            at = repeat.end()
-        elif char == "(":
-            sizes.append(0)
-            at, last = at + 1, 0
-        elif char == ")" and len(sizes) > 1:
-            last = sizes.pop()
-            sizes[-1] += last
-            at += 1
-        elif char in "|*+?":
-            at += 1
-        else:
-            found = _CLASS.match(pattern, at) if char == "[" else None
-            at = found.end() if found is not None else at + (2 if char == "\\" else 1)
-            last = 1
-            sizes[-1] += 1
-    return sum(sizes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from server import surrogates
 from server.errors import bad_request
 from server.strict import Harmless, Strict, missing, wrong
 from server.timeline import Message as Logged
@@ -63,6 +64,7 @@ Content = Annotated[
     Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
 ]
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+CallArguments = Annotated[str, AfterValidator(surrogates.mended)]  # a JSON text if all went well
 
 
 def plain_text(content: str | list[TextPart]) -> str:
@@ -74,7 +76,7 @@ class CalledFunction(Strict):
     """What an earlier reply called."""
 
     name: Annotated[str, Field(pattern=NAME)]
-    arguments: str
+    arguments: CallArguments
 
 
 class SentCall(Strict):

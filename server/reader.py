@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from server import surrogates
 from server.call_form import CallForm, ParameterForm, called
 from server.json_scan import Scan
 from server.reading import Arguments, Call, Content, Part, Reasoning
@@ -220,7 +221,9 @@ class Reader:
         assert self._scan is not None
         end = self._scan.close(self._text)
         told = len(self._text) if end is None else end
-        self._argue(self._text[:told])
+        if end is None and not self._final:
+            told = surrogates.settled(self._text)
+        self._argue(surrogates.mended(self._text[:told]))
         self._drop(told)
         self._scan.at -= told
         if end is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from server import surrogates
 
 KINDS: Mapping[str, type | tuple[type, ...]] = {
     "object": dict,
@@ -23,7 +24,7 @@ def typed(text: str, schema: object) -> Any:
     if not kinds:
         return text
     try:
-        value = WORDS[text.strip()] if text.strip() in WORDS else json.loads(text)
+        value = WORDS[text.strip()] if text.strip() in WORDS else surrogates.read(text)
     except (ValueError, RecursionError):
         return text
     if isinstance(value, float) and value.is_integer() and "integer" in kinds:

@@ -1,0 +1,109 @@
+"""Regular expressions as text: how large they get, and what has to be rewritten before they are compiled."""
+
+from __future__ import annotations
+
+import re
+
+MAX_PATTERN = 2000  # characters
+MAX_REPEATED = 10_000  # copies of what a pattern repeats
+
+_REPEAT = re.compile(r"\{([0-9]{1,9})(?:(,)([0-9]{0,9}))?\}")
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+# What a pattern is written in: a character by its number, another escape, an operator between classes, a character.
+_PIECE = re.compile(
+    r"\\[xuU]\{([0-9a-fA-F]{1,8})\}|\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.|&&|--|~~|.",
+    re.DOTALL,
+)
+_BELOW, _ABOVE = 0xD7FF, 0xE000  # the characters next to the surrogates
+_BRIDGE = r"\x{D7FF}-\x{E000}"
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuse a regular expression that is too long or repeats too much: {n,m} within {n,m} multiply."""
+    if len(pattern) > MAX_PATTERN:
+        raise ValueError(f"can have at most {MAX_PATTERN} characters in a regular expression")
+    if _copies(pattern) > MAX_REPEATED:
+        raise ValueError(f"repeats more than {MAX_REPEATED} copies in a regular expression")
+
+
+def bridged(pattern: str) -> str:
+    r"""The same pattern, as llguidance's regular expressions have to be told it: where a class has U+D7FF and U+E000,
+    the range of both is added. Without it they take the surrogates between for a gap, which ``[^...]`` would fill with
+    these two characters."""
+    made: list[str] = []
+    levels: list[_Level] = []  # the classes that are open
+    for found in _PIECE.finditer(pattern):
+        piece = found[0]
+        numbers = [number for number in found.groups() if number is not None]
+        code = int(numbers[0], 16) if numbers else ord(piece) if len(piece) == 1 else -1
+        if levels and len(made) == levels[-1].begins and piece in ("^", "]"):
+            levels[-1].begins += piece == "^"
+            levels[-1].plain = piece != "^"
+            made.append(piece)
+            continue
+        if piece == "[":
+            made.append(piece)
+            levels.append(_Level(len(made)))
+            continue
+        if levels and piece in ("]", "&&", "--", "~~"):
+            _bridge(made, levels[-1])
+            made.append(piece)
+            if piece == "]":
+                inner = levels.pop()
+                if levels and inner.plain:
+                    levels[-1].below |= inner.below
+                    levels[-1].above |= inner.above
+            else:
+                levels[-1] = _Level(len(made), plain=False)
+            continue
+        if levels:
+            levels[-1].below |= code == _BELOW
+            levels[-1].above |= code == _ABOVE
+        made.append(piece)
+    return "".join(made)
+
+
+class _Level:
+    """A class, or an operand in it: where its items begin in what is made, which of the two they have, and whether
+    they are all that it is."""
+
+    def __init__(self, begins: int, *, plain: bool = True) -> None:
+        self.begins = begins
+        self.plain = plain
+        self.below = self.above = False
+
+
+def _bridge(made: list[str], level: _Level) -> None:
+    if level.below and level.above:
+        if made[level.begins] in ("]", "-"):
+            made[level.begins] = "\\" + made[level.begins]
+        made.insert(level.begins, _BRIDGE)
+
+
+def _copies(pattern: str) -> int:
+    """How long the pattern gets when its counted repeats are written out; at most."""
+    sizes = [0]  # of the open groups
+    last = at = 0  # size of what a repeat would apply to
+    while at < len(pattern):
+        char = pattern[at]
+        repeat = _REPEAT.match(pattern, at)
+        if repeat is not None:
+            times = max(int(repeat[1]), int(repeat[3] or 0), 1)
+            sizes[-1] += last * (times - 1)
+            last *= times
+            at = repeat.end()
+        elif char == "(":
+            sizes.append(0)
+            at, last = at + 1, 0
+        elif char == ")" and len(sizes) > 1:
+            last = sizes.pop()
+            sizes[-1] += last
+            at += 1
+        elif char in "|*+?":
+            at += 1
+        else:
+            found = _CLASS.match(pattern, at) if char == "[" else None
+            at = found.end() if found is not None else at + (2 if char == "\\" else 1)
+            last = 1
+            sizes[-1] += 1
+    return sum(sizes)

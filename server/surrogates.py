@@ -1,0 +1,43 @@
+"""Halves of surrogate pairs: JSON can escape one, as of an emoji that was cut, but no text holds it. Read as U+FFFD."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+# An escape of JSON: a pair, half of one, or any other. Read from left to right, as "\\ud83d" escapes a backslash.
+ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+# What may become an escape of a whole pair, at the end of a text that still comes.
+UNFINISHED = re.compile(r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?))?\Z")
+
+
+def mended(text: str) -> str:
+    r"""A JSON text in which no half of a pair is escaped: ``\ufffd`` stands in its place. Any other text stays."""
+    if "\\u" not in text:
+        return text
+    return ESCAPE.sub(lambda found: found[0] if found[1] is None else r"\ufffd", text)
+
+
+def settled(text: str) -> int:
+    """How many characters of a JSON text that still comes ``mended`` can be asked for: all but an escape that is not
+    complete, or whose other half may follow."""
+    at = 0
+    for found in ESCAPE.finditer(text):
+        if UNFINISHED.match(text, found.start()):
+            return found.start()
+        at = found.end()
+    rest = text.find("\\", at)
+    return len(text) if rest < 0 else rest
+
+
+def read(text: str) -> Any:
+    """``json.loads``, and no string in it holds a half. Raises ValueError and RecursionError."""
+    return json.loads(mended(text))
+
+
+def without(text: str) -> str:
+    """A string without halves, of one that was read by somebody else."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
