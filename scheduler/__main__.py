@@ -177,6 +177,8 @@ def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
         messages = channel.receive(0 if not waits else _BUSY_MS if busy else _HEARTBEAT_MS)
         for message in messages:
             if isinstance(message, Shutdown):
+                for answer in (*engine.refusals(), *clerk.take()):
+                    channel.send(answer)
                 channel.send(engine.stop())
                 if archive is not None:
                     archive.flush(message.flush_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -57,7 +57,7 @@ class Constraint:
     def accept(self, token: int) -> bool:
         """The reply goes on with ``token``; whether the grammar admits nothing but its end now. Raises ``Broken``."""
         if not self.matcher.consume_token(token) or self.matcher.is_error():
-            raise Broken("the reply has left its grammar, or the grammar is too complex to go on")
+            raise Broken("The grammar allows nothing behind what the reply says so far, or is too complex to go on.")
         return bool(self.matcher.is_stopped())
 
 
@@ -79,6 +79,7 @@ class Grammars:
         threading.stack_size(usual)
         self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._bytes = 0
+        self._askers: Counter[Future[LLMatcher]] = Counter()
 
     def prepare(self) -> None:
         """Make the tokenizer now: it holds the interpreter's lock, which the first turn with a grammar should not."""
@@ -91,7 +92,9 @@ class Grammars:
             log.warning("no grammars: %s", error)
 
     def ask(self, grammar: str) -> Future[LLMatcher]:
-        """The compiled grammar, once it is; its exception is ``Broken``. What it gives is to be copied, not used."""
+        """The compiled grammar, once it is; its exception is ``Broken``. What it gives is to be copied, not used.
+        Whoever asks calls ``leave`` once, when it has what it needs or needs nothing any more.
+        """
         found = self._kept.get(grammar)
         if found is None:
             found = self._kept[grammar] = self._pool.submit(self._compile, grammar)
@@ -99,7 +102,18 @@ class Grammars:
             while len(self._kept) > 1 and (len(self._kept) > _KEPT or self._bytes > _KEPT_BYTES):
                 self._bytes -= len(self._kept.popitem(last=False)[0])
         self._kept.move_to_end(grammar)
+        self._askers[found] += 1
         return found
+
+    def leave(self, grammar: str, asked: Future[LLMatcher]) -> None:
+        """One of those who asked for ``grammar`` waits no longer. A compile for which nobody waits does not begin."""
+        self._askers[asked] -= 1
+        if self._askers[asked]:
+            return
+        del self._askers[asked]
+        if asked.cancel() and self._kept.get(grammar) is asked:
+            del self._kept[grammar]
+            self._bytes -= len(grammar)
 
     def constraint(self, compiled: LLMatcher) -> Constraint:
         """For one turn, of what ``ask`` has given."""

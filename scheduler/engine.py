@@ -128,7 +128,7 @@ class Engine:
         return None
 
     def refusals(self) -> list[Refused]:
-        """The turns that have been refused since they were lined up, told once."""
+        """The turns that have been refused since they were lined up, told once, before the news."""
         refused, self._refused = self._refused, []
         return refused
 
@@ -263,18 +263,25 @@ class Engine:
         """Turns whose grammars are ready may be admitted now, or are refused where these are none."""
         still = []
         for turn, future in self._compiling:
+            if turn.finish_reason is None and not future.done():
+                still.append((turn, future))
+                continue
+            assert turn.request.grammar is not None
+            self._grammars.leave(turn.request.grammar, future)
             if turn.finish_reason is not None:  # cancelled meanwhile
                 continue
-            if not future.done():
-                still.append((turn, future))
-            elif (error := future.exception()) is not None:
-                log.info("turn %s has no grammar: %r", turn.request.turn, error)
-                self.scheduler.finish(turn, FinishReason.ERROR)
-                message = str(error) if isinstance(error, Broken) else "The grammar cannot be compiled."
-                self._refused.append(Refused(turn.request.turn, "invalid_grammar", message))
+            if (error := future.exception()) is not None:
+                self._unfollowed(turn, error)
             else:
                 turn.compiling, turn.constraint = False, self._grammars.constraint(future.result())
         self._compiling = still
+
+    def _unfollowed(self, turn: Turn, error: BaseException) -> None:
+        """Its grammar is none, or leads nowhere: that is for whoever wrote it, also behind the first tokens."""
+        log.info("turn %s has no grammar: %s", turn.request.turn, error)
+        self.scheduler.finish(turn, FinishReason.ERROR)
+        message = str(error) if isinstance(error, Broken) else "The grammar cannot be compiled."
+        self._refused.append(Refused(turn.request.turn, "invalid_grammar", message))
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -320,9 +327,12 @@ class Engine:
         self._generated += 1
         try:
             drawn = self._judge.judge(turn, sampled)
-        except Exception as error:
+        except Broken as error:
+            self._unfollowed(turn, error)
+            return
+        except Exception:
             log.exception("turn %s failed", turn.request.turn)
-            self._fail(turn, str(error) if isinstance(error, Broken) else _UNDECODABLE)
+            self._fail(turn, _UNDECODABLE)
             return
         self._news.append((turn, drawn))
         if drawn.reason is not None:

@@ -279,7 +279,8 @@ QUEUE_FULL = "Too many requests are waiting; try again later."
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """A turn that was not admitted. ``code``: queue_full, session_busy, context_length_exceeded, invalid_prompt or
-    invalid_grammar; the last one is told while the turn waits.
+    invalid_grammar; the last one is told while the turn waits, or when its grammar allows nothing behind what the reply
+    says.
     """
 
     turn: str

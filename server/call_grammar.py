@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.call_form import CallForm, ParameterForm
+from server.enforceable import prepared
 from server.grammars import HEAD, WHITESPACE, argument_schema, atoms, laid_out, quoted
 from server.typed import kinds_of
 
@@ -42,7 +43,7 @@ def call_grammar(
         before = "thought SPACE?"
         rules += until("thought", thought, special)
     if instead is not None:
-        rules.append(f"instead: %json {quoted(laid_out(instead))}")
+        rules.append(f"instead: %json {quoted(laid_out(prepared(instead)))}")
     return HEAD + "\n".join([*rules, *beginning(form, before, required, instead is not None, special)])
 
 

@@ -26,6 +26,7 @@ from scheduler.messages import (
     Export,
     Exported,
     Failed,
+    FinishReason,
     Forget,
     Forgotten,
     FromEngine,
@@ -51,6 +52,7 @@ from server.waiting import Waiting
 SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hung
 STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
 LONGEST_BACKOFF = 30.0
+LAST_NEWS = 1.0  # seconds for an engine that was told to end to say what has become of its turns
 QUEUE_RETRY = 1  # seconds, told to a client that found the queue full
 SHUTTING_DOWN = "The server is shutting down."
 
@@ -95,6 +97,7 @@ class EngineProcess:
         self._state: State = "loading"
         self._ending = False  # the process was told to end, or will not come any more
         self._turns: dict[str, Turn] = {}
+        self._all_told = asyncio.Event()  # an engine that was told to end has spoken of all of them
         self._waiting = Waiting(config.max_queued)
         self._requests = itertools.count()
         self._in_hand: weakref.WeakSet[Turn] = weakref.WeakSet()
@@ -231,18 +234,23 @@ class EngineProcess:
     async def stop(self, flush: float = 0.0, grace: float = 5.0) -> None:
         """End every turn now and the process within about ``flush + grace`` seconds; nothing restarts after it.
 
-        ``flush`` seconds are the engine's to write KV to disk; one that still loads is ended at once. Idempotent.
+        ``flush`` seconds are the engine's to write KV to disk; one that still loads is ended at once. A turn that the
+        engine has refused or finished hears that, if the engine says so within ``LAST_NEWS``. Idempotent.
         """
         self.drain()
         self._ending = True
-        self._end_turns(SHUTTING_DOWN)  # their clients need not wait for the disk
-        if self._supervisor is None:
-            return
         if self._link is not None:
-            await self._link.stop(*((flush, grace) if self.facts is not None else (0.0, 0.0)))
-        else:
+            stopping = asyncio.create_task(self._link.stop(*((flush, grace) if self.facts is not None else (0.0, 0.0))))
+            if self._turns:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._all_told.wait(), LAST_NEWS)
+            self._end_turns(SHUTTING_DOWN)  # their clients need not wait for the disk
+            await stopping
+        elif self._supervisor is not None:
             self._supervisor.cancel()
-        await asyncio.wait((self._supervisor,))
+        self._end_turns(SHUTTING_DOWN)
+        if self._supervisor is not None:
+            await asyncio.wait((self._supervisor,))
 
     def kill(self) -> None:
         """End the process at once, for a server that leaves without waiting."""
@@ -332,6 +340,8 @@ class EngineProcess:
                 self.stats = stats
                 for delta in deltas:
                     if (turn := self._turns.get(delta.turn)) is not None:
+                        if self._ending and delta.finish_reason is FinishReason.CANCELLED:
+                            turn.fail(EngineDied(SHUTTING_DOWN))
                         turn.push(delta)
                         self._waiting.remove(delta.turn)
                         if delta.finish_reason is not None:
@@ -351,6 +361,8 @@ class EngineProcess:
                     self._on_forgotten(tenant, session, life)
             case Inspected() | Exported() | Imported():
                 self._calls.answered(message)
+        if self._ending and not self._turns:
+            self._all_told.set()
 
     def _ready(self, facts: ModelFacts) -> None:
         self.facts = facts

@@ -15,11 +15,13 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from scheduler.messages import GRAMMAR_LIMITS, GRAMMAR_STACK
-from server.json_schema import check_schema, closed
-from server.patterns import bridged, check_pattern
+from server.enforceable import prepared
+from server.json_schema import closed
+from server.patterns import bridged, check_pattern, doubtful, with_literals
 from server.workers import Hung, Workers
 
 MAX_LARK = 20_000  # characters
@@ -39,8 +41,7 @@ HEAD = '%llguidance {"no_forcing": true}\n'
 
 def json_schema_grammar(schema: Mapping[str, Any]) -> str:
     """JSON that is valid under ``schema`` (parsed JSON), with its properties in their order."""
-    check_schema(schema)
-    return LLMatcher.grammar_from_json_schema(quoted(laid_out(schema)))
+    return LLMatcher.grammar_from_json_schema(quoted(laid_out(prepared(schema))))
 
 
 def json_object_grammar() -> str:
@@ -77,17 +78,23 @@ def lark_grammar(text: str) -> str:
         raise ValueError("cannot set options or import anything")
     if any(len(times) > 9 or int(times) > MAX_TIMES for times in _TIMES.findall(text)):
         raise ValueError(f"can repeat at most {MAX_TIMES} times")
-    rules = text
+    rules = made = text
     for found in re.finditer(r"%json\s*", text):
         try:
             schema, end = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
             raise ValueError("must have plain JSON behind %json") from None
-        check_schema(schema)
+        enforced = prepared(schema)
         rules = rules.replace(text[found.start() : end], "")
+        if enforced != schema:
+            made = made.replace(text[found.start() : end], f"%json {quoted(enforced)}")
     if rules.count(":") > MAX_RULES:
         raise ValueError(f"can have at most {MAX_RULES} rules")
-    return HEAD + text
+    return HEAD + with_literals(made, bridged)
+
+
+class Unmet(ValueError):
+    """A grammar that compiles, and that no text follows."""
 
 
 class GrammarCheck:
@@ -109,13 +116,28 @@ class GrammarCheck:
             if key in self._valid:
                 self._valid.move_to_end(key)
                 return
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-        if matcher.is_error():
-            raise ValueError(_told(matcher.get_error()))
+        self._begin(grammar)
+        for literal in doubtful(grammar) if grammar.startswith(HEAD) else ():
+            try:
+                self._begin(f"{HEAD}start: {literal}")
+            except Unmet:
+                raise ValueError("holds a regular expression that no text matches") from None
         with self._lock:
             self._valid[key] = None
             if len(self._valid) > REMEMBERED:
                 self._valid.popitem(last=False)
+
+    def _begin(self, grammar: str) -> None:
+        """Raises ValueError where it does not compile or, as ``Unmet``, where no text begins as it wants."""
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise ValueError(_told(matcher.get_error()))
+        mask = np.zeros(-(-self._tokenizer.vocab_size // 32), np.uint32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if matcher.is_error():
+            raise (
+                Unmet("can be met by no text") if "NoExtension" in matcher.get_error() else ValueError("is too complex")
+            )
 
     @property
     def special_ids(self) -> dict[str, int]:
@@ -204,9 +226,7 @@ def laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def argument_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """The schema of a tool's arguments, which are an object whatever it says."""
-    schema = {"type": "object", **(parameters or {})}
-    check_schema(schema)
-    return schema
+    return prepared({"type": "object", **(parameters or {})})
 
 
 def atoms(delimiter: str, special: Mapping[str, int]) -> list[str]:

@@ -42,9 +42,8 @@ Schema = dict[str, Any]
 
 def check_schema(schema: object) -> None:
     """Refuse what cannot be enforced exactly or within bounds. ``schema`` is parsed JSON."""
-    if not isinstance(schema, dict):
-        raise ValueError("must be a JSON schema, an object")
-    _check_size(schema)
+    check_size(schema)
+    assert isinstance(schema, dict)
     total = _Total()
     edges: dict[int, list[Schema]] = {}
     found = [schema]
@@ -53,10 +52,10 @@ def check_schema(schema: object) -> None:
         if id(node) in edges:
             continue
         total.add(node, root=node is schema)
-        target = _target(node["$ref"], schema) if "$ref" in node else None
+        named = target(node["$ref"], schema) if "$ref" in node else None
         inside = [part for key in IN_PLACE for part in _schemas(node.get(key))]
-        edges[id(node)] = [*inside, *([target] if isinstance(target, dict) else [])]
-        found += [*edges[id(node)], *_parts(node)]
+        edges[id(node)] = [*inside, *([named] if isinstance(named, dict) else [])]
+        found += [*edges[id(node)], *parts(node)]
     total.check()
     _check_cycles(edges)
 
@@ -70,7 +69,7 @@ def closed(schema: Schema) -> Schema:
     made: Schema = json.loads(json.dumps(schema))
     nodes = [made]
     for node in nodes:
-        nodes += _parts(node)
+        nodes += parts(node)
         if "allOf" in node or ("properties" in node and any(key in node for key in (*IN_PLACE, "$ref"))):
             return schema
     for node in nodes:
@@ -135,7 +134,10 @@ def _few_remainders(multiples: list[Decimal]) -> bool:
     return least // math.gcd(least, 10**most) <= MAX_MULTIPLE
 
 
-def _check_size(schema: Schema) -> None:
+def check_size(schema: object) -> None:
+    """Refuse what is too large to be looked at. Raises ValueError."""
+    if not isinstance(schema, dict):
+        raise ValueError("must be a JSON schema, an object")
     nodes = chars = longest = 0
     left: list[tuple[int, object]] = [(1, schema)]
     while left:
@@ -209,7 +211,7 @@ def _schemas(value: object) -> Iterator[Schema]:
         yield from (part for part in value if isinstance(part, dict))
 
 
-def _parts(node: Schema) -> Iterator[Schema]:
+def parts(node: Schema) -> Iterator[Schema]:
     """The schemas within a schema: of its items, of its properties and of its definitions."""
     for key in ONE:
         if isinstance(node.get(key), dict):
@@ -221,7 +223,7 @@ def _parts(node: Schema) -> Iterator[Schema]:
             yield from _schemas([*node[key].values()])
 
 
-def _target(ref: object, root: Schema) -> object:
+def target(ref: object, root: Schema) -> object:
     """What a ``$ref`` points at: a JSON pointer into the same schema."""
     if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
         raise ValueError("can have $ref only as a JSON pointer into itself, as #/$defs/name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 MAX_PATTERN = 2000  # characters
 MAX_REPEATED = 10_000  # copies of what a pattern repeats
@@ -107,3 +108,26 @@ def _copies(pattern: str) -> int:
             last = 1
             sizes[-1] += 1
     return sum(sizes)
+
+
+# A grammar in Lark: strings and comments, in which nothing is a pattern, and patterns.
+_LARK = re.compile(r'"(?:\\.|[^"\\])*"|(?://|\#)[^\n]*|(/(?:\\.|[^/\\])+/[a-z]*)', re.DOTALL)
+_AROUND = re.compile(r"\\.|\(\?<?[=!]", re.DOTALL)  # what is not escaped, and looks ahead or behind
+_SUBTRACTS = re.compile(r"\[\^|&&|--|\\[pP]")  # what may leave a class nothing
+
+
+def with_literals(grammar: str, change: Callable[[str], str]) -> str:
+    """A grammar in Lark whose patterns, each from ``/`` to ``/`` and its flags, are changed."""
+    return _LARK.sub(lambda found: found[0] if found[1] is None else change(found[1]), grammar)
+
+
+def doubtful(grammar: str) -> list[str]:
+    """The patterns of a grammar in Lark that perhaps no text matches, as they stand there."""
+    literals = dict.fromkeys(found[1] for found in _LARK.finditer(grammar) if found[1] is not None)
+    return [literal for literal in literals if _SUBTRACTS.search(literal)]
+
+
+def looks_around(pattern: str) -> bool:
+    """Whether a pattern looks ahead or behind, or for the end of a word."""
+    found = _AROUND.findall(pattern)
+    return any(piece.startswith("(") or piece in (r"\b", r"\B") for piece in found)

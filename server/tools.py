@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from server.call_grammar import call_grammar
 from server.calls import NO_CALLS, Calls
 from server.dialect import Dialect
+from server.enforceable import lenient
 from server.errors import bad_request
 from server.formats import Formatted, ObjectFormat, SchemaFormat, checked, format_grammar
 from server.grammars import GrammarCheck, json_schema_grammar
@@ -55,13 +57,10 @@ async def reply_grammar(body: Formatted, calls: Calls, tail: str, tokens: Tokens
             return await format_grammar(body, check)
         message = "tool_choice cannot make this model call tools: how it writes calls is declared, not known."
         raise bad_request(message, "tool_choice", "unsupported_value")
-    for number, tool in enumerate(calls.tools):
-        param = f"tools[{number}].function.parameters"
-        await checked(check, param, partial(json_schema_grammar, tool["function"].get("parameters") or {}))
     make = partial(
         call_grammar,
         dialect.form,
-        calls.tools,
+        [await enforced(check, number, tool) for number, tool in enumerate(calls.tools)],
         required=calls.required,
         parallel=calls.parallel,
         thought=dialect.thought.closing if dialect.thought and dialect.opened(tail) else "",
@@ -69,6 +68,27 @@ async def reply_grammar(body: Formatted, calls: Calls, tail: str, tokens: Tokens
     )
     await checked(check, "tools", partial(make, special=check.special_ids))
     return make(special=tokens.special_tokens)
+
+
+async def enforced(check: GrammarCheck, number: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool whose ``parameters`` a grammar enforces. With ``strict`` they are those that it has: raises a 400 that
+    names what cannot be enforced. Without it they are a wish, and what cannot be is left out: keywords first, then all
+    patterns, in the end everything but that they are an object."""
+    function = tool["function"]
+    wanted = function.get("parameters") or {}
+    if function.get("strict"):
+        await checked(check, f"tools[{number}].function.parameters", partial(json_schema_grammar, wanted))
+        return tool
+    for less in (dict, lenient, partial(lenient, patterns=False)):
+        with suppress(ValueError):
+            await check.run(partial(of_parameters, less, wanted))
+            return {**tool, "function": {**function, "parameters": less(wanted)}}
+    return {**tool, "function": {**function, "parameters": {"type": "object"}}}
+
+
+def of_parameters(less: Callable[[Any], Any], wanted: Mapping[str, Any]) -> str:
+    """The grammar of arguments under ``less`` of what is wanted."""
+    return json_schema_grammar(less(wanted))
 
 
 def wanted_schema(body: Formatted) -> Mapping[str, Any] | None:

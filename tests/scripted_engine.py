@@ -4,7 +4,8 @@
 or "once:PATH" (loads the first time, fails while PATH exists and holds more than one line).
 ``Submit.tenant`` is that of a turn: "count" streams max_tokens tokens, one per step; "endless" streams until
 cancelled; "queued" waits until it is cancelled; "held" streams until a file ``go`` lies beside the KV folder; "mute" is
-admitted and says nothing; "crash" exits in mid-turn; anything else is a code to refuse with.
+admitted and says nothing; "late" waits, and is refused when the engine is told to end; "crash" exits in mid-turn;
+anything else is a code to refuse with.
 ``Inspect``, ``Export`` and ``Import`` of the session "mute" are never answered, those of "crash" end the process.
 ``Shutdown`` writes its seconds to a file ``flushed`` beside the KV folder, and takes them all if ``slow`` lies there.
 """
@@ -123,7 +124,7 @@ class ScriptedEngine:
     def take(self, message: ToEngine) -> None:
         match message:
             case Submit(turn, tenant, prompt):
-                if tenant in ("count", "endless", "queued", "held", "mute", "crash"):
+                if tenant in ("count", "endless", "queued", "held", "mute", "crash", "late"):
                     self.turns[turn] = message
                     self.given[turn] = -1
                     return
@@ -161,7 +162,7 @@ class ScriptedEngine:
     def step(self) -> list[Delta]:
         deltas = []
         for turn, request in list(self.turns.items()):
-            if request.tenant == "queued":
+            if request.tenant in ("queued", "late"):
                 continue
             given = self.given[turn] = self.given[turn] + 1
             prompt = unpack_ids(request.prompt)
@@ -184,6 +185,9 @@ class ScriptedEngine:
 
     def end(self, flush_seconds: float) -> None:
         """Every turn ends as cancelled, what is left is written, then the process ends."""
+        for turn in [turn for turn, request in self.turns.items() if request.tenant == "late"]:
+            self.finish(turn)
+            self.say(Refused(turn, "invalid_grammar", "The grammar cannot be compiled."))
         self.say(StepOutputs(tuple(Delta(t, finish_reason=FinishReason.CANCELLED) for t in self.turns), Stats()))
         if self.beside is not None:
             (self.beside / "flushed").write_text(str(flush_seconds))

@@ -125,6 +125,40 @@ def test_what_cannot_be_obeyed_is_refused_by_name(server: ServerProcess, body: d
     assert "no_such_token" not in response.text
 
 
+NOTHING = r"[^\x{0}-\x{D7FF}\x{E000}-\x{10FFFF}]"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"regex": r"[^\s\S]"}, "regex"),
+        ({"regex": "[a&&b]"}, "regex"),
+        ({"regex": NOTHING}, "regex"),
+        ({"grammar": r"start: /[^\s\S]/"}, "grammar"),
+        ({"grammar": 'start: "a" B\nB: /[a&&b]/'}, "grammar"),
+        ({"grammar": f'start: "a" B\nB: /{NOTHING}/'}, "grammar"),
+        ({"grammar": 'start: A\nA: B & ~B\nB: "a"'}, "grammar"),
+        ({"grammar": 'start: start "a"'}, "grammar"),
+        ({"grammar": 'start: "a" b\nb: b "c"'}, None),  # found when the reply gets there
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {
+            "type": "string", "pattern": r"[^\s\S]"}}}}, "response_format.json_schema.schema"),
+    ],
+)  # fmt: skip
+def test_what_no_text_can_meet_is_refused(server: ServerProcess, body: dict[str, Any], param: str | None) -> None:
+    response = server.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 20, **body})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert error["code"] == ("invalid_value" if param else "invalid_grammar")
+
+
+def test_a_class_beside_the_surrogates_is_what_it_says(server: ServerProcess) -> None:
+    wanted = {"regex": r"[^\x{0}-\x{40}\x{42}-\x{D7FF}\x{E000}-\x{10FFFF}]{8}", "temperature": 2.0, "seed": 1}
+    assert content(ask(server, **wanted)) == "A" * 8
+    wanted = {"grammar": rf"start: /{wanted['regex']}/", "temperature": 2.0, "seed": 1}
+    assert content(ask(server, **wanted)) == "A" * 8
+
+
 def test_a_bad_grammar_hurts_no_neighbour(server: ServerProcess) -> None:
     """It is refused, and the next request is answered."""
     nested: dict[str, Any] = {"type": "string"}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_kit import END, Kit
+from engine_kit import END, Kit, ours
 from llguidance import LLMatcher
 from tiny_models import greedy, make_tokenizer, model_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -339,9 +339,61 @@ def test_a_grammar_that_breaks_fails_its_stream_alone() -> None:
     assert running.constraint is not None
     running.constraint.matcher.consume_token(0)  # from here on it is in an error state
     kit.run()
-    assert kit.outcomes[turn].finish_reason is FinishReason.ERROR
+    assert kit.refused[turn].code == "invalid_grammar"
     assert len(kit.outcomes[turn].tokens) == 3
     assert kit.outcomes[neighbour].tokens == greedy(model_of("llama"), [70, 71], 10)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_grammar_that_leads_nowhere_is_told_as_a_fault_of_the_grammar(
+    overlaps: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can follow the first letter. It compiles, as does a grammar that is too complex further on."""
+    caplog.set_level("INFO")
+    kit = Kit(overlaps=overlaps)
+    turn = kit.send([65], 50, sampling=drawn(1), grammar=HEAD + 'start: "a" b\nb: b "c"')
+    kit.run()
+    kit.step()
+    assert kit.refused[turn].code == "invalid_grammar"
+    assert "allows nothing" in kit.refused[turn].message
+    assert all(record.exc_info is None for record in caplog.records)
+    assert any(turn in line for line in ours(caplog))
+
+
+# -- cancelled while they wait ----------------------------------------------------------------------------------------
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit()
+    busy, begun, go = [HEAD + f'start: "{letter}"' for letter in "abc"], Event(), Event()
+    compiled: list[str] = []
+    real = kit.grammars._compile
+
+    def slow(grammar: str) -> LLMatcher:
+        compiled.append(grammar)
+        begun.set()
+        assert go.wait(30)
+        return real(grammar)
+
+    monkeypatch.setattr(kit.grammars, "_compile", slow)
+    first, *others = [kit.send([65], 5, grammar=grammar) for grammar in (busy[0], busy[1], busy[1], busy[2])]
+    assert begun.wait(30)
+    kit.step()
+    kit.cancel(others[0])
+    kit.cancel(others[2])
+    kit.step()
+    assert kit.grammars._pool._work_queue.qsize() <= 2
+    assert busy[2] not in kit.grammars._kept
+    assert busy[1] in kit.grammars._kept, "its other turn still waits"
+    again = kit.send([65], 5, grammar=busy[2])
+    kit.cancel(again)
+    kit.step()
+    go.set()
+    kit.run()
+    assert compiled == busy[:2]
+    assert [kit.outcomes[turn].text for turn in (first, others[1])] == ["a", "b"]
+    assert not kit.grammars._askers
+    assert kit.grammars._bytes == sum(map(len, kit.grammars._kept))
 
 
 # -- preemption, sessions -------------------------------------------------------------------------------------------

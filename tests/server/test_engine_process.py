@@ -298,6 +298,21 @@ async def test_stop_ends_turns_and_process() -> None:
 
 
 @scenario
+async def test_a_refusal_that_was_pending_is_told_at_the_end() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        refused, ended = (
+            process.submit(submit(tenant="late", name="t1")),
+            process.submit(submit(tenant="queued", name="t2")),
+        )
+        await process.stop(grace=5.0)
+        with pytest.raises(TurnRefused, match="cannot be compiled"):
+            await read(refused)
+        with pytest.raises(EngineDied, match="shutting down"):
+            await read(ended)
+
+
+@scenario
 async def test_an_engine_that_does_not_stop_is_killed() -> None:
     async with engine("stubborn") as process:
         await process.wait_ready()

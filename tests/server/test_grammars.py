@@ -147,7 +147,7 @@ NASTY: dict[str, Callable[[], Schema]] = {
     "may overlap": lambda: {"oneOf": [{"type": "string"}, {"minLength": 3}]},
     "a format": lambda: {"type": "string", "format": "secret"},
     "options": lambda: {"x-guidance": {"lenient": True}, "type": "object"},
-    "nullable": lambda: {"type": "string", "nullable": True},
+    "nullable": lambda: {"type": "string", "nullable": True},  # at its top
 }
 
 

@@ -205,7 +205,7 @@ def test_arguments_are_told_as_they_come() -> None:
     for character in HERMES_CALL:
         told.append([part for part in reader.feed(character) if isinstance(part, Arguments)])
     pieces = [part.text for parts in told for part in parts]
-    assert {piece for piece in pieces if len(piece) > 1} == {r"\u00e8"}, "an escape comes when it is whole"
+    assert {piece for piece in pieces if len(piece) > 1} == {r"\"", r"\u00e9"}  # an escape comes when it is whole
     assert json.loads("".join(pieces)) == ROME
 
 
