@@ -86,7 +86,7 @@ def test_other_words_for_what_can_be_enforced(schema: Schema, good: list[str], b
             assert not accepts(grammar, f'{{"v":{text}}}'), text
 
 
-CANNOT = {
+CANNOT: dict[str, Schema] = {
     "uniqueItems": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
     "propertyNames": {**NUMBERS, "properties": {"a": {}}, "propertyNames": {"pattern": "^a+$"}},
     "format": {"type": "string", "format": "ipvanyaddress"},
