@@ -20,6 +20,7 @@ class Way(msgspec.Struct, tag=True, frozen=True):
 
     argument: str
     first_position: int
+    by_row: bool
     in_place: list[int]
 
 

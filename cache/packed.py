@@ -104,6 +104,10 @@ class PackedStep:
             seen &= torch.from_numpy(flags.copy()).to(device)
         return seen
 
+    def offsets(self) -> torch.Tensor:
+        """Position minus place in the step, of each row: ``[T]`` int64."""
+        return self.positions[0] - torch.arange(self.tokens, device=self.positions.device)
+
     def places(self, segment: Segment, first: int) -> np.ndarray[Any, Any]:
         """Slot * page_size + offset of positions ``first .. stop``, int64."""
         size = self.tier.page_size
@@ -114,8 +118,9 @@ class PackedStep:
 class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
     """Stands for a layer where modeling code asks the cache about one; holds nothing itself."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, step: PackedStep, by_row: bool) -> None:
         super().__init__()
+        self._step, self._by_row = step, by_row
         self.is_sliding = layer.reach is not Reach.FULL
         self.is_initialized = True
 
@@ -130,9 +135,9 @@ class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is un
         """Only a model that builds its own mask asks; it cannot run packed."""
         raise RuntimeError("no mask fits a packed step")
 
-    def get_seq_length(self) -> int:
-        """Models that derive positions from this one number cannot run packed; the others get theirs explicitly."""
-        return 0
+    def get_seq_length(self) -> int | torch.Tensor:
+        """See ``PackedCache.get_seq_length``."""
+        return _length(self._step, self._by_row)
 
     def get_max_length(self) -> int:
         """No maximum."""
@@ -145,11 +150,14 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     ``update`` returns the K/V of all sessions, gathered, since some models work on it after the update (MLA expands its
     latents). For a layer in ``in_place`` it returns the new K/V as they came: the load-time probe has seen the
     layer hand on the very tensors it got, and the attention function reads the pages themselves. In compiled code it
-    only hands on: there the attention function stores as well, so all layers must be in ``in_place``.
+    only hands on: there the attention function stores as well, so all layers must be in ``in_place``. ``by_row``: see
+    ``get_seq_length``.
     """
 
-    def __init__(self, layers: list[Layer], step: PackedStep, in_place: frozenset[int]) -> None:
-        Cache.__init__(self, layers=[_Placeholder(layer) for layer in layers])  # not a model's own subclass
+    def __init__(self, layers: list[Layer], step: PackedStep, in_place: frozenset[int], *, by_row: bool = True) -> None:
+        # Not the constructor of a model's own subclass.
+        Cache.__init__(self, layers=[_Placeholder(layer, step, by_row) for layer in layers])
+        self.by_row = by_row
         self.kinds = layers
         self.step = step
         self.in_place = in_place
@@ -184,13 +192,26 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         index = self.step.gather_index(self.kinds[layer_idx])
         return self.step.tier.write_index(layer_idx, self.step.write_index, indexer_key_states)[index][None]
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """See ``_Placeholder.get_seq_length``."""
-        return 0
+    def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:
+        """The length of each row's own session ahead of the row's place in the step, ``[T]`` int64: code that adds the
+        place to it gets the position of every token. Code that needs one number for the whole step fails.
+
+        Without ``by_row`` 0, for models that were seen to ask for it outside of their layers although they had been
+        told positions.
+        """
+        return _length(self.step, self.by_row)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Recurrent modules ask their session's own state instead."""
         return False
+
+
+def _length(step: PackedStep, by_row: bool) -> int | torch.Tensor:
+    if not by_row:
+        return 0
+    if torch.compiler.is_compiling():
+        raise NotInPlace
+    return step.offsets()
 
 
 def packed_class(kind: type) -> type:

@@ -76,7 +76,7 @@ class Follower:
         return None
 
     def _change(self, way: Way) -> None:
-        trace = Trace(way.argument, True, DynamicCache(), way.first_position, (), (), ())
+        trace = Trace(way.argument, True, DynamicCache(), way.first_position, (), (), (), way.by_row)
         if self._mode is None:
             self._mode = PackedMode(self._model, self._layers, trace)
         self._mode.trace = trace

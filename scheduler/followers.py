@@ -83,7 +83,7 @@ class Followers(Ranks):
         them may have come further than others.
         """
         assert mode.trace.argument is not None
-        way = Way(mode.trace.argument, mode.trace.first_position, sorted(mode.in_place))
+        way = Way(mode.trace.argument, mode.trace.first_position, mode.trace.by_row, sorted(mode.in_place))
         try:
             with self.together():
                 if way != self._way:

@@ -137,7 +137,7 @@ class PagedMode(Mode):
         inputs: dict[str, Any] = {"use_cache": True, "return_dict": True, **self.positions(step), **self.masks(step)}
         if "logits_to_keep" in self.accepts:
             inputs["logits_to_keep"] = keep
-        inputs[self.trace.argument] = self._cache(self.layers, step, self.in_place)
+        inputs[self.trace.argument] = self._cache(self.layers, step, self.in_place, by_row=self.trace.by_row)
         for split in self._splits:
             split.token_by_token = self.token_by_token
         for segment in step.segments if self.stateful else ():

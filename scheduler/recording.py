@@ -311,7 +311,9 @@ def _product(recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: 
 def _attention(
     recorder: Recorder, attention: PackedAttention, cache: PackedCache, asked: list[Asked]
 ) -> Iterator[None]:
-    """Within it an update of the cache and the attention that follows are one call between two pieces."""
+    """Within it an update of the cache and the attention that follows are one call between two pieces, and nobody may
+    ask how long the cache is: the answer would be part of the program.
+    """
     updated: list[tuple[torch.Tensor, torch.Tensor, int]] = []
     update, attend = cache.update, attention.attend
 
@@ -338,11 +340,15 @@ def _attention(
         asked.append(Asked(module, updated[-1][2], options, [query, key, value], out))
         return out
 
+    def length() -> torch.Tensor:
+        raise Unrecordable("it asks for the length of the cache")
+
     cache.update, attention.attend = watched_update, watched  # type: ignore[method-assign, assignment]
+    cache.step.offsets = length  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del cache.update, attention.attend
+        del cache.update, attention.attend, cache.step.offsets
 
 
 def _signature(op: Operation | None) -> Any:

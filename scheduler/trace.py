@@ -8,7 +8,8 @@ Nothing is looked up by name.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,9 @@ _ATTENTION = frozenset(
         "early_initialization",
     }
 )
+# What tells how much a cache holds; and who asks for it where there is a mask to build, which no packed step does.
+_LENGTHS = frozenset({"get_seq_length", "get_query_offset", "get_mask_sizes"})
+_NOT_IN_A_STEP = frozenset({"transformers.cache_utils", "transformers.masking_utils"})
 _TOKENS = 6
 
 
@@ -50,6 +54,8 @@ class Trace:
     whether it returns it as well; ``cache`` is that object; ``first_position``
     the position of a timeline's first token. ``mixers`` are the modules that keep a state
     through their cache; ``attributes`` the (module, name) pairs of tensors that modules keep on themselves.
+    ``by_row``: whoever asks a cache for its length must be told that of every row (see ``PackedCache``). False where
+    only code outside of the layers was seen to ask although it had been told positions: it has no use for an answer.
     """
 
     argument: str | None
@@ -59,6 +65,7 @@ class Trace:
     mixers: tuple[torch.nn.Module, ...]
     readers: tuple[torch.nn.Module, ...]
     attributes: tuple[tuple[torch.nn.Module, str], ...]
+    by_row: bool = True
 
     @property
     def stateful(self) -> bool:
@@ -84,7 +91,7 @@ def trace(model: Any) -> Trace:
     ids = torch.tensor([tokens], device=model.device)
     text = model.config.get_text_config(decoder=True)
     before = _attributes(model)
-    with _watched(model) as (mixers, readers):
+    with _watched() as (mixers, readers):
         out = model(input_ids=ids, use_cache=True, return_dict=True)
     name = next((n for n in _arguments(model) if out.get(n) is not None), None)
     cache = out.get(name) if name is not None else None
@@ -93,7 +100,8 @@ def trace(model: Any) -> Trace:
     after = _attributes(model)
     changed = tuple(key for key, value in after.items() if before.get(key) is not value)
     returned = name is not None and out.get(name) is not None
-    return Trace(name, returned, cache, _first_position(model, ids, out.logits), tuple(mixers), tuple(readers), changed)
+    first = _first_position(model, ids, out.logits)
+    return Trace(name, returned, cache, first, tuple(mixers), tuple(readers), changed, _by_row(model, ids, first))
 
 
 def _first_position(model: Any, ids: torch.Tensor, want: torch.Tensor) -> int:
@@ -107,6 +115,24 @@ def _first_position(model: Any, ids: torch.Tensor, want: torch.Tensor) -> int:
         got = model(input_ids=ids, position_ids=steps + first, use_cache=False, return_dict=True).logits
         errors[first] = float((got - want).abs().max())
     return min(errors, key=lambda first: errors[first])
+
+
+def _by_row(model: Any, ids: torch.Tensor, first: int) -> bool:
+    """See ``Trace``. One more forward, which is told positions: nobody needs a length to know them."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return True
+    holders = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList | torch.nn.ModuleDict)]
+    inside = {module for holder in holders for module in holder.modules()}
+    steps = torch.arange(ids.shape[1], device=ids.device)[None]
+    asking: list[torch.nn.Module] = []
+    with _listening(lambda module, name, caller: asking.append(module) if _asks(name, caller) else None):
+        model(input_ids=ids, position_ids=steps + first, use_cache=True, return_dict=True)
+    return not asking or not inside.isdisjoint(asking)
+
+
+def _asks(name: str, caller: str) -> bool:
+    """Whether that is a question for the length of a cache, by code that a packed step runs as well."""
+    return name in _LENGTHS and caller not in _NOT_IN_A_STEP
 
 
 def _arguments(model: Any) -> list[str]:
@@ -126,28 +152,43 @@ def _attributes(model: Any) -> dict[tuple[torch.nn.Module, str], Any]:
 
 
 @contextmanager
-def _watched(model: Any) -> Iterator[tuple[dict[torch.nn.Module, None], dict[torch.nn.Module, None]]]:
+def _watched() -> Iterator[tuple[dict[torch.nn.Module, None], dict[torch.nn.Module, None]]]:
     """Within it, modules whose own code asks a cache for more than attention does are noted, and those that
     write to one.
     """
-    stack: list[torch.nn.Module] = []
     mixers: dict[torch.nn.Module, None] = {}
     readers: dict[torch.nn.Module, None] = {}
+
+    def heard(module: torch.nn.Module, name: str, caller: str) -> None:
+        if caller != type(module).__module__:  # the cache class itself, or a helper
+            return
+        if name not in _ATTENTION:
+            mixers[module] = None
+        if name.startswith("update") or name not in _ATTENTION:
+            readers[module] = None
+
+    with _listening(heard):
+        yield mixers, readers
+
+
+@contextmanager
+def _listening(heard: Callable[[torch.nn.Module, str, str], None]) -> Iterator[None]:
+    """Within it, ``heard`` is told what is read of any cache: the module that runs, the name, and the file that reads,
+    as the name of a Python module.
+    """
+    stack: list[torch.nn.Module] = []
     before = hooks.register_module_forward_pre_hook(lambda module, _: stack.append(module))
     after = hooks.register_module_forward_hook(lambda *_: _drop(stack), always_call=True)
     original = Cache.__getattribute__
 
     def watch(cache: Any, name: str) -> Any:
-        if stack and not name.startswith("_") and _called_by(stack[-1]):
-            if name not in _ATTENTION:
-                mixers[stack[-1]] = None
-            if name.startswith("update") or name not in _ATTENTION:
-                readers[stack[-1]] = None
+        if stack and not name.startswith("_"):
+            heard(stack[-1], name, sys._getframe(1).f_globals.get("__name__", ""))
         return original(cache, name)
 
     Cache.__getattribute__ = watch
     try:
-        yield mixers, readers
+        yield
     finally:
         del Cache.__getattribute__
         before.remove()
@@ -156,10 +197,3 @@ def _watched(model: Any) -> Iterator[tuple[dict[torch.nn.Module, None], dict[tor
 
 def _drop(stack: list[torch.nn.Module]) -> None:
     stack.pop()
-
-
-def _called_by(module: torch.nn.Module) -> bool:
-    """Whether the attribute is read by the module's own file rather than by the cache class itself."""
-    frame = inspect.currentframe()
-    caller = frame.f_back.f_back if frame is not None and frame.f_back is not None else None
-    return caller is not None and caller.f_globals.get("__name__") == type(module).__module__

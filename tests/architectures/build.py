@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import transformers
-from architectures.overrides import BASE, OVERRIDES, overlay
-from architectures.shapes import shrunk
+from architectures.overrides import BASE, OVERRIDES, REAL, overlay
+from architectures.shapes import BEYOND, is_real, shrunk, thresholds
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
@@ -39,12 +39,12 @@ _DYNAMICS = re.compile(
 )
 
 
-def build(name: str, kind: str, seed: int = 0) -> Any:
+def build(name: str, kind: str, seed: int = 0, *, real: bool = False) -> Any:
     """A float32 model in eval mode with weights of unit gain, so that an error in a cache shows in the logits.
 
-    ``kind``: "causal" or "s2s". Raises whatever transformers raises where it cannot make the model.
+    ``kind``: "causal" or "s2s". ``real``: with the thresholds and contexts of the default config. Raises whatever transformers raises where it cannot make the model.
     """
-    config = make_config(name, kind)
+    config = make_config(name, kind, real)
     cls = getattr(transformers, _CLASSES[kind][name])
     torch.manual_seed(seed)
     model = cls(_expected(cls, config)).float().eval()
@@ -53,12 +53,29 @@ def build(name: str, kind: str, seed: int = 0) -> Any:
     return model
 
 
-def make_config(name: str, kind: str) -> Any:
+def make_config(name: str, kind: str, real: bool = False) -> Any:
     """The tiny config of an entry."""
     cls = CONFIG_MAPPING[name]
     base = BASE.get(name, {})
-    settings = overlay(base, shrunk(cls(**base)))
-    return cls(**overlay(settings, OVERRIDES.get((name, kind), OVERRIDES.get(name, {}))))
+    default = cls(**base)
+    room = max(thresholds(default), default=0) + 2 * BEYOND if real else 0
+    settings = overlay(base, shrunk(default, room))
+    over = OVERRIDES.get((name, kind), OVERRIDES.get(name, {}))
+    over = overlay(_without_thresholds(over), REAL.get(name, {})) if real else over
+    return cls(**overlay(settings, over))
+
+
+def has_thresholds(name: str, kind: str) -> bool:
+    """Whether the default config of an entry names any; True where it cannot be made, which will be told then."""
+    try:
+        return bool(thresholds(make_config(name, kind, real=True)))
+    except Exception:
+        return True
+
+
+def _without_thresholds(over: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in over.items() if not is_real(name)}
+    return {name: _without_thresholds(v) if isinstance(v, dict) else v for name, v in kept.items()}
 
 
 def _expected(cls: Any, config: Any) -> Any:

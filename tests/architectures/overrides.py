@@ -193,6 +193,12 @@ OVERRIDES: dict[str | tuple[str, str], dict[str, Any]] = {
     },
 }
 
+# Laid over those where thresholds are real: what has no default.
+REAL: dict[str, dict[str, Any]] = {
+    "qwen4_exp": {"text_config": {"indexer_budget": 256, "indexer_compress_ratio": 4}},
+    "qwen4_exp_text": {"indexer_budget": 256, "indexer_compress_ratio": 4},
+}
+
 # Code paths of prefill and decode that differ by design (a lower bound on dt in one of them only).
 DRIFTING = {"nemotron_h", "zamba2", "nemo_speechlm"}
 

@@ -19,11 +19,11 @@ from architectures.build import family_of
 from architectures.driver import Driver, Reply, smallest
 from architectures.oracle import Oracle
 from architectures.shapes import special_tokens
-from tiny_models import make_tokenizer
+from tiny_models import CONTEXT, make_tokenizer
 
 from scheduler.loader import Loaded, LoadFailed, prepare
 
-_FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # fsync costs nothing there
+FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # fsync costs nothing there
 
 STRICT, LOOSE = 1e-4, 2e-2
 
@@ -69,18 +69,21 @@ class Mismatch(Exception):
     """The product said something else than the model."""
 
 
-def check(model: Any, tolerance: float = STRICT) -> Report:
+def check(model: Any, tolerance: float = STRICT, kind: type[Scenario] | None = None) -> Report:
     """Drive the product with ``model``; where that is an encoder-decoder, prompts are the encoder's input.
 
-    ``tolerance``: what log-probabilities may differ by, relative to the largest logit.
+    ``tolerance``: what log-probabilities may differ by, relative to the largest logit. ``kind``: of scenario.
     """
+    kind = kind or Scenario
     family = family_of(model)
     try:
-        oracle = Oracle(copy.deepcopy(model))  # the product may change the one it is given
+        oracle = kind.oracle(copy.deepcopy(model))  # the product may change the one it is given
     except Exception as error:
         oracle, unable = None, _brief(error)
     try:
-        loaded = prepare(model, make_tokenizer())
+        tokenizer = make_tokenizer()
+        tokenizer.model_max_length = kind.context
+        loaded = prepare(model, tokenizer)
     except LoadFailed as error:
         return Report(Status.REFUSED, family, reason=str(error))
     except Exception as error:
@@ -89,15 +92,18 @@ def check(model: Any, tolerance: float = STRICT) -> Report:
     if oracle is None:
         return Report(Status.FAILED, family, mode, f"the plain forward fails: {unable}")
     encodes = bool(model.config.is_encoder_decoder)
-    scenario = _Scenario(loaded, oracle, tolerance, encodes)
+    scenario = kind(loaded, oracle, tolerance, encodes)
     checks = tuple(scenario.checks())
     worst = max((c for c in checks if c.status is not Status.SKIPPED), key=lambda c: _WORSE.index(c.status))
     reason = f"{worst.name}: {worst.detail}" if worst.status is not Status.RIGHT else ""
     return Report(worst.status, family, scenario.mode, reason, checks)
 
 
-class _Scenario:
+class Scenario:
     """The checks over one loaded model."""
+
+    oracle = Oracle
+    context = CONTEXT  # of a model that names no limit
 
     def __init__(self, loaded: Loaded, oracle: Oracle, tolerance: float, encodes: bool) -> None:
         self._loaded = loaded
@@ -112,10 +118,13 @@ class _Scenario:
 
     def checks(self) -> Iterator[Check]:
         """Run all that apply."""
+        for name, run in self._named().items():
+            yield self._checked(name, run)
+
+    def _named(self) -> dict[str, Callable[[], str]]:
         everywhere = {"alone": self.alone, "interleaved": self.interleaved, "eviction": self.eviction}
         timelines = {"resume": self.resume, "edit": self.edit, "fork": self.fork, "restore": self.restore}
-        for name, run in (everywhere if self._encodes else {**everywhere, **timelines}).items():
-            yield self._checked(name, run)
+        return everywhere if self._encodes else {**everywhere, **timelines}
 
     # -- the checks -------------------------------------------------------------------------------------------------
 
@@ -207,7 +216,7 @@ class _Scenario:
 
     def restore(self) -> str:
         """A session that one engine has written to disk goes on in another."""
-        with tempfile.TemporaryDirectory(dir=_FAST_FOLDER) as folder:
+        with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
             driver = self._driver(folder=folder)
             timeline = self._text(24)
             reply = driver.ask(timeline, 5, "s")

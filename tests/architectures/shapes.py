@@ -1,7 +1,8 @@
 """Shrink the default config of any architecture to a tiny one that still uses every kind of layer it has.
 
 Rules go by the name of a setting, never by the name of a model; what they cannot know is in ``overrides``.
-Windows, chunks and top-k end up smaller than the contexts of the scenario, so that they are at work in it.
+Windows, chunks and top-k end up smaller than the contexts of the scenario, so that they are at work in it. With ``room``
+they stay as they are, and contexts are as long as that at least: widths and depths alone are small.
 """
 
 from __future__ import annotations
@@ -87,6 +88,22 @@ _RULES: tuple[tuple[int, str], ...] = (
     (28, r"image_size"),
     (14, r"patch_size"),
 )
+# What positions, or numbers of keys, are compared with.
+_THRESHOLD = re.compile(
+    r"attention_chunk_size|floor_scale|log_scaling_n_floor|sliding_window(_size)?|attention_window(_size)?|window_size"
+    r"|local_attention(_window_len)?|local_radius|global_block_size|index_(topk|topk_blocks|block_size)|keep_window_size"
+    r"|indexer_(budget|compress_ratio)|compress_rates|original_max_position_embeddings|rel_extent|block_size"
+    r"|relative_(attention_)?max_distance|(mamba_)?chunk_size|position_bias_max_distance|mem_len|l(ocal|sh)_attn_chunk_length"
+)
+# What a context cannot be longer than.
+_LONGEST = re.compile(
+    r".*max_position_embeddings|max_(en|de)coder_position_embeddings|n_positions|n_ctx|max_seq_len"
+    r"|max_(target|source)_positions|context_length|model_max_length"
+)
+# Thresholds that only count together: so many blocks, of so many tokens each.
+_TOGETHER = (("index_topk_blocks", "index_block_size"), ("indexer_budget", "indexer_compress_ratio"))
+BEYOND = 500  # tokens that timelines grow past a threshold
+_LARGEST, _SMALLEST = 20_000, 16  # thresholds
 _COMPILED = tuple((size, re.compile(pattern)) for size, pattern in _RULES)
 _TOKEN_ID = re.compile(r".*(token_id|token_index|tok_id)")
 _FORCED_TOKEN = re.compile(r"forced_\w+_token_id")
@@ -94,11 +111,36 @@ _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _MOST_LAYERS = 6
 
 
-def shrunk(config: Any) -> dict[str, Any]:
+def shrunk(config: Any, room: int = 0) -> dict[str, Any]:
     """The settings to build ``type(config)`` from for a tiny model of the same kinds of layers; sub-configs are
-    dictionaries.
+    dictionaries. ``room``: with the thresholds that ``config`` has, and contexts of so many tokens.
     """
-    return _shrunk(config, iter(range(VOCAB - 4, 0, -1)))
+    return _shrunk(config, iter(range(VOCAB - 4, 0, -1)), room)
+
+
+def is_real(name: str) -> bool:
+    """Whether a setting of that name stays as it is where thresholds are real."""
+    return bool(_THRESHOLD.fullmatch(name) or _LONGEST.fullmatch(name))
+
+
+def thresholds(config: Any) -> list[int]:
+    """Up to 20,000, what timelines can grow past, of all that positions are compared with in the text part."""
+    found: dict[str, set[int]] = {}
+    pending = [("", config.get_text_config(decoder=not config.is_encoder_decoder).to_dict())]
+    while pending:
+        above, settings = pending.pop()
+        for key, value in settings.items():
+            name = above if _THRESHOLD.fullmatch(above) else str(key)
+            items = value if isinstance(value, list | tuple) else [value]
+            pending += [(name, item) for item in items if isinstance(item, dict)]
+            if _THRESHOLD.fullmatch(name):
+                numbers = {int(n) for n in items if isinstance(n, int | float) and not isinstance(n, bool)}
+                found.setdefault(name, set()).update(numbers)
+    every = set().union(*found.values())
+    for one, other in _TOGETHER:
+        every |= {a * b for a in found.get(one, ()) for b in found.get(other, ())}
+    every |= {a * b for a in found.get("index_topk", ()) for b in found.get("compress_rates", ())}
+    return sorted(n for n in every if _SMALLEST < n <= _LARGEST)
 
 
 def special_tokens(config: Any) -> set[int]:
@@ -115,19 +157,25 @@ def special_tokens(config: Any) -> set[int]:
     return found
 
 
-def _shrunk(config: Any, free_ids: Any) -> dict[str, Any]:
+def _shrunk(config: Any, free_ids: Any, room: int) -> dict[str, Any]:
     nested = {name for name in (config.sub_configs or {}) if hasattr(getattr(config, name, None), "to_dict")}
     out: dict[str, Any] = {}
     settings = {name: value for name, value in config.to_dict().items() if name not in nested}
     for name, value in settings.items():
-        small = _capped(name, value, free_ids)
+        small = _kept(name, value, room) if room and is_real(name) else _capped(name, value, free_ids)
         if small != value:
             out[name] = small
     out.update(_thinned(settings))
     for name in nested:
         inner = getattr(config, name)
-        out[name] = {**_shrunk(inner, free_ids), "model_type": inner.model_type}
+        out[name] = {**_shrunk(inner, free_ids, room), "model_type": inner.model_type}
     return out
+
+
+def _kept(name: str, value: Any, room: int) -> Any:
+    """One setting where thresholds are real."""
+    grows = isinstance(value, int) and not _THRESHOLD.fullmatch(name)
+    return max(value, room) if grows else value
 
 
 def _capped(name: str, value: Any, free_ids: Any) -> Any:
