@@ -42,7 +42,8 @@ _DYNAMICS = re.compile(
 def build(name: str, kind: str, seed: int = 0, *, real: bool = False) -> Any:
     """A float32 model in eval mode with weights of unit gain, so that an error in a cache shows in the logits.
 
-    ``kind``: "causal" or "s2s". ``real``: with the thresholds and contexts of the default config. Raises whatever transformers raises where it cannot make the model.
+    ``kind``: "causal" or "s2s". ``real``: with the thresholds and contexts of the default config. Raises
+    whatever transformers raises where it cannot make the model.
     """
     config = make_config(name, kind, real)
     cls = getattr(transformers, _CLASSES[kind][name])

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 import transformers
 from architectures.build import ENTRIES, build, family_of, has_thresholds
-from architectures.overrides import DRIFTING
 from architectures.long import Crossings
+from architectures.overrides import DRIFTING
 from architectures.scenario import LOOSE, STRICT, Report, Scenario, Status, check
 from architectures.table import Result, markdown, summary
 

@@ -1,8 +1,8 @@
 """Shrink the default config of any architecture to a tiny one that still uses every kind of layer it has.
 
 Rules go by the name of a setting, never by the name of a model; what they cannot know is in ``overrides``.
-Windows, chunks and top-k end up smaller than the contexts of the scenario, so that they are at work in it. With ``room``
-they stay as they are, and contexts are as long as that at least: widths and depths alone are small.
+Windows, chunks and top-k end up smaller than the contexts of the scenario, so that they are at work in it. With
+``room`` they stay as they are, and contexts are as long as that at least: widths and depths alone are small.
 """
 
 from __future__ import annotations

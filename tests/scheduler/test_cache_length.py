@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -129,10 +128,10 @@ def step_of(lengths: tuple[int, ...], counts: tuple[int, ...]) -> PackedStep:
 
 
 @pytest.fixture
-def caches(model: Any) -> Iterator[Any]:
+def caches(model: Any) -> Any:
     layers = read_layers(model.config)
     step = step_of((30, 0, 7), (2, 3, 1))
-    yield lambda by_row: PackedCache(layers, step, frozenset(), by_row=by_row)
+    return lambda by_row: PackedCache(layers, step, frozenset(), by_row=by_row)
 
 
 def test_a_length_is_told_by_row(caches: Any) -> None:
