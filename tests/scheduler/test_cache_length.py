@@ -19,10 +19,10 @@ from cache.pages import PagePool
 from cache.session import SessionCache
 from cache.store import SessionStore
 from cache.tier import MemoryTier
-from scheduler.functions import Unrecordable
+from scheduler.functions import COMPUTED
 from scheduler.modes import installed
 from scheduler.probe import Verdict, probe
-from scheduler.recorder import Recorder
+from scheduler.recorder import Recorder, Unrecordable
 from scheduler.recording import _attention
 from scheduler.runner import ModelRunner
 from scheduler.trace import trace
@@ -148,7 +148,7 @@ def test_nobody_but_layers_asks_where_positions_are_told(name: str) -> None:
     assert trace(make_model(name)).by_row
 
 
-class _Asking(LlamaModel):
+class _Asking(LlamaModel):  # type: ignore[misc]  # transformers is untyped
     """Asks for a length that it makes nothing of."""
 
     def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
@@ -169,7 +169,7 @@ def test_a_model_that_asks_outside_of_its_layers_runs_packed() -> None:
 
 def test_a_length_is_no_part_of_a_program(caches: Any) -> None:
     cache = caches(True)
-    recorder = Recorder(6, [], [])
+    recorder = Recorder(6, [], [], COMPUTED)
     with _attention(recorder, PackedAttention(read_layers(make_model("llama").config)), cache, []):
         for ask in (cache.get_seq_length, cache.layers[0].get_seq_length):
             with pytest.raises(Unrecordable, match="length"):
