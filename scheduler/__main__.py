@@ -1,257 +1,29 @@
 """The engine process: ``python -m scheduler`` with an ``EngineConfig`` as one line of JSON on standard input.
 
-Speaks ``scheduler.messages`` over the zmq PAIR socket that the server has bound. Ends with status 0 on
-``Shutdown`` or when standard input closes (the server is gone), 2 where the model cannot be served.
+The configuration is read before torch is imported: it tells what of torch and transformers is not needed.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
-import select
 import signal
 import sys
-import time
-from functools import partial
-from threading import Event, Thread
-from typing import Any
 
 import msgspec
-import torch
-import zmq
 
-from scheduler.clerk import Clerk
-from scheduler.constraint import Grammars, tokenizer_of
-from scheduler.engine import Engine
-from scheduler.graphs import Graphs, capturer
-from scheduler.limits import Limits
-from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
-from scheduler.logs import configure
-from scheduler.memory import TooSmall, build_archive, build_store
-from scheduler.messages import (
-    Cancel,
-    EngineConfig,
-    Export,
-    Failed,
-    Forget,
-    FromEngine,
-    Import,
-    Inspect,
-    Loading,
-    ModelFacts,
-    Pin,
-    Ready,
-    Refused,
-    Shutdown,
-    Submit,
-    ToEngine,
-)
-from scheduler.probe import describe
-from scheduler.runner import ModelRunner
-from scheduler.scheduler import Scheduler
-from scheduler.text import Vocabulary
-
-log = logging.getLogger("warmturn.engine")
-
-_HEARTBEAT_MS = 1000
-_BUSY_MS = 5  # while files are being read or written for nobody's turn
-_CHECK_SECONDS = 60
-_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
-
-
-class Channel:
-    """The socket to the server and the pipe that tells whether it still lives."""
-
-    def __init__(self, address: str) -> None:
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-        self._socket.set_hwm(0)
-        self._socket.connect(address)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(sys.stdin.fileno(), zmq.POLLIN)
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode: Any = msgspec.msgpack.Decoder(ToEngine).decode
-
-    def send(self, message: FromEngine) -> None:
-        """Queue a message for the server."""
-        self._socket.send(self._encode(message))
-
-    def receive(self, wait_ms: int) -> list[ToEngine]:
-        """All messages that have come, waiting up to ``wait_ms`` for the first. ``Shutdown`` once the server
-        is gone.
-        """
-        ready = dict(self._poller.poll(wait_ms))
-        if sys.stdin.fileno() in ready:
-            return [Shutdown()]
-        messages: list[ToEngine] = []
-        while self._socket in ready:
-            try:
-                messages.append(self._decode(self._socket.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                break
-        return messages
-
-    def close(self) -> None:
-        """Send what is queued, then close."""
-        self._socket.close(linger=1000)
-        zmq.Context.instance().term()
-
-
-def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
-    """The engine of a loaded model, and what to tell the server about it. Raises ``TooSmall``."""
-    device = loaded.model.device
-    followers = loaded.followers
-    store = build_store(config, loaded.verdict, PAGE_SIZE, device, loaded.rope.threshold, followers)
-    store.skeleton = loaded.verdict.skeleton
-    identity = fingerprint(loaded)
-    if loaded.verdict.mode.caches:
-        store.archive = build_archive(config, store, identity)
-    pool = store.pool
-    # One page is kept for copy-on-write, so that the longest turn can always run alone.
-    context = min(config.max_context or loaded.context, loaded.context, (pool.device.slots - 1) * PAGE_SIZE)
-    embeddings = loaded.model.get_input_embeddings()
-    step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
-    scheduler = Scheduler(
-        store,
-        max_running=config.max_running,
-        max_step_tokens=step_tokens,
-        max_queued=config.max_queued,
-        reuse=loaded.verdict.mode.caches,
-    )
-    graphs = None  # Python decides in every step how a threshold turns positions, and what other ranks are told
-    if device.type == "cuda" and loaded.rope.threshold is None and followers is None:
-        graphs = Graphs(loaded.verdict.mode, pool.device, config.max_running, context, capturer())
-    runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope, graphs, followers)
-    vocabulary = Vocabulary(loaded.tokenizer)
-    width = getattr(loaded.model.get_output_embeddings(), "out_features", None)
-    limits = Limits(context, embeddings.num_embeddings, loaded.start, width)
-    grammars = Grammars(partial(tokenizer_of, loaded.tokenizer, loaded.eos_token_ids, embeddings.num_embeddings))
-    grammars.prepare()
-    engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars)
-    facts = ModelFacts(
-        architecture=type(loaded.model).__name__,
-        parameters=loaded.parameters,
-        weight_bytes=loaded.weight_bytes,
-        dtype=str(loaded.model.dtype).removeprefix("torch."),
-        device=str(device),
-        vocab_size=embeddings.num_embeddings,
-        max_context=context,
-        eos_token_ids=loaded.eos_token_ids,
-        mode=describe(loaded.verdict.mode),
-        probe=loaded.verdict.report,
-        layer_kinds=loaded.layer_kinds,
-        kv_bytes_per_token=loaded.verdict.token_bytes if followers is None else pool.device.token_bytes,
-        page_size=PAGE_SIZE,
-        pages=pool.device.slots,
-        fingerprint=identity,
-        encoder_decoder=bool(loaded.start),
-        tensor_parallel=config.tensor_parallel,
-        generation=loaded.generation,
-    )
-    return engine, facts
-
-
-def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
-    """The loop: step, deliver, take what has come; one message a step, one a second while idle. A GPU runs a step while
-    the one before it is delivered and new requests are read.
-    """
-    checked = time.monotonic()
-    told = 0.0
-    archive = engine.scheduler.store.archive
-    while True:
-        step = engine.launch()
-        if not engine.overlaps:
-            engine.settle(step)
-        outputs = engine.news()
-        for answer in (*engine.refusals(), *clerk.take()):
-            channel.send(answer)
-        if engine.stalled and not engine.idle:
-            time.sleep(0.001)  # nothing could run: do not spin
-        now = time.monotonic()
-        if outputs.deltas or not engine.stalled or now - told >= 0.9 * _HEARTBEAT_MS / 1000:
-            channel.send(outputs)
-            told = now
-        busy = archive is not None and archive.busy
-        waits = engine.idle and (step is None or not engine.overlaps)
-        messages = channel.receive(0 if not waits else _BUSY_MS if busy else _HEARTBEAT_MS)
-        for message in messages:
-            if isinstance(message, Shutdown):
-                for answer in (*engine.refusals(), *clerk.take()):
-                    channel.send(answer)
-                channel.send(engine.stop())
-                if archive is not None:
-                    archive.flush(message.flush_seconds)
-                    archive.close()
-                return
-            refused = _take(message, engine, clerk)
-            if refused is not None:
-                channel.send(refused)
-        if engine.overlaps:
-            engine.settle(step)
-        if engine.idle and not messages and time.monotonic() - checked > _CHECK_SECONDS:
-            engine.check_integrity()  # nobody waits now
-            checked = time.monotonic()
-
-
-def _take(message: ToEngine, engine: Engine, clerk: Clerk) -> Refused | None:
-    """Do what the server has asked for; the answer, where there is one at once."""
-    match message:
-        case Submit():
-            return engine.submit(message)
-        case Cancel():
-            engine.cancel(message)
-        case Forget():
-            engine.end(message.tenant, message.session)
-            clerk.forget(message)
-        case Pin():
-            clerk.pin(message)
-        case Inspect():
-            clerk.inspect(message)
-        case Export():
-            clerk.export(message)
-        case Import():
-            clerk.take_in(message)
-    return None
-
-
-def _leave_with_the_server(loaded: Event) -> None:
-    """Loading takes minutes: end it when nobody waits for it any more."""
-    poller = select.poll()
-    poller.register(sys.stdin.fileno(), select.POLLIN)
-    while not loaded.wait(0.5):
-        if poller.poll(0):  # nothing is ever sent: the server is gone
-            os._exit(0)
+from scheduler.imports import spare
+from scheduler.messages import EngineConfig
 
 
 def main() -> int:
-    """Load, tell, serve; the exit status."""
+    """Read the configuration, then load and serve; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
-    configure(config.log_format, config.log_level, "%(name)s: %(message)s")
-    channel = Channel(config.address)
-    loading = Event()
-    Thread(target=_leave_with_the_server, args=(loading,), daemon=True).start()
-    try:
-        loaded = load(config, channel.send)
-        channel.send(Loading("reserving memory"))
-        engine, facts = build(config, loaded)
-    except (LoadFailed, TooSmall) as error:
-        channel.send(Failed(str(error)))
-        channel.close()
-        return 2
-    loading.set()  # from here on the channel notices
-    if loaded.followers is not None:
-        loaded.followers.serving()
-    log.info("mode %s; measured: %s", facts.mode, facts.probe)
-    gc.freeze()  # a collection that walks all of torch takes a quarter of a second, in which nobody steps
-    channel.send(Ready(facts))
-    torch.set_grad_enabled(False)
-    serve(engine, Clerk(engine.scheduler.store, facts.fingerprint), channel)
-    channel.close()
-    if loaded.followers is not None:
-        loaded.followers.close()
-    return 0
+    spare(config)
+    from scheduler import process
+
+    return process.main(config)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from itertools import chain
+from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from scheduler import cgroups
 
@@ -26,9 +27,15 @@ def share(ranks: int = 1) -> None:
 def fit(model: torch.nn.Module) -> None:
     """Use no more threads than the weights of ``model`` give work to."""
     if "OMP_NUM_THREADS" not in os.environ:
-        held = chain(model.parameters(), model.buffers())  # quantised weights are buffers
-        weights = sum((one.to_local() if isinstance(one, DTensor) else one).nbytes for one in held)
+        held: chain[Any] = chain(model.parameters(), model.buffers())  # quantised weights are buffers
+        weights = sum((one.to_local() if is_divided(one) else one).nbytes for one in held)
         torch.set_num_threads(max(1, min(torch.get_num_threads(), weights // BYTES_EACH)))
+
+
+def is_divided(tensor: Any) -> bool:
+    """Whether this is one rank's part of a tensor: a DTensor. Where their module is not imported, nothing is."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def processors() -> float:

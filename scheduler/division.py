@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.tensor import DTensor
 
 from scheduler import cores
 
@@ -100,4 +99,4 @@ def options(ranks: int) -> dict[str, Any]:
 
 def whole(weight: Any) -> Any:
     """A weight as it was before it was divided. Every rank must ask for the same ones, in the same order."""
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+    return weight.full_tensor() if cores.is_divided(weight) else weight

@@ -24,7 +24,7 @@ from server.engine_link import ENGINE_COMMAND, EngineLink
 from server.findings import Finding, fault, ok, size, warning
 from server.instance import first_line, load_tokens
 from server.process_tree import last_line, resident
-from server.template import Stability, stability
+from server.template import Stability
 
 LOAD_SECONDS = 1800.0
 STOP_SECONDS = 5.0
@@ -158,12 +158,12 @@ def disk_budget(config: DoctorConfig) -> int:
 def words(config: DoctorConfig) -> Iterator[Finding]:
     """The tokenizer's template: does it keep prefixes, how are reasoning and calls of tools written."""
     try:
-        tokens = load_tokens(config)
+        tokens, stable = load_tokens(config)
     except Exception as error:  # transformers raises what it likes
         yield fault("words", f"the tokenizer cannot be loaded: {first_line(error)}", "see the model's files")
         return
     try:
-        yield template(tokens.has_template, stability(tokens))
+        yield template(tokens.has_template, stable)
         yield tools(tokens.dialect, tokens.has_template)
     finally:
         tokens.close()

@@ -25,6 +25,7 @@ from server.logs import say
 
 if TYPE_CHECKING:
     from server.face import Face
+    from server.template import Stability
     from server.tokens import Tokens
 
 T = TypeVar("T")
@@ -81,19 +82,17 @@ class Instance:
 
     async def loaded(self, stack: AsyncExitStack) -> ModelFacts:
         """Wait for engine and tokenizer, then let the app in. Raises EngineFailed or UsageError."""
-        tokenizer = in_daemon_thread(lambda: load_tokens(self._config))
+        preparing = in_daemon_thread(lambda: load_tokens(self._config))  # beside the engine, which takes longer
         facts = await self.engine.wait_ready()
         try:
-            tokens = await tokenizer
+            tokens, template = await preparing
         except Exception as error:
             raise UsageError(f"the tokenizer cannot be loaded: {first_line(error)}") from error
         logs.adopt()
         from server.app import create_app
-        from server.template import stability
         from server.transfers import Transfers
 
         config = self._config
-        template = await in_daemon_thread(lambda: stability(tokens))
         app = create_app(
             self.engine,
             self._log,
@@ -164,14 +163,18 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def load_tokens(config: ServeConfig) -> Tokens:
-    """The tokenizer of a configuration, and how its model writes. Raises what transformers likes."""
-    from server.tokens import Tokens  # imports transformers, and while it does the port is answered already
+def load_tokens(config: ServeConfig) -> tuple[Tokens, Stability]:
+    """The tokenizer of a configuration, with all that is measured on it. Raises what transformers likes."""
+    from server.template import stability  # imports transformers, and while it does the port is answered already
+    from server.tokens import Tokens
 
     file = config.response_template
     tokens = Tokens.load(config.source, None if file is None else json.loads(file.expanduser().read_text()))
     _ = tokens.dialect  # measured here, not by the first request
-    return tokens
+    measured = stability(tokens)
+    import server.app  # noqa: F401  # takes as long as the rest, and would keep the loop from answering
+
+    return tokens, measured
 
 
 def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:

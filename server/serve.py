@@ -25,6 +25,7 @@ from server.engine_link import ENGINE_COMMAND
 from server.instance import HTTP_SECONDS, Instance, opened_log, quiet, summary
 from server.log import SessionLog
 from server.logs import say
+from server.torchless import without_torch
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 CUT_OFF_SECONDS = 1.0  # for requests that are no turns, once everything else is over
@@ -40,6 +41,7 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
     """
     logs.configure(config.log_format, config.log_level)
     quiet()
+    without_torch()
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
         log = opened_log(config, folder)
         if not config.api_key and not is_loopback(listener):

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
 import jinja2
@@ -19,6 +18,7 @@ import jinja2.nodes
 from server.dialect import Dialect
 from server.dialect_probe import FILL_INS, Template, measure
 from server.manner import PLAIN, Manner, Scalar
+from server.torchless import read_tokenizer
 from server.workers import Workers
 
 P = ParamSpec("P")
@@ -64,14 +64,7 @@ class Tokens:
     @classmethod
     def load(cls, model: str, response_template: object = None) -> Self:
         """The tokenizer of a hub id or folder. Slow (imports transformers); raises what transformers raises."""
-        from transformers import AutoTokenizer
-
-        path = Path(model)
-        if path.suffix == ".gguf":  # transformers wants a file named beside its folder
-            tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-        else:
-            tokenizer = AutoTokenizer.from_pretrained(model)
-        return cls(tokenizer, response_template=response_template)
+        return cls(read_tokenizer(model), response_template=response_template)
 
     @property
     def has_template(self) -> bool:

@@ -17,9 +17,9 @@ from engine_kit import Eager, Outcome
 from tiny_models import greedy, model_of, save_model
 
 from cache.archive import Archive
-from scheduler.__main__ import build
 from scheduler.loader import Loaded, load
 from scheduler.messages import EngineConfig, Sampling, Stopping, Submit, pack_ids
+from scheduler.process import build
 
 ROOT = Path(__file__).resolve().parent.parent
 

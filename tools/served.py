@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scheduler.__main__ import build
 from scheduler.loader import prepare
 from scheduler.messages import EngineConfig, Sampling, Stopping, Submit, pack_ids
+from scheduler.process import build
 from tools.floors import synchronize
 from tools.random_model import DEMO, TOKENS
 
@@ -101,7 +101,7 @@ class Served:
             yield self._step(replies)
 
     def _step(self, replies: dict[str, list[int]]) -> Step:
-        """As ``scheduler.__main__.serve`` runs it: on a GPU, news of a step are told while the next one runs."""
+        """As ``scheduler.process.serve`` runs it: on a GPU, news of a step are told while the next one runs."""
         started = time.perf_counter()
         step = self.engine.launch()
         launched = time.perf_counter()

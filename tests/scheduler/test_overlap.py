@@ -11,7 +11,7 @@ import torch
 from engine_kit import END, Kit, Outcome
 from tiny_models import greedy
 
-from scheduler import __main__ as process
+from scheduler import process
 from scheduler.clerk import Clerk
 from scheduler.engine import Engine
 from scheduler.judge import Drawn

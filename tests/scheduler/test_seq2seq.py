@@ -11,10 +11,10 @@ import torch
 from tiny_models import make_tokenizer
 from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
 
-from scheduler.__main__ import build
 from scheduler.engine import Engine
 from scheduler.loader import load, prepare
 from scheduler.messages import EngineConfig, Sampling, Stopping, Submit, pack_ids
+from scheduler.process import build
 
 ENDS: dict[str, Any] = {"eos_token_id": 258, "pad_token_id": 256, "decoder_start_token_id": 256}
 CONFIGS = {
