@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.distributed.tensor import DTensor
 
-from scheduler import division
+from scheduler import cores, division
 
 
 def digest(model: Any) -> str:
@@ -32,7 +31,7 @@ def stored_bytes(model: Any) -> int:
     """
     sizes = {}
     for weight in model.state_dict().values():
-        divided = isinstance(weight, DTensor)
+        divided = cores.is_divided(weight)
         for tensor in (weight.to_local(),) if divided else _stored(weight):
             sizes[tensor.device, tensor.data_ptr(), tensor.shape] = weight.nbytes if divided else tensor.nbytes
     return sum(sizes.values())

@@ -136,6 +136,15 @@ def compressed_int8(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("write", "least"), [(torchao_int8, 0.25), (bitsandbytes_4bit, 0.125)])
+def test_quantised_weights_take_less(write: Callable[[Path], Path], least: float, tmp_path: Path) -> None:
+    """Of float32; embeddings, norms and scales are not quantised."""
+    loaded, original = load_quietly(write(tmp_path)), load_quietly(DEMO)
+    assert loaded.parameters == original.parameters
+    assert least < loaded.weight_bytes / original.weight_bytes < least + 0.4
+
+
 @pytest.mark.filterwarnings("default")  # what those libraries deprecate is theirs
 @pytest.mark.parametrize(
     ("write", "loss"),
@@ -166,40 +175,50 @@ def test_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
     assert load_quietly(gguf_q8(tmp_path), "bfloat16").model.dtype is torch.bfloat16
 
 
+class Scaled(torch.Tensor):
+    """Two tensors that stand for one, as quantised weights are kept."""
+
+    data_and_scale: tuple[torch.Tensor, torch.Tensor]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["stored", "scale"], None
+
+    @property
+    def stored(self) -> torch.Tensor:
+        return self.data_and_scale[0]
+
+    @property
+    def scale(self) -> torch.Tensor:
+        return self.data_and_scale[1]
+
+    def reshape(self, *shape: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def scaled(stored: int, scale: float) -> torch.nn.Module:
+    """A model of one such weight, which two names have, 4 bytes and a number for 100 parameters."""
+    weight = torch.zeros(100).as_subclass(Scaled)
+    weight.data_and_scale = torch.full((2, 2), stored, dtype=torch.int8), torch.tensor(scale)
+
+    class Model(torch.nn.Module):
+        config = type("Config", (), {"to_json_string": lambda self: "{}"})()
+
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            return {"weight": weight, "tied": weight, "extra": None}
+
+    return Model()
+
+
 def test_a_weight_of_a_class_that_cannot_be_reshaped_has_a_digest() -> None:
-    class Scaled(torch.Tensor):
-        """Two tensors that stand for one, as quantised weights are kept."""
+    digests = [digest(scaled(*each)) for each in ((1, 0.5), (2, 0.5), (1, 0.25))]
+    assert digest(scaled(1, 0.5)) == digests[0]
+    assert len(set(digests)) == 3
 
-        data_and_scale: tuple[torch.Tensor, torch.Tensor]
 
-        def __tensor_flatten__(self) -> tuple[list[str], None]:
-            return ["stored", "scale"], None
-
-        @property
-        def stored(self) -> torch.Tensor:
-            return self.data_and_scale[0]
-
-        @property
-        def scale(self) -> torch.Tensor:
-            return self.data_and_scale[1]
-
-        def reshape(self, *shape: Any) -> torch.Tensor:
-            raise NotImplementedError
-
-    def of(stored: int, scale: float) -> str:
-        weight = torch.zeros(3).as_subclass(Scaled)
-        weight.data_and_scale = torch.full((2, 2), stored, dtype=torch.int8), torch.tensor(scale)
-
-        class Model(torch.nn.Module):
-            config = type("Config", (), {"to_json_string": lambda self: "{}"})()
-
-            def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-                return {"weight": weight, "extra": None}
-
-        return digest(Model())
-
-    assert of(1, 0.5) == of(1, 0.5)
-    assert len({of(1, 0.5), of(2, 0.5), of(1, 0.25)}) == 3
+def test_bytes_are_those_that_are_stored() -> None:
+    assert stored_bytes(scaled(1, 0.5)) == 2 * 2 + 4
+    plain = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.bfloat16)
+    assert stored_bytes(plain) == 2 * plain.num_parameters()  # its embeddings are tied
 
 
 # -- where it is not ------------------------------------------------------------------------------------------------
