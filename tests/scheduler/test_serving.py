@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from engine_kit import Kit
 
-from scheduler.__main__ import Channel, serve
 from scheduler.clerk import Clerk
 from scheduler.messages import FinishReason, Refused, Shutdown, StepOutputs, Stopping, Submit, pack_ids
+from scheduler.process import Channel, serve
 
 
 class Script:
