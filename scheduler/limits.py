@@ -23,6 +23,8 @@ class Limits:
         """Why a request with this prompt cannot be served; None where it can."""
         if any(not 0 <= token < self.width for token in request.sampling.logit_bias):
             return Refused(request.turn, "invalid_prompt", "logit_bias holds a token id that is not in the vocabulary.")
+        if any(not word or not 0 <= word[-1] < self.width for word in request.sampling.bad_words):
+            return Refused(request.turn, "invalid_prompt", "bad_words holds a token id that is not in the vocabulary.")
         if not ids:
             return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
         if min(ids) < 0 or max(ids) >= self.vocab:

@@ -41,7 +41,8 @@ class Sampling(msgspec.Struct, frozen=True):
     """How tokens are drawn from the logits. Defaults are OpenAI's.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 keep every token. Presence and frequency
-    penalties count generated tokens, the repetition penalty also those of the prompt.
+    penalties count generated tokens, the repetition penalty also those of the prompt. No reply holds one of
+    ``bad_words``, each a sequence of token ids.
     """
 
     temperature: float = 1.0
@@ -53,6 +54,7 @@ class Sampling(msgspec.Struct, frozen=True):
     repetition_penalty: float = 1.0
     seed: int | None = None
     logit_bias: dict[int, float] = {}
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def greedy(self) -> bool:

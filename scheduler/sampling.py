@@ -51,7 +51,7 @@ class Sampler:
         return Report(logits, tokens, [turn.request.logprobs for turn in turns])
 
     def _processed(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
-        """Penalties, biases, forbidden ends and grammars; where no row has any, nothing is copied."""
+        """Penalties, biases, forbidden ends and words, and grammars; where no row has any, nothing is copied."""
         changed = logits
         bound: list[int] = []
         penalised = [row for row, turn in enumerate(turns) if turn.request.sampling.penalised]
@@ -63,6 +63,8 @@ class Sampler:
             if turn.constraint is not None:
                 bound.append(row)
                 ends = []  # its mask knows them
+            elif wanted.bad_words:
+                ends = [*ends, *_completing(turn)]
             if not (wanted.logit_bias or ends):
                 continue
             if changed is logits:
@@ -130,6 +132,16 @@ class Report:
             top = tuple(zip(ids_of, best_of, strict=True))[: self._tops[i] or 0]
             out[i] = Sampled(drawn[i], score, top, usable[i])
         return out
+
+
+def _completing(turn: Turn) -> list[int]:
+    """Tokens that would complete one of the turn's bad words, all of which it would have generated itself."""
+    found = []
+    for *before, last in turn.request.sampling.bad_words:
+        size = len(before)
+        if size <= turn.generated and turn.ids[len(turn.ids) - size :].tolist() == before:
+            found.append(last)
+    return found
 
 
 def _penalise(logits: torch.Tensor, turns: Sequence[Turn], rows: Sequence[int]) -> None:

@@ -78,10 +78,9 @@ class Face:
             message = "A session has one timeline: a request that names one asks for one choice."
             raise bad_request(message, "n" if isinstance(body, GenerationRequest) and body.n > 1 else "prompt")
         if session is not None and body.salt:
-            message = (
-                "cache_salt is for requests that keep nothing: what a session or a stored response has is its tenant's."
-            )
-            raise bad_request(message, "cache_salt", "invalid_value")
+            param = "cache_prompt: false" if body.cache_salt is None else "cache_salt"
+            message = f"{param} is for requests that keep nothing: what a session or a stored response has is reused."
+            raise bad_request(message, param.partition(":")[0], "invalid_value")
         facts = self.facts
         check_ids(list(body.logit_bias), facts.vocab_size, "logit_bias")
         check_ids(body.stop_token_ids, facts.vocab_size, "stop_token_ids")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from scheduler.messages import GRAMMAR_LIMITS, GRAMMAR_STACK
 from server.enforceable import prepared
@@ -68,10 +69,16 @@ def choice_grammar(choices: Sequence[str]) -> str:
 _TIMES = re.compile(r"[{~,.]\s*([0-9]+)(?=[},\s.]|\Z)")
 
 
+_GBNF = re.compile(r"^[ \t]*[A-Za-z][A-Za-z0-9_-]*[ \t]*::=", re.MULTILINE)  # how a rule begins
+
+
 def lark_grammar(text: str) -> str:
-    """A grammar in llguidance's variant of Lark. Its schemas (``%json``) are bounded like any other."""
+    """A grammar in llguidance's variant of Lark, or in llama.cpp's GBNF. Its schemas (``%json``) are bounded like any
+    other."""
     if len(text) > MAX_LARK:
         raise ValueError(f"can have at most {MAX_LARK} characters")
+    if _GBNF.search(text):
+        text = from_gbnf(text)
     if text.lstrip().startswith("{"):
         raise ValueError("must be a grammar in Lark's syntax")
     if "%llguidance" in text or "%import" in text:
@@ -95,6 +102,14 @@ def lark_grammar(text: str) -> str:
 
 class Unmet(ValueError):
     """A grammar that compiles, and that no text follows."""
+
+
+def from_gbnf(text: str) -> str:
+    """A grammar of llama.cpp's as Lark."""
+    try:
+        return str(gbnf_to_lark(text)).removeprefix("%llguidance {}")
+    except Exception:  # it is for a command line: IndexError, RecursionError and errors of its own, in their words
+        raise ValueError("is not understood as GBNF") from None
 
 
 class GrammarCheck:

@@ -117,6 +117,15 @@ class ChatLogprob(msgspec.Struct, frozen=True):
     top_logprobs: list[TopLogprob]
 
 
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """What is told of one token at one place of a prompt, as vLLM has it. ``rank`` 1 is the likeliest; null: beyond the
+    alternatives that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 class ChatLogprobs(msgspec.Struct, frozen=True):
     """``logprobs`` of a chat's choice: one entry per generated token, the one that ended it included."""
 
@@ -157,6 +166,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     message: ChatMessage
     finish_reason: Finish
     logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion"):
@@ -171,6 +181,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, tag_field="object", tag="chat.
     system_fingerprint: str
     session_id: str | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct, frozen=True):
@@ -205,6 +217,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: Finish | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion.chunk"):
@@ -220,6 +233,7 @@ class ChatChunk(msgspec.Struct, frozen=True, tag_field="object", tag="chat.compl
     cache: CacheReceipt | UnsetType | None = UNSET
     service_tier: str | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 # --- completions --------------------------------------------------------------------------------------------
@@ -241,6 +255,9 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Finish | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, tag_field="object", tag="text_completion"):

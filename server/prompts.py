@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.messages import ModelFacts
+from server.completion_schemas import CompletionRequest
 from server.errors import ApiError, bad_request
 from server.log import SessionRecord
 from server.manner import NO_WISH, PLAIN, Manner, Scalar, Wish, in_force, marked, without_reasoning
 from server.message_schemas import check_calls
-from server.schemas import ChatRequest, CompletionRequest, ReplyRequest, TurnRequest
+from server.schemas import ChatRequest, ReplyRequest, TurnRequest
 from server.stateful import CannotGoOn, continued_ids, full_ids
 from server.timeline import Message
 from server.tokens import Tokens

@@ -1,8 +1,7 @@
-"""Deltas as OpenAI objects: the chunks of a stream or one body, for chats and for completions."""
+"""Deltas as OpenAI objects: the chunks of a stream or one body; those of chats."""
 
 from __future__ import annotations
 
-import codecs
 import secrets
 import time
 import uuid
@@ -22,9 +21,9 @@ from server.prompts import Prompt
 from server.reading import Arguments, Call, Content, Part, Reasoning
 from server.schemas import GenerationRequest
 from server.sse import DONE, event
+from server.vendor_fields import FLOOR, NO_WISH, TokenWish, finite
 
 PIECE = 64  # bytes, of which the events of an obfuscated stream are multiples
-FLOOR = -9999.0  # what OpenAI writes for impossible tokens; JSON has no infinity
 UsageField = objects.Usage | UnsetType | None
 CacheField = objects.CacheReceipt | UnsetType | None  # null: nothing was computed
 
@@ -139,26 +138,36 @@ class ChatReply(Reply):
         self,
         head: Head,
         wish: UsageWish,
-        logprobs: bool,
+        tokens: TokenWish = NO_WISH,
+        prompt: Prompt | None = None,
+        echo: str = "",
         tier: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """``tier``: the service tier that the client asked for, if it did; ``metadata``: other ones for the session."""
+        """``prompt``: None where the reply is replayed; ``echo`` stands before the reply's content; ``tier``: the
+        service tier that the client asked for, if it did; ``metadata``: other ones for the session."""
         super().__init__(head, wish)
         self._beside = Beside(metadata=metadata)
-        self._logprobs = logprobs
+        self._tokens = tokens
+        self._prompt_ids = UNSET if prompt is None else tokens.told(prompt.ids)
+        self._echo = echo
         self._tier = UNSET if tier is None else "default"  # there is no other one
 
     def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
         return self._beside
 
     def opening(self, index: int, usage: UsageField) -> Sequence[objects.ChatChunk]:
-        return [self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta("assistant", ""))], usage)]
+        chunk = self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta("assistant", self._echo))], usage)
+        if self._prompt_ids is UNSET:
+            return [chunk]
+        return [msgspec.structs.replace(chunk, prompt_token_ids=self._prompt_ids)]
 
     def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[objects.ChatChunk]:
-        if not parts and not (self._logprobs and delta.logprobs):
+        tokens = self._tokens
+        if not parts and not (tokens.logprobs is not None and delta.logprobs) and not (tokens.ids and delta.tokens):
             return ()
-        choice = objects.ChatChunkChoice(index, chat_delta(parts), self._entries(delta.logprobs))
+        logprobs, ids = self._entries(delta.logprobs), tokens.told(delta.tokens)
+        choice = objects.ChatChunkChoice(index, chat_delta(parts), logprobs, token_ids=ids)
         return [self._chunk([choice], usage)]
 
     def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[objects.ChatChunk]:
@@ -176,9 +185,21 @@ class ChatReply(Reply):
         for index, draft in enumerate(drafts):
             assert draft.finish is not None
             logprobs = self._entries(draft.logprobs)
-            choices.append(objects.ChatChoice(index, chat_message(draft), draft.finish, logprobs))
+            ids = self._tokens.told(draft.tokens) if self._prompt_ids is not UNSET else UNSET
+            message = chat_message(draft, self._echo)
+            choices.append(objects.ChatChoice(index, message, draft.finish, logprobs, ids))
         return objects.ChatCompletion(
-            head.id, head.created, head.model, choices, usage, cache, head.fingerprint, head.session, self._tier
+            head.id,
+            head.created,
+            head.model,
+            choices,
+            usage,
+            cache,
+            head.fingerprint,
+            head.session,
+            self._tier,
+            self._prompt_ids,
+            self._tokens.of_prompt(drafts[0].prompt_logprobs),
         )
 
     def _chunk(
@@ -190,16 +211,16 @@ class ChatReply(Reply):
         )
 
     def _entries(self, logprobs: Iterable[TokenLogprob]) -> objects.ChatLogprobs | None:
-        if not self._logprobs:
+        if self._tokens.logprobs is None:
             return None
-        return objects.ChatLogprobs([chat_logprob(entry) for entry in logprobs])
+        return objects.ChatLogprobs([chat_logprob(entry, self._tokens) for entry in logprobs])
 
 
-def chat_message(draft: Draft) -> objects.ChatMessage:
-    """A reply that has ended."""
+def chat_message(draft: Draft, echo: str = "") -> objects.ChatMessage:
+    """A reply that has ended, behind what it is to begin with."""
     calls = [objects.ToolCall(call.id, objects.CalledFunction(call.name, call.arguments)) for call in draft.calls]
     return objects.ChatMessage(
-        content=draft.content if draft.content or not calls else None,
+        content=echo + draft.content if echo or draft.content or not calls else None,
         reasoning_content=draft.reasoning or UNSET,
         tool_calls=calls or UNSET,
     )
@@ -229,127 +250,7 @@ def call_delta(index: int, call: Call | None, arguments: str) -> objects.ToolCal
     return objects.ToolCallDelta(index, objects.FunctionDelta(call.name, arguments), call.id, "function")
 
 
-def chat_logprob(entry: TokenLogprob) -> objects.ChatLogprob:
+def chat_logprob(entry: TokenLogprob, wish: TokenWish = NO_WISH) -> objects.ChatLogprob:
     """One token in the chat's form."""
-    top = [objects.TopLogprob(text, max(value, FLOOR), list(raw)) for _, text, raw, value in entry.top]
-    return objects.ChatLogprob(entry.text, finite(entry.logprob), list(entry.data), top)
-
-
-def finite(logprob: float | None) -> float:
-    """A number for JSON."""
-    return FLOOR if logprob is None else max(logprob, FLOOR)
-
-
-class CompletionReply(Reply):
-    """Text completions. ``prompts`` has one entry per choice; with ``echo`` each text starts with its prompt. ``best``
-    of every so many choices are told, those with the highest log-probability per token: (2, 5) tells two of five."""
-
-    operation = "text_completion"
-
-    def __init__(
-        self,
-        head: Head,
-        wish: UsageWish,
-        prompts: Sequence[Prompt],
-        echo: bool,
-        logprobs: bool,
-        best: tuple[int, int] = (1, 1),
-    ) -> None:
-        super().__init__(head, wish)
-        self._best = best
-        self._echoes = [prompt.echo if echo else "" for prompt in prompts]
-        self._columns = [LogprobColumns(prompt.echo, prompt.echo_from) if logprobs else None for prompt in prompts]
-
-    def opening(self, index: int, usage: UsageField) -> Sequence[objects.Completion]:
-        if not self._echoes[index]:
-            return ()
-        return [self._chunk([objects.CompletionChoice(index, self._echoes[index])], usage)]
-
-    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[objects.Completion]:
-        logprobs = self._entries(index, delta.prompt_logprobs, delta.logprobs)
-        if not delta.text and (logprobs is None or not logprobs.tokens):
-            return ()
-        return [self._chunk([objects.CompletionChoice(index, delta.text, logprobs)], usage)]
-
-    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[objects.Completion]:
-        return [self._chunk([objects.CompletionChoice(index, "", finish_reason=draft.finish)], usage, cache)]
-
-    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[objects.Completion]:
-        return [self._chunk([], usage, cache)] if self.wish.at_end else ()
-
-    def body(
-        self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
-    ) -> objects.Completion:
-        choices: list[objects.CompletionChoice] = []
-        told, of = self._best
-        for first in range(0, len(drafts), of):
-            group = sorted(range(first, first + of), key=lambda index: -likelihood(drafts[index]))
-            for index in group[:told] if told < of else range(first, first + of):
-                draft = drafts[index]
-                logprobs = self._entries(index, draft.prompt_logprobs, draft.logprobs)
-                text = self._echoes[index] + draft.content
-                choices.append(objects.CompletionChoice(len(choices), text, logprobs, draft.finish))
-        return self._chunk(choices, usage, cache)
-
-    def _chunk(
-        self, choices: list[objects.CompletionChoice], usage: UsageField, cache: CacheField = UNSET
-    ) -> objects.Completion:
-        head = self.head
-        return objects.Completion(
-            head.id, head.created, head.model, choices, head.fingerprint, usage, head.session, cache
-        )
-
-    def _entries(
-        self, index: int, prompt: Sequence[TokenLogprob], generated: Sequence[TokenLogprob]
-    ) -> objects.CompletionLogprobs | None:
-        columns = self._columns[index]
-        return None if columns is None else columns.take(prompt, generated)
-
-
-def likelihood(draft: Draft) -> float:
-    """The mean log-probability of a choice's tokens."""
-    values = [finite(entry.logprob) for entry in draft.logprobs]
-    return sum(values) / len(values) if values else FLOOR
-
-
-class LogprobColumns:
-    """The parallel lists of one choice, and where in its text the next token starts.
-
-    A character may need several tokens: its offset is that of the token that begins it. Prompt tokens that the
-    echoed text does not show (BOS) take no room; the first ``skip`` prompt tokens are a session's past.
-    """
-
-    def __init__(self, echo: str, skip: int) -> None:
-        self._echo = echo
-        self._skip = skip
-        self._offset = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def take(self, prompt: Sequence[TokenLogprob], generated: Sequence[TokenLogprob]) -> objects.CompletionLogprobs:
-        """The lists for the next entries."""
-        lists = objects.CompletionLogprobs([], [], [], [])
-        shown = prompt[self._skip :]
-        self._skip -= len(prompt) - len(shown)
-        for entry in shown:
-            self._append(lists, entry, within=self._echo)
-        for entry in generated:
-            self._append(lists, entry)
-        return lists
-
-    def _append(self, lists: objects.CompletionLogprobs, entry: TokenLogprob, within: str | None = None) -> None:
-        lists.tokens.append(entry.text)
-        lists.token_logprobs.append(None if entry.logprob is None else max(entry.logprob, FLOOR))
-        lists.top_logprobs.append(None if entry.logprob is None else alternatives(entry))
-        lists.text_offset.append(self._offset)
-        text = self._decoder.decode(entry.data)
-        if within is None or within.startswith(text, self._offset):
-            self._offset += len(text)
-
-
-def alternatives(entry: TokenLogprob) -> dict[str, float]:
-    """Text -> log-probability, the token itself included. Of two tokens with one text the likelier counts."""
-    found: dict[str, float] = {}
-    for _, text, _, value in entry.top:
-        found.setdefault(text, max(value, FLOOR))
-    found.setdefault(entry.text, finite(entry.logprob))
-    return found
+    top = [objects.TopLogprob(wish.name(id, text), max(value, FLOOR), list(raw)) for id, text, raw, value in entry.top]
+    return objects.ChatLogprob(wish.name(entry.token_id, entry.text), finite(entry.logprob), list(entry.data), top)

@@ -20,11 +20,12 @@ from server.message_schemas import MAX_MESSAGES, Content, Messages
 from server.metadata import Metadata
 from server.strict import Harmless, Strict, wrong
 from server.tool_schemas import Tooled
+from server.vendor_fields import LATER as LATER_OF_VENDORS
+from server.vendor_fields import VendorFields
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_CHOICES = 16
-MAX_PROMPTS = 128
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
 HALF_AN_HOUR, DAY = 1800, 86_400  # seconds
@@ -178,9 +179,9 @@ class TurnRequest(Strict):
         """For how many alternatives of each token log-probabilities are wanted; None for none at all."""
         raise AssertionError("each endpoint names its own")
 
-    def sampling(self, choice: int, silent: Generation) -> Sampling:
+    def sampling(self, choice: int, silent: Generation, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
         """How choice number ``choice`` draws: with a seed of its own, so that choices differ and repeat. ``silent``
-        holds for what the request does not say."""
+        holds for what the request does not say; ``bad_words`` are token ids."""
         seed = self.seed
         if seed is not None:
             seed = (seed + choice + INT64 + 1) % (2 * INT64 + 2) - INT64 - 1
@@ -194,6 +195,7 @@ class TurnRequest(Strict):
             repetition_penalty=either(self.repetition_penalty, silent.repetition_penalty),
             seed=seed,
             logit_bias=self.logit_bias,
+            bad_words=bad_words,
         )
 
     def stopping(self, max_tokens: int | None, silent: Generation) -> Stopping:
@@ -208,7 +210,7 @@ class TurnRequest(Strict):
         )
 
 
-class GenerationRequest(Formatted, TurnRequest):
+class GenerationRequest(Formatted, VendorFields, TurnRequest):
     """What chats and completions have in common."""
 
     session_id: str | None = None
@@ -223,6 +225,10 @@ class GenerationRequest(Formatted, TurnRequest):
             raise PydanticCustomError("value_error", "needs stream: true", {"field": "stream_options"})
         return self
 
+    @property
+    def salt(self) -> str:
+        return self.unshared or super().salt
+
 
 class Prediction(Strict):
     """What a client expects the reply to say. It saves nothing here, and the reply does not depend on it."""
@@ -236,6 +242,7 @@ class ReplyRequest(Tooled, GenerationRequest):
 
     LATER: ClassVar[Harmless] = {
         **LATER_EVERYWHERE,
+        **LATER_OF_VENDORS,
         "functions": (),
         "function_call": (),
         "modalities": (["text"],),
@@ -263,6 +270,8 @@ class ReplyRequest(Tooled, GenerationRequest):
         """Checks across the fields of chats."""
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError("value_error", "needs logprobs: true", {"field": "top_logprobs"})
+        if self.n_probs and self.top_logprobs not in (None, self.n_probs):
+            raise wrong("n_probs", "differs from top_logprobs")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) == 2:
             raise PydanticCustomError("value_error", "differs from max_completion_tokens", {"field": "max_tokens"})
@@ -279,7 +288,12 @@ class ReplyRequest(Tooled, GenerationRequest):
 
     @property
     def token_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+        return self.n_probs or ((self.top_logprobs or 0) if self.logprobs else None)
+
+    @property
+    def echoed(self) -> str:
+        """What the reply is told to begin with, beside what is generated."""
+        return ""
 
 
 class ChatRequest(ReplyRequest):
@@ -288,6 +302,7 @@ class ChatRequest(ReplyRequest):
     messages: Messages = Field(min_length=1, max_length=MAX_MESSAGES)
     continue_final_message: bool = False
     add_generation_prompt: bool | None = None
+    echo: bool = False
 
     @model_validator(mode="after")
     def ends_where_the_reply_begins(self) -> Self:
@@ -306,57 +321,7 @@ class ChatRequest(ReplyRequest):
     def goes_on(self) -> bool:
         return self.continue_final_message or self.messages[-1].prefix
 
-
-class CompletionRequest(GenerationRequest):
-    """``POST /v1/completions``."""
-
-    LATER: ClassVar[Harmless] = {**LATER_EVERYWHERE, "store": (False,), "metadata": ({},)}
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Field(max_length=MAX_PROMPTS), Field(fail_fast=True)]
-        | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS), Field(fail_fast=True)]
-    )
-    max_tokens: int | None = Field(None, ge=0, le=INT32)
-    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    logprobs: int | None = Field(None, ge=0, le=20)
-    echo: bool = False
-    suffix: str = ""
-
-    @model_validator(mode="after")
-    def agrees(self) -> Self:
-        """Checks across the fields of completions."""
-        if self.candidates < self.n:
-            raise wrong("best_of", "cannot be less than n")
-        if self.candidates > self.n and self.stream:
-            raise wrong("best_of", "cannot be more than n in a stream: which choices are best is known at the end")
-        if self.suffix and (self.echo or self.session_id is not None):
-            raise wrong("suffix", "cannot be used together with echo or a session")
-        if not self.prompt and isinstance(self.prompt, list):
-            raise PydanticCustomError("value_error", "cannot be empty", {"field": "prompt"})
-        if len(self.prompts) * self.candidates > MAX_PROMPTS:
-            message = f"asks for more than {MAX_PROMPTS} choices, counting prompts times n or best_of"
-            raise wrong("n" if self.candidates == self.n else "best_of", message)
-        return self
-
     @property
-    def candidates(self) -> int:
-        """Choices of each prompt that are generated; the ``n`` best of them are told."""
-        return self.n if self.best_of is None else self.best_of
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """One entry per prompt: a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[*self.prompt]]
-        return [*self.prompt]
-
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_tokens
-
-    @property
-    def token_logprobs(self) -> int | None:
-        return self.logprobs
+    def echoed(self) -> str:
+        last = self.messages[-1].plain()
+        return str(last["content"]) if self.echo and last["role"] == "assistant" else ""

@@ -12,7 +12,7 @@ from server.calls import NO_CALLS, Calls
 from server.dialect import Dialect
 from server.enforceable import lenient
 from server.errors import bad_request
-from server.formats import Formatted, ObjectFormat, SchemaFormat, checked, format_grammar
+from server.formats import Formatted, checked, format_grammar
 from server.grammars import GrammarCheck, json_schema_grammar
 from server.reading import Plain
 from server.tokens import Tokens
@@ -93,15 +93,14 @@ def of_parameters(less: Callable[[Any], Any], wanted: Mapping[str, Any]) -> str:
 
 def wanted_schema(body: Formatted) -> Mapping[str, Any] | None:
     """The schema of what a reply says that calls nothing; None: anything. Raises a 400 for what is no JSON."""
-    match body.response_format:
-        case ObjectFormat():
-            return {"type": "object"}
-        case SchemaFormat(json_schema=named):
-            return named.schema_
-    for name in ("regex", "grammar", "choice"):
-        if getattr(body, name) is not None:
-            raise bad_request(f"{name} cannot be used together with tools that may be called.", name, "invalid_value")
-    return None
+    wanted = body.wanted()
+    if wanted is None:
+        return None
+    if wanted.kind != "json":
+        param = wanted.param
+        raise bad_request(f"{param} cannot be used together with tools that may be called.", param, "invalid_value")
+    schema: Mapping[str, Any] = wanted.value
+    return schema
 
 
 def is_read(dialect: Dialect, calls: Calls, *, reasons: bool = True) -> bool:

@@ -170,3 +170,36 @@ def test_a_bad_grammar_hurts_no_neighbour(server: ServerProcess) -> None:
         response = server.post("/v1/chat/completions", {"messages": HELLO, "response_format": body, "max_tokens": 20})
         assert response.status_code in (200, 400), response.text
     assert content(ask(server, temperature=0)) == "Nice to meet you, Walter!"
+
+
+def test_vllms_names_hold_a_reply_to_a_form(server: ServerProcess) -> None:
+    check_person(content(ask(server, guided_json=SCHEMA)))
+    assert re.fullmatch("[ab]{3}", content(ask(server, structured_outputs={"regex": "[ab]{3}"})))
+    assert content(ask(server, guided_grammar='root ::= word "!"\nword ::= "yes" | "no"')) in ("yes!", "no!")
+
+
+def test_bad_words_do_not_come(server: ServerProcess) -> None:
+    said = content(ask(server, temperature=0, max_tokens=20))
+    word = next(word for word in re.findall("[A-Za-z]{3,}", said))
+    other = content(ask(server, temperature=0, max_tokens=20, bad_words=[word]))
+    assert word not in other
+    assert other[: said.index(word)].strip() == said[: said.index(word)].strip()
+
+
+def test_special_tokens_in_the_text(server: ServerProcess) -> None:
+    """The demo model's end of turn is one: forced twice, and the first one does not end the reply."""
+    body = {"prompt": "Once", "max_tokens": 3, "logit_bias": {"2": 100}, "ignore_eos": True}
+    hidden, shown = [
+        server.post("/v1/completions", {**body, "skip_special_tokens": skip}).json()["choices"][0]["text"]
+        for skip in (True, False)
+    ]
+    assert hidden == ""
+    assert shown == "<|im_end|>" * 3
+
+
+def test_a_prompt_without_cache_is_computed_whole(server: ServerProcess) -> None:
+    long = [{"role": "user", "content": "Tell me of the sea and of the ships on it. " * 4}]
+    ask(server, messages=long, max_tokens=4)
+    assert ask(server, messages=long, max_tokens=4)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    told = ask(server, messages=long, max_tokens=4, cache_prompt=False)
+    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

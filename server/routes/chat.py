@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -22,6 +23,7 @@ from server.replay import idempotency_of, replayed
 from server.replies import ChatReply, Head, Reply, UsageWish
 from server.schemas import ChatRequest, ReplyRequest
 from server.tools import calls_of, is_read, reply_grammar
+from server.vendor_fields import NO_WISH, TokenWish, banned
 
 router = APIRouter(route_class=JsonRoute)
 Writer = Callable[[Head, bool], Reply]  # from a head, and whether the turn is replayed from the log
@@ -84,36 +86,43 @@ async def answer(
     calls = calls_of(prompt.manner.tools, body.tool_choice, body.parallel_tool_calls)
     dialect = face.tokens.dialect
     grammar = await reply_grammar(body, calls, prompt.tail, face.tokens, face.grammars)
+    if body.bad_words and grammar is not None:
+        message = "bad_words cannot be used where a format or calls of tools decide which words may come."
+        raise bad_request(message, "bad_words", "invalid_value")
+    words = await face.tokens.run(banned, body.bad_words, face.tokens, facts.vocab_size) if body.bad_words else ()
     # A reply whose first word a format shapes, or that goes on with one, thinks no more.
     reasons = not prompt.said and (body.wanted() is None or calls.constrained)
     drafts = [Draft(dialect.reading(prompt.tail, calls, reasons=reasons)) for _ in range(body.n)]
-    ids = pack_ids(prompt.ids)
+    ids, salt = pack_ids(prompt.ids), body.salt
     submits = [
         Submit(
             turn=uuid.uuid4().hex,
             tenant=request.state.tenant,
             prompt=ids,
             session=name,
-            sampling=body.sampling(choice, facts.generation),
+            sampling=body.sampling(choice, facts.generation, words),
             stopping=body.stopping(limit, facts.generation),
             logprobs=body.token_logprobs,
+            prompt_logprobs=body.prompt_logprobs if choice == 0 else None,
             grammar=grammar,
-            special=is_read(dialect, calls, reasons=reasons),
-            salt=body.salt,
+            special=is_read(dialect, calls, reasons=reasons) or not body.skip_special_tokens,
+            salt=salt,
             keep_until=body.keep_until,
         )
         for choice in range(body.n)
     ]
     head = Head.new("chatcmpl", face.served_name, facts.fingerprint, name)
-    reply = (writer or chat_writer(body))(head, False)
+    reply = (writer or chat_writer(body, prompt))(head, False)
     key = idempotency_of(request, body)
     return await Exchange(face, body, session, record, [prompt], submits, reply, key, drafts).respond(request, held)
 
 
-def chat_writer(body: ReplyRequest) -> Writer:
-    """Chat completions; without logprobs where they are replayed, as the log does not hold them."""
-    wish, tier, metadata = UsageWish.of(body), body.service_tier, body.metadata
-    return lambda head, replayed: ChatReply(head, wish, body.logprobs and not replayed, tier, metadata)
+def chat_writer(body: ReplyRequest, prompt: Prompt | None = None) -> Writer:
+    """Chat completions; without tokens and logprobs where they are replayed (``prompt`` None), as the log does not tell
+    them."""
+    tokens = NO_WISH if prompt is None else TokenWish.of(body, body.token_logprobs)
+    made = partial(ChatReply, wish=UsageWish.of(body), tokens=tokens, prompt=prompt, echo=body.echoed)
+    return lambda head, replayed: made(head, tier=body.service_tier, metadata=body.metadata)
 
 
 def chat_replay(

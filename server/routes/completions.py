@@ -11,14 +11,17 @@ from starlette.responses import Response
 
 from scheduler.messages import Submit, pack_ids
 from server.body import JsonRoute
+from server.completion_reply import CompletionReply
+from server.completion_schemas import CompletionRequest
+from server.errors import bad_request
 from server.exchange import Exchange
 from server.face import Face, face_of
 from server.formats import format_grammar
 from server.identity import Session, named_session
 from server.prompts import Prompt, completion_prompts, fed, room
 from server.replay import idempotency_of, replayed
-from server.replies import CompletionReply, Head, Reply, UsageWish
-from server.schemas import CompletionRequest
+from server.replies import Head, Reply, UsageWish
+from server.vendor_fields import TokenWish, banned
 
 router = APIRouter(route_class=JsonRoute)
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only
@@ -40,18 +43,24 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         for prompt in prompts:
             room(prompt, body, facts, "prompt")
         grammar = await format_grammar(body, face.grammars)
+        if body.bad_words and grammar is not None:
+            message = "bad_words cannot be used where a format decides which words may come."
+            raise bad_request(message, "bad_words", "invalid_value")
+        words = await face.tokens.run(banned, body.bad_words, face.tokens, facts.vocab_size) if body.bad_words else ()
+        salt = body.salt
         submits = [
             Submit(
                 turn=uuid.uuid4().hex,
                 tenant=request.state.tenant,
                 prompt=pack_ids(prompt.ids),
                 session=name,
-                sampling=body.sampling(choice, facts.generation),
+                sampling=body.sampling(choice, facts.generation, words),
                 stopping=body.stopping(limit(body, facts.max_context - fed(prompt, facts)), facts.generation),
-                logprobs=0 if body.candidates > body.n and body.logprobs is None else body.logprobs,
-                prompt_logprobs=body.token_logprobs if body.echo else None,
+                logprobs=0 if body.candidates > body.n and body.token_logprobs is None else body.token_logprobs,
+                prompt_logprobs=body.prompt_alternatives,
                 grammar=grammar,
-                salt=body.salt,
+                special=not body.skip_special_tokens,
+                salt=salt,
                 keep_until=body.keep_until,
             )
             for prompt in prompts
@@ -60,7 +69,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         head = Head.new("cmpl", face.served_name, facts.fingerprint, name)
         per_choice = [prompt for prompt in prompts for _ in range(body.candidates)]
         best = (body.n, body.candidates)
-        reply = CompletionReply(head, UsageWish.of(body), per_choice, body.echo, body.logprobs is not None, best)
+        tokens = TokenWish.of(body, body.token_logprobs)
+        reply = CompletionReply(head, UsageWish.of(body), per_choice, body.echo, tokens, best)
         key = idempotency_of(request, body)
         return await Exchange(face, body, session, record, prompts, submits, reply, key).respond(request, held)
 
@@ -82,6 +92,6 @@ def completion_replay(body: CompletionRequest, face: Face, session: Session | No
         given = body.prompts[0]  # a session takes one
         prompt = Prompt([], echo=given if isinstance(given, str) else face.tokens.decode(given))
         head = Head.new("cmpl", face.served_name, fingerprint, name, created)
-        return CompletionReply(head, UsageWish.of(body), [prompt], body.echo, logprobs=False)
+        return CompletionReply(head, UsageWish.of(body), [prompt], body.echo)
 
     return reply

@@ -377,3 +377,25 @@ def test_rows_that_hold_no_numbers_are_told_from_others() -> None:
     logits[3, :] = float("inf")
     turns = [turn_of(Sampling(temperature=t), logprobs=n) for t, n in ((0.0, None), (0.0, 2), (1.0, 2), (1.0, None))]
     assert [item.usable for item in Sampler((END,)).draw(logits, turns).read()] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bad_words_are_never_completed(temperature: float) -> None:
+    """A word of one token is impossible, one of several is where all of it but the last was generated."""
+    logits = torch.zeros(1, WIDTH)
+    logits[0, 3], logits[0, 4] = 50.0, 40.0
+    sampling = Sampling(temperature=temperature, bad_words=((3,), (5, 6, 4), (7, 4)))
+    turn = turn_of(sampling, prompt=(5, 6))
+    sampler = Sampler((END,))
+    assert [sampler.draw(logits, [turn]).read()[0].token for _ in range(20)] == [4] * 20  # the prompt is no part
+    for said in (5, 6):
+        turn.ids.append(said)
+    assert not {3, 4} & {sampler.draw(logits, [turn]).read()[0].token for _ in range(20)}
+    turn.ids.append(8)
+    assert sampler.draw(logits, [turn]).read()[0].token == 4
+    turn.ids.append(7)
+    plain = turn_of(Sampling(temperature=0.0))
+    tokens = [item.token for item in sampler.draw(logits.expand(2, -1), [turn, plain]).read()]
+    assert tokens[0] not in (3, 4)
+    assert tokens[1] == 3
+    assert logits[0, 3] == 50.0

@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from transformers import AutoTokenizer
 
 from scheduler.messages import Delta, Submit, TokenLogprob, unpack_ids
-from server.replies import LogprobColumns, alternatives
+from server.completion_reply import LogprobColumns, alternatives
 from server.tokens import Tokens
 from server.turns import Turn
+from server.vendor_fields import TokenWish
 
 
 def prompts_of(site: Site) -> list[list[int]]:
@@ -170,7 +171,7 @@ def test_a_sessions_past_is_skipped_across_deltas() -> None:
 
 def test_impossible_tokens_have_a_number_and_the_drawn_token_is_always_there() -> None:
     drawn = TokenLogprob(1, "a", b"a", -2.0, ((2, "b", b"b", -0.1), (3, "c", b"c", float("-inf"))))
-    assert alternatives(drawn) == {"b": -0.1, "c": -9999.0, "a": -2.0}
+    assert alternatives(drawn, TokenWish(logprobs=2)) == {"b": -0.1, "c": -9999.0, "a": -2.0}
 
 
 @served()

@@ -7,10 +7,11 @@ from fake_engine import FACTS
 from http_face import demo_tokens
 from transformers import AutoTokenizer
 
+from server.completion_schemas import CompletionRequest
 from server.errors import ApiError
 from server.log import SessionRecord
 from server.prompts import Prompt, chat_prompt, completion_prompts, room
-from server.schemas import ChatRequest, CompletionRequest
+from server.schemas import ChatRequest
 from server.tokens import TemplateRefused, Tokens, template_source
 
 FINGERPRINT = demo_tokens().fingerprint(FACTS.vocab_size)
