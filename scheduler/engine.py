@@ -17,6 +17,7 @@ from array import array
 from concurrent.futures import Future
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from llguidance import LLMatcher
@@ -199,7 +200,7 @@ class Engine:
         for turn, item in self._news:
             if turn in broken:
                 continue
-            told.append(item if isinstance(item, Delta) else self._told(item))
+            told.append(self._ended(turn, item) if isinstance(item, Delta) else self._told(item))
             if told[-1].error == _UNDECODABLE:
                 broken.add(turn)
         self._news = []
@@ -348,6 +349,16 @@ class Engine:
         if turn.finish_reason is None:
             self.scheduler.finish(turn, FinishReason.ERROR)
         return Delta(turn.request.turn, finish_reason=FinishReason.ERROR, error=_UNDECODABLE)
+
+    def _ended(self, turn: Turn, delta: Delta) -> Delta:
+        """A delta without a token; of a turn that was cancelled, with the text that was held back."""
+        if delta.finish_reason != FinishReason.CANCELLED or not turn.generated:
+            return delta
+        try:
+            return msgspec.structs.replace(delta, text=turn.text.flush())
+        except Exception:
+            log.exception("turn %s was cancelled within what cannot be decoded", turn.request.turn)
+        return delta
 
     def _asked(self, turn: Turn, logits: torch.Tensor) -> tuple[Turn, int, Report]:
         """Log-probabilities of the prompt tokens that these rows ``[count, V]`` predict, behind how many tokens."""

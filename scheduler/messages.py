@@ -30,7 +30,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the context is full
-    CANCELLED = "cancelled"  # the client left, or the session was deleted
+    CANCELLED = "cancelled"  # stopped on purpose; or the client left, or the session was deleted
     ERROR = "error"  # an exception inside this turn, or the engine died
 
 
@@ -121,7 +121,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """The client left: take the turn out of the batch; its KV stays."""
+    """The client left, or wants no more: take the turn out of the batch; its KV stays."""
 
     turn: str
 

@@ -9,7 +9,10 @@ from msgspec import UNSET, UnsetType
 
 from server.objects import CacheReceipt
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+# The last is not Anthropic's: only ``POST /v1/sessions/{id}/cancel`` ends a message so.
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded", "cancelled"
+]
 
 
 class CacheCreation(msgspec.Struct, frozen=True):

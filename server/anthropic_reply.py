@@ -131,6 +131,8 @@ class AnthropicReply(Reply):
         """Why a reply ended, and the stop sequence that did it."""
         if draft.finish == "tool_calls":
             return "tool_use", None
+        if draft.finish == "cancelled":
+            return "cancelled", None
         if draft.finish == "length":
             full = self._limit is not None and len(draft.tokens) < self._limit
             return "model_context_window_exceeded" if full else "max_tokens", None

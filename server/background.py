@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # they know the face, and the face knows this
 logger = logging.getLogger("warmturn.http")
 
 MOST = 64  # responses in the background at once
+CANCEL_SECONDS = 10.0  # for one that is cancelled to be committed
 FULL_RETRY = 5  # seconds, told to who comes when there are so many
 
 Id = tuple[str, str]  # tenant, response
@@ -31,18 +32,20 @@ Id = tuple[str, str]  # tenant, response
 class Running:
     """One of them. ``reply`` has what it has said so far, and the recording of its events."""
 
-    def __init__(self, reply: ResponseReply) -> None:
+    def __init__(self, reply: ResponseReply, choices: Choices) -> None:
         self.reply = reply
-        self.cancelled = False
+        self._choices = choices
+        self.cancelled = False  # how it ends otherwise is no failure then
         self.ends = False  # how it ended is being written: that is not to be cut short
         self.task: asyncio.Task[None] | None = None
 
     async def cancel(self) -> None:
-        """End it, unless it is just about to end; then it is over."""
+        """End it: what it has said so far is committed. One whose reply is whole completes. Then it is over."""
         assert self.task is not None
-        await asyncio.sleep(0)  # a task that is cancelled before it has begun never runs, and would settle nothing
-        if not self.ends:
-            self.cancelled = True
+        self.cancelled = True
+        self._choices.stop()
+        await asyncio.wait((self.task,), timeout=CANCEL_SECONDS)
+        if not self.ends:  # the engine or the log hangs
             self.task.cancel()
         await asyncio.wait((self.task,))
 
@@ -78,7 +81,7 @@ class Background:
     ) -> None:
         """Run a response whose turn was submitted. ``held`` is closed when it is over."""
         id = session.tenant, reply.head.id
-        running = self._running[id] = Running(reply)
+        running = self._running[id] = Running(reply, choices)
         kept = held.pop_all()
         kept.callback(self._running.pop, id)
         running.task = asyncio.create_task(self._run(session, running, exchange, choices))
@@ -114,7 +117,7 @@ class Background:
             told = as_api_error(error)
             if told.status_code == 500:
                 logger.exception("a response in the background failed", exc_info=error)
-            await self._settle(session, running, lambda: reply.failed(told))
+            await self._settle(session, running, reply.cancel if running.cancelled else lambda: reply.failed(told))
         finally:
             choices.close()
             reply.recording.end()

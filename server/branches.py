@@ -33,7 +33,7 @@ from server.timeline import turns_within
 CHAIN = "chain-"  # how the sessions begin that hold nothing but responses
 CHAIN_SECONDS = 30 * 86_400  # from the last response of a chain to its end
 CONVERSATION = "conv_"
-OVER = ("completed", "incomplete")
+OVER = ("completed", "incomplete", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ async def behind(
     if found is None or stored is None:
         message = "There is no response with this previous_response_id."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
-    if stored.status not in OVER:
+    if stored.status not in OVER or stored.row is None:
         raise cannot_follow("The previous response has no output to go on from: it is still running, or did not end.")
     session = Session(tenant, found, stateful=True)
     if store and found.startswith(CHAIN):

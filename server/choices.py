@@ -69,6 +69,11 @@ class Choices:
                     raise self._failure
                 await self._look()
 
+    def stop(self) -> None:
+        """End what still runs on purpose: what was said so far is the reply."""
+        for stream in self._streams:
+            stream.stop()
+
     def close(self) -> None:
         """Cancel what still runs. Idempotent."""
         for stream in self._streams:
@@ -83,7 +88,7 @@ class Choices:
         for index, stream in enumerate(self._streams):
             try:
                 while (delta := stream.take()) is not None:  # what ended it early comes behind the last one
-                    early = early_end(delta)
+                    early = early_end(delta, stream)
                     told = delta if early is None else msgspec.structs.replace(delta, finish_reason=None)
                     self._taken.append((index, told))
                     if early is not None:
@@ -93,11 +98,19 @@ class Choices:
                 self._failure = self._failure or error
 
 
-def early_end(delta: Delta) -> ApiError | None:
-    """A turn that failed or was ended by others has no finish reason that OpenAI knows. Only a deletion ends turns that
-    somebody reads: an engine that stops has failed them before."""
+def early_end(delta: Delta, stream: TurnStream) -> ApiError | None:
+    """Why a turn ended that has no reply: it failed, its session was deleted (an engine that stops has failed its turns
+    before), or it was stopped before its first token."""
     if delta.finish_reason == FinishReason.ERROR:
         return ApiError(500, "The engine failed on this request.", code="engine_error")
+    if delta.finish_reason == FinishReason.CANCELLED and stream.stopped:
+        return None if stream.spoke else turn_cancelled()
     if delta.finish_reason == FinishReason.CANCELLED:
         return ApiError(404, "This turn was ended, as its session was deleted.", code="session_deleted")
     return None
+
+
+def turn_cancelled() -> ApiError:
+    """499: whoever asked wants no reply any more. Not a status upon which clients try again."""
+    message = "This turn was cancelled before it said anything; nothing of it is kept."
+    return ApiError(499, message, code="turn_cancelled")

@@ -25,6 +25,10 @@ class Claims:
         """The sessions that are held now."""
         return frozenset(self._held)
 
+    def end_of(self, key: Key) -> asyncio.Event | None:
+        """What is set when the session is free of who holds it now; None where nobody does."""
+        return self._held.get(key)
+
     @contextmanager
     def claim(self, key: Key) -> Iterator[None]:
         """Hold a session. Raises SessionBusy if it is held or waited for."""

@@ -10,7 +10,11 @@ from server.objects import Finish
 from server.reading import Arguments, Call, Content, Part, Plain, Reading, Reasoning
 from server.timeline import Message
 
-FINISH: dict[FinishReason, Finish] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+FINISH: dict[FinishReason, Finish] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "cancelled",
+}
 
 
 @dataclass

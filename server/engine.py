@@ -59,7 +59,8 @@ class EngineFailed(Exception):
 
 
 class TurnStream(Protocol):
-    """One submitted turn, read by one task. ``receipt``: what its prompt cost, once it is admitted.
+    """One submitted turn, read by one task. ``receipt``: what its prompt cost, once it is admitted. ``stopped``: it
+    is ended on purpose; ``spoke``: it has generated a token.
 
     ``news`` is set when there is something to look at: the receipt, the end, or ``patience`` deltas. The reader clears
     it, and may put one of its own in its place. ``heard`` is called with each delta as it comes, and must not raise.
@@ -69,10 +70,16 @@ class TurnStream(Protocol):
     news: asyncio.Event
     patience: int
     heard: Callable[[Delta], None]
+    stopped: bool
+    spoke: bool
 
     def take(self) -> Delta | None:
         """What has come since the last call, merged into one delta without receipt; None where nothing has, and after
         the one that carries a finish reason. Raises TurnRefused or EngineDied once everything before it is taken."""
+
+    def stop(self) -> bool:
+        """End the turn on purpose: what it said so far is its reply, behind which comes a delta with the finish reason
+        ``cancelled``. False where it has ended already."""
 
     def cancel(self) -> None:
         """Let the turn go: take it out of the batch if it still runs. Its reader does so at the end of every turn,
@@ -110,6 +117,9 @@ class Engine(Protocol):
         """Drop the KV of a session from every tier; a running turn of it ends as cancelled. Nothing is sent while no
         engine is ready, and an engine may die over it: whoever needs the files gone asks again at the next ready
         engine, until it is told that this ``life`` of the session is forgotten (None: nobody is told)."""
+
+    def cancel(self, tenant: str, session: str) -> bool:
+        """Stop the turn of a session that runs or waits, see ``TurnStream.stop``. False where there is none."""
 
     def end(self, tenant: str, session: str, failure: Exception) -> None:
         """End a running turn of a session, whose KV stays: whoever reads it is raised ``failure``."""

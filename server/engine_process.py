@@ -162,6 +162,10 @@ class EngineProcess:
         if self._link is not None and self.facts is not None:
             self._link.send_later(Forget(tenant, session, life))
 
+    def cancel(self, tenant: str, session: str) -> bool:
+        """See ``Engine``."""
+        return any(turn.stop() for turn in self._turns.values() if turn.session == (tenant, session))
+
     def end(self, tenant: str, session: str, failure: Exception) -> None:
         """See ``Engine``."""
         for turn in [turn for turn in self._turns.values() if turn.session == (tenant, session)]:

@@ -58,6 +58,10 @@ class Holds:
         """Whether anything in this process holds the session."""
         return (tenant, session) in self._claims.held()
 
+    def end_of_hold(self, tenant: str, session: str) -> asyncio.Event | None:
+        """What is set when whatever in this process holds the session now is over; None where nothing does."""
+        return self._claims.end_of((tenant, session))
+
     @property
     def shared(self) -> bool:
         """Whether other servers may use this log too: then ``beat`` every ``leases.BEAT_SECONDS``."""

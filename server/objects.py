@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from scheduler.messages import Miss
 
-Finish = Literal["stop", "length", "tool_calls"]
+# The last is not OpenAI's: only ``POST /v1/sessions/{id}/cancel`` and its like end a reply so.
+Finish = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):

@@ -28,11 +28,13 @@ from server.response_objects import (
     OutputDetails,
     ResponseError,
     ResponseObject,
+    ResponseStatus,
     ResponseUsage,
 )
 
 EVERYWHERE = UsageWish(at_end=False, everywhere=True, elsewhere=msgspec.UNSET)
 ENDS = {"completed": events.Completed, "incomplete": events.Incomplete, "cancelled": events.Incomplete}
+STATUSES: dict[objects.Finish, ResponseStatus] = {"length": "incomplete", "cancelled": "cancelled"}  # else completed
 CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # otherwise server_error
 
 
@@ -195,19 +197,19 @@ class ResponseReply(Reply):
     def _end(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt | None) -> list[events.Event]:
         """The last events, the same each time."""
         if self._last is None:
-            cut = draft.finish == "length"
-            last = [*self._output.finish("incomplete" if cut else "completed")]
+            status = STATUSES.get(draft.finish or "stop", "completed")
+            whole = status == "completed"
+            last = [*self._output.finish("completed" if whole else "incomplete")]
             self._response = replace(
                 self._response,
-                status="incomplete" if cut else "completed",
-                completed_at=None if cut else int(time.time()),
-                incomplete_details=IncompleteDetails() if cut else None,
+                status=status,
+                completed_at=int(time.time()) if whole else None,
+                incomplete_details=IncompleteDetails() if status == "incomplete" else None,
                 output=self._output.items,
                 usage=usage_of(usage),
                 cache=cache,
             )
-            end = events.Incomplete if cut else events.Completed
-            self._last = [*last, end(sequence_number=self._number(), response=self._response)]
+            self._last = [*last, ENDS[status](sequence_number=self._number(), response=self._response)]
         return self._last
 
     def _entries(self, delta: Delta) -> list[Logprob]:

@@ -139,6 +139,13 @@ class SessionDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="sessi
     deleted: Literal[True] = True
 
 
+class SessionCancelled(msgspec.Struct, frozen=True, tag_field="object", tag="session.cancelled"):
+    """A session none of whose earlier turns runs any more; ``cancelled``: whether one was stopped for that."""
+
+    id: str
+    cancelled: bool
+
+
 encoder = msgspec.json.Encoder()
 
 

@@ -116,6 +116,7 @@ VERBS: dict[str, tuple[str, tuple[Argument, ...]]] = {
             Argument("--seed", "the same seed, the same reply", "N", int),
         ),
     ),
+    "cancel": ("Stop its running turn; what was said so far stays.", (SESSION,)),
     "pin": (
         "Keep its cache before that of others for a time.",
         (SESSION, Argument("seconds", "for how long; 0: no longer", "SECONDS", int)),

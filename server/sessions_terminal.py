@@ -179,6 +179,7 @@ VERBS: dict[str, Callable[[Remote, Answer], Answer]] = {
         "PUT", f"{at(given)}/messages/{given['index']}", {"content": given["content"]}
     ),
     "regenerate": regenerate,
+    "cancel": lambda remote, given: remote.ask("POST", f"{at(given)}/cancel"),
     "pin": lambda remote, given: remote.ask("POST", at(given), {"pin_seconds": given["seconds"]}),
     "ttl": lambda remote, given: remote.ask("POST", at(given), {"ttl_seconds!": given["seconds"]}),
     "delete": lambda remote, given: remote.ask("DELETE", at(given)),
@@ -199,6 +200,8 @@ def shown(answer: Answer) -> Iterable[str]:
             return described(answer)
         case "session.deleted":
             return [f"{answer['id']} is deleted"]
+        case "session.cancelled":
+            return [f"the turn of {answer['id']} is stopped" if answer["cancelled"] else "no turn was running"]
         case "session.exported":
             return [f"{answer['file']}: {answer['bytes']} bytes"]
         case _:

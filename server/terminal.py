@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO
+from urllib.parse import quote
 
 import httpx
 
 from server.config import ChatConfig, UsageError
 
+STOP_SECONDS = 15.0  # for a server to stop a turn
 TIMEOUT = httpx.Timeout(10.0, read=None)  # a long prompt may take its time until the first token
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -30,6 +35,7 @@ class Reply:
     first_token: float | None = None
     usage: dict[str, Any] | None = None
     cache: dict[str, Any] | None = None
+    finish: str | None = None
 
     def summary(self) -> str:
         """The turn's cost in one line."""
@@ -92,17 +98,48 @@ def turn(http: httpx.Client, body: dict[str, Any], out: TextIO) -> bool:
     """Print one reply as it comes, and what it cost. Whether the turn became part of the session."""
     reply = Reply()
     try:
-        for text in stream(http, body, reply):
-            out.write(text)
-            out.flush()
+        with stopping(http, body["session_id"]):
+            for text in stream(http, body, reply):
+                out.write(text)
+                out.flush()
     except KeyboardInterrupt:
         dim(out, "\nstopped; the session goes on without this turn")
         return False
     except TurnFailed as error:
         dim(out, f"\n{error}" if reply.first_token else str(error))
         return False
-    dim(out, f"\n{reply.summary()}")
+    stopped = "stopped; what was said is kept · " if reply.finish == "cancelled" else ""
+    dim(out, f"\n{stopped}{reply.summary()}")
     return True
+
+
+@contextlib.contextmanager
+def stopping(http: httpx.Client, session: str) -> Iterator[None]:
+    """Within it the first Ctrl-C asks the server to stop the turn, whose stream then comes to its end. A second one,
+    and the first where the server cannot do that, is a KeyboardInterrupt."""
+    asked = False
+
+    def ask() -> None:
+        try:
+            answer = http.post(f"/v1/sessions/{quote(session, safe='')}/cancel", timeout=STOP_SECONDS)
+            known = answer.status_code == 200
+        except httpx.HTTPError:
+            known = False
+        if not known:
+            os.kill(os.getpid(), signal.SIGINT)  # which also ends a wait for the network
+
+    def interrupted(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        threading.Thread(target=ask, daemon=True).start()
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def stream(http: httpx.Client, body: dict[str, Any], reply: Reply) -> Iterator[str]:
@@ -116,6 +153,7 @@ def stream(http: httpx.Client, body: dict[str, Any], reply: Reply) -> Iterator[s
                 reply.usage = event.get("usage") or reply.usage
                 reply.cache = event.get("cache") or reply.cache
                 for choice in event["choices"]:
+                    reply.finish = choice.get("finish_reason") or reply.finish
                     if text := choice["delta"].get("content"):
                         reply.first_token = reply.first_token or time.monotonic()
                         yield text

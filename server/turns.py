@@ -39,6 +39,8 @@ class Turn:
         self._failure: Exception | None = None
         self._closed = False  # nothing more will be pushed
         self.let_go = False  # the reader is done with it, its answer included
+        self.stopped = False
+        self.spoke = False
 
     # --- the side of the engine ---------------------------------------------------------------------------
 
@@ -49,6 +51,7 @@ class Turn:
         self.heard(delta)
         if delta.receipt is not None:
             self.receipt = delta.receipt
+        self.spoke = self.spoke or bool(delta.tokens)
         self._closed = delta.finish_reason is not None
         if self._closed or delta.tokens or delta.text or delta.logprobs or delta.prompt_logprobs:
             self._keep(delta)
@@ -84,6 +87,14 @@ class Turn:
         delta = merge(self._deltas)
         self._deltas, self._waiting, self._taken = [], 0, time.monotonic()
         return delta
+
+    def stop(self) -> bool:
+        """See ``TurnStream``."""
+        if self.let_go or self._closed:
+            return False
+        self.stopped = True
+        self._cancel(self.name)
+        return True
 
     def cancel(self) -> None:
         """See ``TurnStream``."""

@@ -135,6 +135,10 @@ class FakeEngine:
         if self.on_forgotten is not None and life is not None:
             self.on_forgotten(tenant, session, life)
 
+    def cancel(self, tenant: str, session: str) -> bool:
+        """Stop a running turn of it."""
+        return any(turn.stop() for _, turn in self._turns.values() if turn.session == (tenant, session))
+
     def end(self, tenant: str, session: str, failure: Exception) -> None:
         """Fail a running turn of it."""
         for _, turn in self._turns.values():
@@ -179,7 +183,9 @@ class FakeEngine:
 
     def _cancel(self, turn: str) -> None:
         self.cancelled.append(turn)
-        self.running.discard(turn)
+        if turn in self.running:
+            self.running.discard(turn)
+            self._turns[turn][1].push(Delta(turn, finish_reason=FinishReason.CANCELLED))
 
     async def _answer(self, request: Submit, turn: Turn) -> None:
         await self.admit.wait()

@@ -135,6 +135,49 @@ def test_a_client_that_leaves_is_out_of_the_batch_and_its_kv_stays(server: Serve
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"] - 1
 
 
+def test_a_turn_that_is_stopped_is_a_turn_and_the_next_one_reuses_all_of_it(server: ServerProcess) -> None:
+    async def stop() -> list[str | None]:
+        async with client(server) as api:
+            body = endless(server, session_id="stopped")
+            extra = {name: body.pop(name) for name in ("ignore_eos", "session_id")}
+            stream = await api.chat.completions.create(model="m", stream=True, extra_body=extra, **body)
+            said: list[str | None] = []
+            asking = None
+            async for chunk in stream:
+                said += [choice.delta.content for choice in chunk.choices]
+                ends = [choice.finish_reason for choice in chunk.choices]
+                if len(said) > 200 and asking is None:
+                    asking = asyncio.create_task(asyncio.to_thread(server.post, "/v1/sessions/stopped/cancel", {}))
+            assert asking is not None
+            assert (await asking).json()["cancelled"]
+            assert ends == ["cancelled"]
+            return said
+
+    said = "".join(text or "" for text in asyncio.run(stop()))
+    (turn,) = httpx.get(f"{server.url}/v1/sessions/stopped/turns").json()["data"]
+    assert turn["finish_reason"] == "cancelled"
+    assert 200 <= turn["completion_tokens"] < 1900
+    kept = httpx.get(f"{server.url}/v1/sessions/stopped/messages").json()["data"]
+    assert [message["content"] for message in kept] == ["Tell me a joke.", said]
+    usage = ask(server, {"session_id": "stopped", "messages": [user("What is my name?")]})["usage"]
+    length = turn["prompt_tokens"] + turn["completion_tokens"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == length - 1  # the last token was never fed
+    assert usage["prompt_tokens"] < length + 40
+
+
+def test_a_request_that_does_not_say_draws_as_the_model_says(server: ServerProcess) -> None:
+    told = httpx.get(f"{server.url}/v1/models").json()["data"][0]["warmturn"]["generation"]
+    assert (told["source"], told["temperature"]) == ("model", 0.0)
+    body = {"messages": [user("Tell me a joke.")], "n": 4, "ignore_eos": True, "max_tokens": 60}
+
+    def choices(**more: Any) -> set[str]:
+        answer = server.post("/v1/chat/completions", {**body, **more}).json()
+        return {choice["message"]["content"] for choice in answer["choices"]}
+
+    assert len(choices()) == len(choices(temperature=None)) == 1
+    assert len(choices(temperature=1.5)) > 1
+
+
 def test_a_busy_session_is_a_409_and_an_unnamed_twin_forks(server: ServerProcess) -> None:
     with httpx.stream(
         "POST", f"{server.url}/v1/chat/completions", json=endless(server, stream=True, session_id="b")

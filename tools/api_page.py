@@ -52,6 +52,7 @@ Anthropic's; they repeat nothing of what was sent. 429, 503 and 409 `session_bus
 | 410 | parts of the session's log are damaged |
 | 413, 431 | the body is larger than 8 MB, the head than 64 KiB |
 | 429 | too many requests wait |
+| 499 | the turn was cancelled before it said anything |
 | 503 | no engine is ready, or the server is stopping |
 | 507 | the server's disk is full |
 """

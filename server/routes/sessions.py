@@ -10,12 +10,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi import Path as PathParameter
+from fastapi.routing import APIRoute
 from msgspec import UNSET
 from starlette.responses import Response
 
@@ -48,7 +49,7 @@ from server.session_schemas import (
 )
 
 router = APIRouter(route_class=JsonRoute)
-DELETE_SECONDS = 10.0  # for a running turn to end once it was told to
+DELETE_SECONDS = CANCEL_SECONDS = 10.0  # for a running turn to end once it was told to
 NUDGE_SECONDS = 0.25  # a turn that was just about to start is told again
 
 
@@ -253,6 +254,29 @@ async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> R
         if old.get("begun") and prompt.ids == before.tokens:  # which end with what its client began the reply with
             prompt = replace(prompt, said=old["content"][: old["begun"]])
         return await answer(body, request, face, session, record, prompt, held)
+
+
+async def cancel_turn(session_id: str, request: Request) -> Response:
+    """Stop the turn that runs. What it said so far is committed with its KV, under the finish reason `cancelled`, which
+    its client is told too; one that has said nothing is not a turn. Answered when it is over."""
+    face, session = face_of(request), named(request, session_id)
+    over = face.log.end_of_hold(session.tenant, session.name)
+    if over is None:
+        async with face.log.holding(session.tenant, session.name):  # no other server runs one either
+            await found(face, session)
+        return body_of(objects.SessionCancelled(session.name, False))
+    cancelled, until = False, time.monotonic() + CANCEL_SECONDS
+    while not over.is_set() and time.monotonic() < until:
+        cancelled = cancelled or face.engine.cancel(session.tenant, session.name)  # it may be about to be submitted
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), NUDGE_SECONDS)
+    if not over.is_set() and not cancelled:
+        raise SessionBusy
+    return body_of(objects.SessionCancelled(session.name, cancelled))
+
+
+# Clients send no body: it is not read.
+router.add_api_route("/v1/sessions/{session_id}/cancel", cancel_turn, methods=["POST"], route_class_override=APIRoute)
 
 
 @router.delete("/v1/sessions/{session_id}")

@@ -220,6 +220,19 @@ def test_cancelled_while_prefilling_the_kv_stays() -> None:
     assert again.tokens == greedy(kit.model, prompt, 2)
 
 
+def test_cancelled_with_text_held_back_that_is_told_too() -> None:
+    kit = Kit()
+    free = kit.ask([5, 6, 7], 6)
+    stop = free.text[-1] + "\x00"  # its first half is always there, its second never
+    turn = kit.send([5, 6, 7], 30, stop=(stop,))
+    for _ in range(6):
+        kit.step()
+    assert kit.outcomes[turn].text == free.text[:-1]
+    kit.cancel(turn)
+    kit.step()
+    assert (kit.outcomes[turn].text, kit.outcomes[turn].tokens) == (free.text, free.tokens)
+
+
 def test_cancelled_while_decoding_the_kv_stays() -> None:
     kit = Kit()
     turn = kit.send([5, 6, 7], 30)

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,11 +114,69 @@ def test_only_new_messages_are_sent_and_the_system_message_once(monkeypatch: pyt
     assert [(request["model"], request["temperature"]) for request in server.asked] == [("m", 0), ("m", 0)]
 
 
-def test_ctrl_c_stops_the_reply_and_the_chat_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(Events(says("One, two"), KeyboardInterrupt()), reply("Fine."))
+class Interrupted(Events):
+    """A Ctrl-C after some events; the others come when ``go`` is set."""
+
+    def __init__(self, before: Any, *after: Any) -> None:
+        super().__init__(*after)
+        self.go = threading.Event()
+        self._before = Events(before)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._before
+        os.kill(os.getpid(), signal.SIGINT)
+        assert self.go.wait(20)
+        yield from super().__iter__()
+
+
+class Stoppable(Server):
+    """One that stops turns, or answers that it cannot."""
+
+    def __init__(self, answer: int, *replies: Events) -> None:
+        super().__init__(*replies)
+        self.answer = answer
+        self.stopped: list[str] = []
+        self._running: Interrupted | None = None
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/cancel"):
+            self.stopped.append(request.url.path)
+            assert self._running is not None
+            if self.answer == 200:
+                self._running.go.set()
+            return httpx.Response(self.answer)
+        if self.replies and isinstance(self.replies[0], Interrupted):
+            self._running = self.replies[0]
+        return super().__call__(request)
+
+
+END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "cancelled"}], "usage": None}
+
+
+def test_ctrl_c_stops_the_reply_which_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Stoppable(200, Interrupted(says("One, two"), END, {"choices": [], "usage": USAGE}, "[DONE]"), reply("3"))
+    before = signal.getsignal(signal.SIGINT)
+    shown = talk(monkeypatch, server, "count\nenough\n", ChatConfig(session="s:1", system="be brief"))
+    assert "One, two\nstopped; what was said is kept · reused 412 of 431 prompt tokens" in shown
+    assert server.stopped == ["/v1/sessions/s:1/cancel"]
+    assert [message["role"] for message in server.asked[1]["messages"]] == [
+        "user"
+    ]  # the session has the system message
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("answer", [404, 409])
+def test_ctrl_c_at_a_server_that_cannot_stop_a_turn(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
+    server = Stoppable(answer, Interrupted(says("One, two")), reply("Fine."))
     shown = talk(monkeypatch, server, "count\nenough\n", ChatConfig(session="s1", system="be brief"))
     assert "One, two\nstopped; the session goes on without this turn\nFine.\n" in shown
     assert server.asked[1]["messages"][0]["role"] == "system"  # the stopped turn did not bring it in
+
+
+def test_a_turn_that_is_stopped_before_its_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = {"error": {"message": "This turn was cancelled before it said anything.", "code": "turn_cancelled"}}
+    shown = talk(monkeypatch, Server(httpx.Response(499, json=gone), reply("Fine.")), "count\nenough\n")
+    assert "\nThis turn was cancelled before it said anything.\nFine.\n" in shown
 
 
 @pytest.mark.parametrize(
