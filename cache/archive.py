@@ -341,15 +341,17 @@ class Archive:
         self, owner: Owner, session: SessionCache | None, ids: array[int] | None, folder: Path, told: Told
     ) -> None:
         """Put what is stored of a session's timeline ``ids`` (None: whatever it is) into a new ``folder`` as 000000.kv,
-        000001.kv...; ``told`` gets the number of files and the tokens in them.
+        000001.kv...; ``told`` gets the number of files and the tokens in them. A fork that no turn has run on yet has
+        nothing of its own: then it is what its tenant's other sessions share with it.
         """
-        if session is not None and not session.running:
-            self.saver.write_now(session)
-        head = self.disk.head(owner)
-        tip = session.saved if session is not None and session.saved is not None else head.tip if head else None
+        tip = self._written(session)
+        if tip is None and (head := self.disk.head(owner)) is not None:
+            tip = head.tip
+        if ids is not None and _shared(tip, ids) < len(ids) - 1:  # the last token of a reply is not fed
+            tip = max(tip, *self._relatives(owner.tenant, ids), key=lambda end: _shared(end, ids))
         if tip is None:
             return told(0, 0)
-        length = tip.stop if ids is None else common_prefix(tip.timeline()[0], ids)
+        length = tip.stop if ids is None else _shared(tip, ids)
         length = tip.reach(length, self._store.stateful)
         extents = tip.extents(length)
         self.disk.hold(tip)
@@ -361,6 +363,17 @@ class Archive:
         self._writer.submit(lambda: excerpt(self.disk.folder, extents, owner, folder), copied)
         return None
 
+    def _written(self, session: SessionCache | None) -> Segment | None:
+        """The newest file of a session in memory, which is being written if it is idle and not all of it is stored."""
+        if session is not None and not session.running:
+            self.saver.write_now(session)
+        return None if session is None else session.saved
+
+    def _relatives(self, tenant: str, ids: array[int]) -> tuple[Segment | None, Segment | None]:
+        """What others have stored that shares the most with ``ids``: the nearest in memory, and on disk."""
+        head, _ = self.disk.match(tenant, ids, self._store.is_long(len(ids)))
+        return self._written(self._store.nearest(tenant, ids)), None if head is None else head.tip
+
     def _saved(self, written: SessionCache, segment: Segment) -> None:
         """A file is there, of what ``written`` held; a named session may have become another one meanwhile."""
         owner = segment.owner
@@ -370,3 +383,8 @@ class Archive:
             head.pinned_until = max(head.pinned_until, session.pinned_until)
         if owner.named and self.courier is not None:
             self.courier.upload(segment)
+
+
+def _shared(tip: Segment | None, ids: array[int]) -> int:
+    """How many tokens a stored timeline shares with ``ids``."""
+    return 0 if tip is None else common_prefix(tip.timeline()[0], ids)

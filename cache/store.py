@@ -81,6 +81,10 @@ class SessionStore:
         own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
         return max(reach, own)
 
+    def nearest(self, tenant: str, ids: array[int]) -> SessionCache | None:
+        """The session of ``tenant`` in memory that shares the most with ``ids``, of what others may reuse."""
+        return self._index.match(tenant, self.is_long(len(ids)), ids)[0]
+
     def closest(self, tenant: str, prompt: array[int]) -> tuple[int, int | None]:
         """The longest prefix that ``prompt`` shares with any cached or stored timeline of ``tenant``, and the token
         with which that one goes on.

@@ -9,6 +9,7 @@ import { open, remove, said } from "./sessions.js";
 import { state, update, useStore } from "./store.js";
 import { branch, dismiss, draftOf, isGone, keepDraft, regenerate, retry, send, stop } from "./talk.js";
 
+const CUTS = { length: "cut at the token limit", cancelled: "stopped" };
 const EXAMPLES = ["My name is Walter.", "Add milk to my shopping list.", "What is my name?"];
 
 // --- messages ------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ const Reply = memo(({ message, node, family, frozen, waits }) => {
       </button>`
       }
       ${waits && html`<span class="hint">Kept. The next turn reads it.</span>`}
-      ${node?.turn.finish_reason === "length" && html`<span class="hint">cut at the token limit</span>`}
+      ${CUTS[node?.turn.finish_reason] && html`<span class="hint">${CUTS[node.turn.finish_reason]}</span>`}
       <span class="reply-end">
         ${node && html`<${Variants} node=${node} family=${family} />`}
         <span class="tools">

@@ -29,8 +29,11 @@ export const askForKey = (wasWrong) =>
         kind: "key",
         wasWrong,
         answer: (key) => {
-          close();
-          resolve(key);
+          if (wasWrong) beginAnew(key);
+          else {
+            close();
+            resolve(key);
+          }
         },
       },
     });
@@ -107,16 +110,37 @@ function RewindDialog({ id, turn, lost }) {
   <//>`;
 }
 
-// The page begins anew: nothing of what was read or written with the key stays in the tab.
-function forgetKey() {
-  state.toast?.close(); // what is being deleted is deleted with the key
-  update({ turns: new Map() });
+// The page begins anew: nothing of what was read or written with the key before stays in the tab. Another key may be
+// somebody else's.
+function beginAnew(key = null) {
+  update({ turns: new Map(), toast: null });
   apiKey.forget();
+  if (key) apiKey.set(key);
   location.replace(location.pathname);
 }
 
+function forgetKey() {
+  state.toast?.close(); // what is being deleted is deleted with the key
+  beginAnew();
+}
+
+// What holds where nothing is chosen here, in words.
+function heldBy({ source, temperature, top_p: topP, top_k: topK, min_p: minP, repetition_penalty: penalty, stop }) {
+  const told = [
+    temperature === 0 ? "always the likeliest token" : `temperature ${temperature}`,
+    temperature > 0 && topP < 1 && `top-p ${topP}`,
+    temperature > 0 && topK > 0 && `top-k ${topK}`,
+    temperature > 0 && minP > 0 && `min-p ${minP}`,
+    penalty !== 1 && `repetition penalty ${penalty}`,
+    stop.length > 0 && `ends at ${stop.map((text) => JSON.stringify(text)).join(", ")}`,
+  ];
+  const whose = { model: "The model's own defaults", file: "This server's defaults", openai: "Defaults" }[source];
+  return `${whose}: ${told.filter(Boolean).join(", ")}.`;
+}
+
 function SettingsDialog() {
-  const { settings } = useStore();
+  const { settings, model } = useStore();
+  const generation = model?.warmturn?.generation;
   const [wish, setWish] = useState(settings);
   const field = (name) => ({ value: wish[name], onInput: (event) => setWish({ ...wish, [name]: event.target.value }) });
   const submit = (event) => {
@@ -128,10 +152,11 @@ function SettingsDialog() {
     <form onSubmit=${submit}>
       <div class="field-row">
         <label class="field"><span>Temperature</span><input type="number" min="0" max="2" step="0.1"
-          placeholder="1" ...${field("temperature")} /></label>
+          placeholder=${generation?.temperature ?? 1} ...${field("temperature")} /></label>
         <label class="field"><span>Most tokens of a reply</span><input type="number" min="1" step="1"
           placeholder="no limit" ...${field("maxTokens")} /></label>
       </div>
+      ${generation && html`<p class="hint">${heldBy(generation)}</p>`}
       <label class="field"><span>Instructions for new conversations</span><textarea rows="4" ...${field("system")}></textarea></label>
       <div class="dialog-foot">
         ${apiKey.get() && html`<button type="button" class="button apart" onClick=${forgetKey}>Forget this key</button>`}

@@ -15,8 +15,8 @@ import {
 } from "./sessions.js";
 import { remember, remembered, speak, state, toast, update } from "./store.js";
 
+const ENDS = { length: " The reply ended at its limit of tokens.", cancelled: " Stopped here." };
 const REDRAW = 40; // milliseconds between two looks at a growing reply
-const KEEP_TRIES = 20;
 
 // --- what is sent --------------------------------------------------------------------------------------------
 
@@ -69,8 +69,11 @@ function begin(id) {
 
 // --- a turn --------------------------------------------------------------------------------------------------
 
+// `posted`: the server was asked for the reply; `stopping`: it was asked to end it.
+const UNSENT = { status: "sending", posted: false, stopping: false, reply: "", thought: "", error: null, retryAt: null };
+
 function start(turn) {
-  const fresh = { key: randomId(20), reply: "", thought: "", status: "sending", error: null, retryAt: null };
+  const fresh = { ...UNSENT, key: randomId(20) };
   // `shown`: how many messages it follows; `turns`: how many the session had when it was sent, null before.
   put({ ...fresh, shown: state.messages.length, turns: null, ...turn, abort: new AbortController() });
   run(turn.id);
@@ -79,7 +82,7 @@ function start(turn) {
 // The same request again: under its key it runs once, also where the first try came through after all.
 export function retry(id) {
   const turn = state.turns.get(id);
-  put({ ...turn, status: "sending", reply: "", thought: "", error: null, retryAt: null, abort: new AbortController() });
+  put({ ...turn, ...UNSENT, abort: new AbortController() });
   run(id);
 }
 
@@ -131,6 +134,7 @@ async function run(id) {
   try {
     await forked(turn);
     if (!(await isAsShown(turn))) return await moved(turn);
+    alter(id, { posted: true });
     const response = await call(path(id, "/chat/completions"), {
       method: "POST",
       headers: { "idempotency-key": turn.key },
@@ -146,7 +150,7 @@ async function run(id) {
     const finish = await read(id, response);
     await finished(id, finish);
   } catch (error) {
-    if (error.name === "AbortError") await stopped(id);
+    if (error.name === "AbortError" || error.code === "turn_cancelled") stopped(id);
     else failed(id, error);
   }
 }
@@ -225,7 +229,7 @@ async function read(id, response) {
 // The turn is in the log: it becomes a part of the conversation.
 async function finished(id, finish) {
   const turn = state.turns.get(id);
-  speak(`Reply: ${turn.reply}${finish === "length" ? " The reply ended at its limit of tokens." : ""}`);
+  speak(`Reply: ${turn.reply}${ENDS[finish] ?? ""}`);
   const isOpen = state.current === id;
   try {
     if (isOpen) {
@@ -272,66 +276,26 @@ export const isGone = (error) => error.status === 404 || error.code === "session
 
 // --- stopping ------------------------------------------------------------------------------------------------
 
-export function stop(id = state.current) {
-  state.turns.get(id)?.abort.abort();
-}
-
-// Nothing of an abandoned turn is in the log. What was read of it is put there, as messages without a turn: the next
-// turn reads them as they are.
-async function stopped(id) {
+// The server is asked to end the reply: its stream comes to its end then, and what was said is a turn. Where it was not
+// asked for a reply yet, cannot end it, or is too slow for somebody who asks again, the connection is broken.
+export async function stop(id = state.current) {
   const turn = state.turns.get(id);
-  if (turn.reply.trim() === "") {
-    dismiss(id);
-    speak("Stopped. Nothing was said yet.");
-    return;
-  }
-  alter(id, { status: "keeping" });
+  if (!turn) return;
+  if (!turn.posted || turn.stopping) return turn.abort.abort();
+  alter(id, { stopping: true });
   try {
-    const kept = await keep(turn, saidIn(turn));
-    await loadOne(id);
-    if (state.current === id) await open(id);
-    if (!kept) giveBack(id, id, askedIn(turn));
-    drop(id);
-    if (kept) speak("Stopped. What was said is kept.");
-    else toast("This conversation went on elsewhere, so the reply was not kept. Your message is below.");
-  } catch (error) {
-    failed(id, error instanceof Failure ? error : new Failure(0));
+    const { cancelled } = await getJson(path(id, "/cancel"), { method: "POST" });
+    if (!cancelled && state.turns.get(id)?.status === "sending") turn.abort.abort(); // it is not there yet
+  } catch {
+    turn.abort.abort();
   }
 }
 
-// Whether the reply is in the session then. Nothing is added where that has gone on, by this turn or another one.
-async function keep(turn, messages) {
-  const turns = turn.turns ?? 0;
-  let isNew = turn.metadata !== null;
-  for (let tries = 1; ; tries += 1) {
-    try {
-      if (isNew) {
-        await call("v1/sessions", { method: "POST", json: { id: turn.id, messages, metadata: turn.metadata } });
-      } else if ((await getJson(path(turn.id))).turns === turns) {
-        const items = messages.flatMap(itemsOf);
-        await call(`v1/conversations/conv_${turn.id}/items`, { method: "POST", json: { items } });
-      } else {
-        const { data } = await getJson(path(turn.id, "/messages"));
-        return data.some((said) => said.turn === turns + 1 && said.content.startsWith(turn.reply));
-      }
-      return true;
-    } catch (error) {
-      if (isNew && error.code === "session_exists") {
-        isNew = false;
-        continue;
-      }
-      if (error.code !== "session_busy" || tries === KEEP_TRIES) throw error; // the turn is just about to end
-      await new Promise((resume) => setTimeout(resume, 100 * tries));
-    }
-  }
-}
-
-// A message as items of a conversation.
-function itemsOf({ role, content, reasoning_content: thought, tool_calls: calls = [], tool_call_id: answered }) {
-  if (role === "tool") return [{ type: "function_call_output", call_id: answered, output: content }];
-  const items = thought ? [{ type: "reasoning", content: [{ type: "reasoning_text", text: thought }] }] : [];
-  if (content || !calls.length) items.push({ type: "message", role, content });
-  return [...items, ...calls.map(({ id, function: named }) => ({ type: "function_call", call_id: id, ...named }))];
+// Nothing was said, or the connection was broken before the end: there is no such turn.
+function stopped(id) {
+  const { reply } = state.turns.get(id);
+  dismiss(id);
+  speak(reply.trim() === "" ? "Stopped. Nothing was said yet." : "Stopped. The reply is not kept.");
 }
 
 // --- drafts --------------------------------------------------------------------------------------------------

@@ -626,6 +626,38 @@ def test_a_capsule_holds_the_timeline_of_its_session_and_nothing_else(name: str,
     assert cost(check(other, [*timeline, 5], tenant="b", session="moved"))[0] == told.tokens
 
 
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_a_capsule_of_a_fork_before_its_first_turn_holds_what_it_shares(name: str, where: str, tmp_path: Path) -> None:
+    kit = Kit(name, folder=tmp_path / "here")
+    first = kit.ask(TALK, 6, session="s")
+    kit.ask([*TALK, *first.tokens, 5, 6], 6, session="s")  # the fork is at the turn before
+    if where == "disk":
+        kit.settle()
+        kit.leave()
+        kit = Kit(name, folder=tmp_path / "here")
+    fork = [*TALK, *first.tokens]
+    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk.export(Export("foreign", "b", "fork", str(tmp_path / "foreign"), pack_ids(fork)))
+    clerk.export(Export("r", "a", "fork", str(tmp_path / "capsule"), pack_ids(fork)))
+    kit.settle()
+    foreign, told = clerk.take()
+    assert foreign == Exported("foreign", 0, 0)
+    assert isinstance(told, Exported)
+    headers = [read_header(file.parent, file.name) for file in files_of(tmp_path / "capsule")]
+    assert [(header.tenant, header.session) for header in headers] == [("a", "fork")] * told.files
+    held = [token for header in headers for token in unpack_ids(header.tokens)]
+    assert held == fork[: told.tokens]
+    assert told.tokens >= (len(fork) - 1 if name == "llama" else len(TALK) - 1)
+
+    other = Kit(name, folder=tmp_path / "there")
+    clerk = Clerk(other.store, other.fingerprint)
+    clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
+    other.settle()
+    assert clerk.take() == [Imported("q", told.tokens)]
+    assert cost(check(other, [*fork, 5], tenant="b", session="moved"))[0] == told.tokens
+
+
 def test_a_capsule_of_a_session_that_begins_otherwise_now_holds_no_cache(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6, session="s")

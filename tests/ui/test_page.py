@@ -183,7 +183,6 @@ def endless(route: Route) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_what_was_said_until_it_was_stopped_is_kept(desk: Desk, first: bool) -> None:
-    desk.expected = ["409 (Conflict)"]  # the turn may not be over yet
     desk.open()
     if not first:
         desk.say(WALTER[0])
@@ -192,15 +191,24 @@ def test_what_was_said_until_it_was_stopped_is_kept(desk: Desk, first: bool) -> 
     desk.tab.keyboard.press("Enter")
     desk.tab.locator(".message.assistant[aria-busy=true] .markdown").wait_for()
     desk.tab.keyboard.press("Escape")
-    desk.tab.get_by_text("Kept. The next turn reads it.").wait_for()
+    number = 0 if first else 1
+    desk.reply(number)
+    desk.tab.locator(".message.assistant", has_text="stopped").locator(".receipt").wait_for()
     desk.tab.unroute("**/chat/completions")
-    messages = desk.rest(f"sessions/{desk.session}/messages")["data"]
-    assert [m["role"] for m in messages[-2:]] == ["user", "assistant"]
+    name = desk.session
+    messages = desk.rest(f"sessions/{name}/messages")["data"]
+    assert [(m["role"], m["turn"]) for m in messages[-2:]] == [("user", number + 1), ("assistant", number + 1)]
     assert messages[-2]["content"] == "Tell me a joke."
-    assert messages[-1]["content"]
-    assert len(messages) == (2 if first else 4)
+    assert len(messages) == 2 * (number + 1)
+    turn = desk.rest(f"sessions/{name}/turns")["data"][-1]
+    assert turn["finish_reason"] == "cancelled"
+    cost = desk.receipts.nth(number).inner_text()
+    assert desk.tab.locator(".turn-row:not(.root)").count() == number + 1
     desk.say("My name is Emma.")
-    assert {m["turn"] for m in desk.rest(f"sessions/{desk.session}/messages")["data"][-4:]} == {1 if first else 2}
+    assert desk.receipts.nth(number).inner_text() == cost  # not that of the turn behind it
+    after = desk.rest(f"sessions/{name}/turns")["data"][-1]
+    assert after["number"] == number + 2
+    assert after["cached_tokens"] == turn["prompt_tokens"] + turn["completion_tokens"] - 1
 
 
 def test_a_refusal_is_told_and_the_same_turn_tried_again(desk: Desk) -> None:
