@@ -102,6 +102,7 @@ class Archive:
         """Take in what was read and written, and begin what is to be written."""
         self._background.poll()
         self.saver.pump()
+        self.saver.look()
         self._store.trim()
         for owner in [owner for owner in self._forgetting if not self.disk.uses(owner)]:
             self._remove(owner, self._forgetting.pop(owner))

@@ -85,6 +85,13 @@ class DiskTier:
         self._planned[segment] = None
         return True
 
+    def lacks(self, nbytes: int) -> bool:
+        """Whether so many bytes would leave less of the file system free than the floor."""
+        if self.free is None:
+            return False
+        coming = nbytes + sum(segment.nbytes for segment in self._planned)
+        return coming + self._floor > self.free + self.leaving
+
     def complete(self, segment: Segment, nbytes: int) -> None:
         """The file is there: it is the newest of its owner from now on, unless it was forgotten meanwhile."""
         del self._planned[segment]

@@ -23,6 +23,7 @@ from cache.segment import Header, timeline_hash, write
 from cache.session import SessionCache
 from cache.shelf import file_name, folder_of
 from cache.tier import MemoryTier
+from cache.trouble import Trouble
 
 log = logging.getLogger("warmturn.engine")
 
@@ -57,6 +58,7 @@ class Saver:
         self.saves = 0  # files that are there
         self.written = 0  # bytes of them
         self.errors = 0
+        self.trouble = Trouble()
         self.saved: Callable[[SessionCache, Segment], None] = lambda session, segment: (
             None
         )  # for each file that is there
@@ -71,6 +73,7 @@ class Saver:
         self._bytes = 0
         self._newest = 0  # the highest sequence so far
         self._paused_until = 0.0
+        self._look_at = 0.0
 
     @property
     def pending(self) -> int:
@@ -147,6 +150,9 @@ class Saver:
         page_size = self._pool.page_size
         segment = self._segment(session, first, stop)
         if not self._disk.begin(segment):  # it does not fit beside what is in use
+            if self._disk.lacks(segment.nbytes):
+                self.errors += 1
+                self.trouble.found("the disk is full, or all but --disk-floor of it", segment.nbytes)
             self._lane.submit(self._disk.shelf.measure, self._measured)
             return
         kept = {n: session.checkpoints[n] for n in segment.states}
@@ -223,6 +229,7 @@ class Saver:
         self._pool.drop(self._under_way.pop(segment).pages, warm=True)
         self._bytes -= segment.nbytes
         if isinstance(outcome, _Written):
+            self.trouble.over()
             self.saves += 1
             self.written += outcome.nbytes
             self._disk.complete(segment, outcome.nbytes)
@@ -235,11 +242,21 @@ class Saver:
         self._paused_until = time.monotonic() + _PAUSE
         if not isinstance(outcome, OSError):  # the next try would end alike: it waits for the session's next turn
             log.error("a session could not be written", exc_info=outcome)
-        elif session.pages and not session.running:
+            return
+        self.trouble.found(outcome.strerror or type(outcome).__name__)
+        if session.pages and not session.running:
             self.want(session)
+
+    def look(self) -> None:
+        """While there is no room, see from time to time whether there is again."""
+        if self.trouble.lacking and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _PAUSE
+            self._lane.submit(self._disk.shelf.measure, self._measured)
 
     def _measured(self, outcome: int | Exception | None) -> None:
         self._disk.measured(None if isinstance(outcome, Exception) else outcome)
+        if self.trouble.lacking and not self._disk.lacks(self.trouble.lacking):
+            self.trouble.over()
 
 
 def _gathered(runs: list[tuple[MemoryTier, torch.Tensor]]) -> dict[str, torch.Tensor]:

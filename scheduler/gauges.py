@@ -19,6 +19,7 @@ def below(archive: Archive | None) -> dict[str, int]:
         "disk_written": archive.saver.written,
         "disk_read": archive.loader.read,
         "disk_errors": archive.errors,
+        "disk_failing": int(archive.saver.trouble.is_there),
         "disk_damaged": archive.disk.damaged,
         "disk_pending": archive.saver.pending,
         "remote_bytes": remote.used if remote is not None else 0,

@@ -317,6 +317,7 @@ class Stats(msgspec.Struct, frozen=True):
     disk_written: int = 0  # bytes of them
     disk_read: int = 0
     disk_errors: int = 0  # writes and reads that the file system refused
+    disk_failing: int = 0  # 1: it takes no KV now, being full or broken
     disk_damaged: int = 0  # files that failed their checks, at the start or when they were read
     disk_pending: int = 0  # idle sessions whose newest tokens are not on disk yet
     remote_bytes: int = 0

@@ -9,6 +9,7 @@ LogUnavailable
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -20,6 +21,7 @@ from typing import Any, Literal, TypeVar
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+logger = logging.getLogger("warmturn.sessions")
 T = TypeVar("T")
 Durability = Literal["process", "power"]
 
@@ -126,7 +128,9 @@ class Database:
             raise
         except SQLAlchemyError as error:
             trouble = self._trouble(error, "cannot be written")
-            self.full |= isinstance(trouble, LogFull)  # other troubles say nothing of room
+            if isinstance(trouble, LogFull) and not self.full:  # other troubles say nothing of room
+                self.full = True
+                logger.error("%s; until there is room, turns that would have to be kept are refused with 507", trouble)
             raise trouble from error
 
     def try_to_write(self, table: sql.Table) -> None:
@@ -134,6 +138,8 @@ class Database:
         Raises as ``write`` does."""
         self.write(lambda connection: connection.execute(sql.insert(table).values(data=BALLAST)))
         self.write(lambda connection: connection.execute(sql.delete(table)))
+        if self.full:
+            logger.warning("the session log can be written again")
         self.full = False
 
     def wipe(self) -> None:

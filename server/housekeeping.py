@@ -6,12 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from server.claims import Key
 from server.engine import Engine
 from server.leases import BEAT_SECONDS
-from server.log import LogUnavailable, SessionLog, SessionMoved
+from server.log import LogFull, LogUnavailable, SessionLog, SessionMoved
 
 logger = logging.getLogger("warmturn.sessions")
 
@@ -63,6 +64,8 @@ class Housekeeper:
         await self._bury()
         if self._log.shared:
             await self._log.responses.fail_lost()
+        with suppress(LogFull):  # that is known; whether it is over is looked at here too
+            await self._log.writable()
 
     async def beat(self) -> None:
         """One heartbeat, and what is to be done about what the others did. Raises LogUnavailable."""

@@ -340,6 +340,11 @@ class SessionLog(Holds):
         """This server's engine holds nothing more of this life of a deleted session, nor of those before."""
         await self._in_thread(lambda: self._servers.swept(tenant, session, life))
 
+    @property
+    def full(self) -> bool:
+        """Whether the last that was to be written found no room."""
+        return self._database.full
+
     async def writable(self) -> None:
         """Raise LogFull if the log could not be written a moment ago and cannot be written now. Costs nothing while
         all is well."""

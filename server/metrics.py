@@ -38,6 +38,7 @@ GAUGES = {  # by their names in ``Stats``
     "disk_bytes_total": ("disk_bytes_capacity", "What KV may take on disk; 0: there is no disk tier"),
     "disk_sessions": ("disk_sessions", "Sessions whose KV is on disk"),
     "disk_pending": ("disk_pending_sessions", "Idle sessions whose newest KV is not on disk yet"),
+    "disk_failing": ("disk_failing", "1 while the disk takes no KV, being full or broken"),
     "remote_bytes": ("remote_bytes", "KV in the remote tier"),
     "remote_bytes_total": ("remote_bytes_capacity", "What KV may take in the remote tier; 0: no tier, or no limit"),
 }
@@ -50,7 +51,7 @@ COUNTERS = {
     "disk_saves": ("session_saves", "Files of KV written, each the newest part of one session"),
     "disk_written": ("disk_written_bytes", "KV written to disk"),
     "disk_read": ("disk_read_bytes", "KV read from disk"),
-    "disk_errors": ("disk_errors", "Reads and writes of KV that the file system refused"),
+    "disk_errors": ("disk_errors", "Reads and writes of KV that the file system refused or had no room for"),
     "disk_damaged": ("disk_damaged_files", "Files of KV that failed their checks, and were removed"),
 }
 EVICTIONS = {"device": "evictions", "host": "host_evictions", "disk": "disk_evictions"}  # tier -> name in ``Stats``

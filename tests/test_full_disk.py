@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_process import ServerProcess
+from server_process import ServerProcess, free_port
 
 QUESTION = [{"role": "user", "content": "My name is Alice and I like tea. " * 6}]
 
@@ -29,10 +30,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_refuses_turns_that_cannot_be_kept(small_disk: Path) -> None:
+def test_a_full_disk_refuses_turns_that_cannot_be_kept_and_that_is_told(small_disk: Path, tmp_path: Path) -> None:
     data = small_disk / "data"
     data.mkdir()
-    with ServerProcess(None, data, "--disk-space", "1M", "--disk-floor", "0") as server:
+    log, port = tmp_path / "server.log", free_port()
+    (data / f"server-{port}.log").symlink_to(log)  # there is room for what it says
+    with ServerProcess(None, data, "--disk-space", "1M", "--disk-floor", "0", port=port) as server:
 
         def ask(session: str | None, **options: Any) -> httpx.Response:
             body = {"messages": QUESTION, "temperature": 0, "max_tokens": 8, **options}
@@ -47,6 +50,11 @@ def test_a_full_disk_refuses_turns_that_cannot_be_kept(small_disk: Path) -> None
         answers = [ask(f"s{number}") for number in range(4)]  # a page of the database may have had room
         refused = [answer for answer in answers if answer.status_code != 200]
         assert refused
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 200
+        assert health.json() == {"status": "ok", "degraded": ["session_log_full", "disk_failing"]}
+        assert server.metric("warmturn_disk_errors_total") > 0
+        assert server.metric("warmturn_disk_failing") == 1
         for answer in refused:
             assert answer.status_code == 507
             assert answer.json()["error"]["code"] == "insufficient_storage"
@@ -55,6 +63,14 @@ def test_a_full_disk_refuses_turns_that_cannot_be_kept(small_disk: Path) -> None
         filler.close()
         (small_disk / "filler").unlink()
         assert ask("after").status_code == 200
+        deadline = time.monotonic() + 30.0
+        while httpx.get(f"{server.url}/health").json() != {"status": "ok"}:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        told = log.read_text()
+        for line in ("the session log cannot be written", "the session log can be written again"):
+            assert told.count(line) == 1, told
+        assert 1 <= told.count("KV is not written to disk") == told.count("KV is written to disk again")
         kept = {session["id"]: session["turns"] for session in httpx.get(f"{server.url}/v1/sessions").json()["data"]}
     expected = {f"s{number}" for number, answer in enumerate(answers) if answer.status_code == 200}
     assert kept == dict.fromkeys(expected | {"before", "after"}, 1)

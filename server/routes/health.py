@@ -14,10 +14,15 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 only while the engine's loop ticks. Needs no key, tells nothing but the state."""
-    engine = face_of(request).engine
+    """200 only while the engine's loop ticks. Needs no key, tells nothing but the state, and as ``degraded`` what does
+    not work while turns are served: ``session_log_full`` (those that are to be kept are refused), ``disk_failing`` (KV
+    is in memory only)."""
+    face = face_of(request)
+    engine = face.engine
     if engine.healthy:
-        return JSONResponse({"status": "ok"})
+        troubles = {"session_log_full": face.log.full, "disk_failing": bool(engine.stats.disk_failing)}
+        degraded = [name for name, is_there in troubles.items() if is_there]
+        return JSONResponse({"status": "ok", **({"degraded": degraded} if degraded else {})})
     state = engine.state()
     return JSONResponse({"status": "stalled" if state == "ready" else state}, 503, headers={"retry-after": "2"})
 

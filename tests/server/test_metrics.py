@@ -67,7 +67,9 @@ def test_nothing_is_taken_back() -> None:
 def test_tiers_are_told_by_bytes_and_what_was_reused_by_tier() -> None:
     metrics = Metrics()
     stats = Stats(disk_bytes=7, disk_bytes_total=28, disk_sessions=2, disk_pending=1, remote_bytes=5)
-    stats = msgspec.structs.replace(stats, disk_errors=3, disk_damaged=4, disk_saves=6, host_evictions=1)
+    stats = msgspec.structs.replace(
+        stats, disk_errors=3, disk_failing=1, disk_damaged=4, disk_saves=6, host_evictions=1
+    )
     metrics.engine(stats, ready=True)
     metrics.stopwatch(0.0).saw(Delta("t", receipt=Receipt(100, 90, restored=10, loaded=20, load_seconds=0.2)))
     metrics.stopwatch(0.0).saw(Delta("t", receipt=Receipt(100, 90, loaded=5, fetched=6, load_seconds=0.3)))
@@ -80,6 +82,7 @@ def test_tiers_are_told_by_bytes_and_what_was_reused_by_tier() -> None:
         ("disk_sessions", 2),
         ("disk_pending_sessions", 1),
         ("disk_errors_total", 3),
+        ("disk_failing", 1),
         ("disk_damaged_files_total", 4),
         ("remote_bytes", 5),
         ("remote_bytes_capacity", 0),
