@@ -28,6 +28,7 @@ from server.routes import (
     page,
     responses,
     sessions,
+    stored_chats,
     tokenize,
 )
 from server.template import UNMEASURED, Stability
@@ -80,7 +81,8 @@ def create_app(
     app.state.transfers = transfers
     app.state.telemetry = own
     app.state.ignore_unknown = ignore_unknown
-    for module in (capsules, sessions, chat, completions, responses, conversations, models, messages, tokenize, health):
+    chats = (chat, stored_chats, completions, messages)
+    for module in (capsules, sessions, *chats, responses, conversations, models, tokenize, health):
         app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
     app.include_router(page.router)
     errors.install(app)

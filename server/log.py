@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
+from server.chat_rows import ChatLog
 from server.claims import Key, SessionBusy
 from server.database import Durability, LogDamaged, LogFull, LogUnavailable, SessionDamaged
 from server.holds import Holds
@@ -112,7 +113,8 @@ class SessionLog(Holds):
         password.
 
         A file that is damaged is set aside, and the log goes on with what is left of it: see ``salvage``, which is None
-        otherwise. ``older``: this is not the log that was here before. ``responses`` are those of its sessions.
+        otherwise. ``older``: this is not the log that was here before. ``responses`` and stored ``chats`` are those of
+        its sessions.
         ``stranger`` is called where this server has not used this log before, or so long ago that nobody knows what was
         deleted since: its cache has to be emptied.
         """
@@ -126,6 +128,7 @@ class SessionLog(Holds):
                 stranger()
             self._servers.register(now())
             self.responses = ResponseLog(self._database, server, self._leases, self._in_thread)
+            self.chats = ChatLog(self._database, server, self._in_thread)
             with suppress(LogFull):  # no reason not to start: whoever looks for one tells so then
                 self.responses.fail_unfinished()
         except BaseException:

@@ -7,13 +7,15 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from scheduler.messages import Delta, TokenLogprob
 from server import objects
+from server.chat_rows import row_of
 from server.draft import Draft
 from server.errors import ApiError
 from server.log import Beside, Message
@@ -143,18 +145,25 @@ class ChatReply(Reply):
         echo: str = "",
         tier: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        kept: tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
         """``prompt``: None where the reply is replayed; ``echo`` stands before the reply's content; ``tier``: the
-        service tier that the client asked for, if it did; ``metadata``: other ones for the session."""
+        service tier that the client asked for, if it did; ``metadata``: other ones for the session;
+        ``kept``: of a chat that is stored, how it was asked for and the messages that were sent."""
         super().__init__(head, wish)
         self._beside = Beside(metadata=metadata)
+        self._kept = kept
         self._tokens = tokens
         self._prompt_ids = UNSET if prompt is None else tokens.told(prompt.ids)
         self._echo = echo
         self._tier = UNSET if tier is None else "default"  # there is no other one
 
     def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
-        return self._beside
+        if self._kept is None:
+            return self._beside
+        asked, sent = self._kept
+        body = msgspec.to_builtins(self.body([draft], usage, cache))
+        return replace(self._beside, response=row_of({**body, **asked}, sent))
 
     def opening(self, index: int, usage: UsageField) -> Sequence[objects.ChatChunk]:
         chunk = self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta("assistant", self._echo))], usage)

@@ -149,7 +149,7 @@ class SessionCancelled(msgspec.Struct, frozen=True, tag_field="object", tag="ses
 encoder = msgspec.json.Encoder()
 
 
-def body_of(answer: msgspec.Struct, status: int = 200) -> Response:
+def body_of(answer: msgspec.Struct | dict[str, Any], status: int = 200) -> Response:
     """An answer on its way out."""
     return Response(encoder.encode(answer), status, media_type="application/json")
 

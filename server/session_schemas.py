@@ -86,15 +86,9 @@ class Query(Strict):
     model_config = ConfigDict(strict=False, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class ListSessions(Query):
-    """``GET /v1/sessions``: a page of those used last, filtered. Times are Unix seconds; ``after`` is a session id."""
+class FilteredQuery(Query):
+    """A query for what has all of the given metadata."""
 
-    limit: int = Field(20, ge=1, le=100)
-    after: SessionId | None = None
-    order: Literal["asc", "desc"] = "desc"
-    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:@-]{0,128}$")] | None = None
-    used_after: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
-    used_before: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
     metadata: Metadata = Field(default_factory=dict, description="as metadata[key]=value, repeatable")
 
     @model_validator(mode="before")
@@ -113,6 +107,17 @@ class ListSessions(Query):
             else:
                 plain[name] = value
         return {**plain, "metadata": metadata} if metadata else plain
+
+
+class ListSessions(FilteredQuery):
+    """``GET /v1/sessions``: a page of those used last, filtered. Times are Unix seconds; ``after`` is a session id."""
+
+    limit: int = Field(20, ge=1, le=100)
+    after: SessionId | None = None
+    order: Literal["asc", "desc"] = "desc"
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:@-]{0,128}$")] | None = None
+    used_after: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
+    used_before: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
 
 
 class ExportSession(Query):

@@ -2,6 +2,7 @@
 
 Format 1 knew turns only. Format 2 has rows of every kind, their checksums, and in ``sessions`` all that a list shows.
 Format 3 has tombstones per server. Format 4 has responses. Format 5 has the receipts of turns, and leases.
+Format 6 has an index of stored chats.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sqlalchemy import Column, Index
 
 from server.database import REMEDY, LogDamaged, LogUnavailable
 
-FORMAT = 5
+FORMAT = 6
 MIGRATION_LOCK = 0x7761726D  # of PostgreSQL: one server at a time prepares the tables
 
 ANYONE = ""  # in place of a server: the next one that registers
@@ -108,6 +109,16 @@ responses = sql.Table(
 )
 unfinished = sql.text("status IN ('queued', 'in_progress')")  # without parameters: as of the index, or it is not used
 Index("responses_running", responses.c.server, sqlite_where=unfinished, postgresql_where=unfinished)
+CHAT_KEY = "chat-"  # how the keys of stored chats begin; those of responses are alphanumeric
+stored_chats = sql.text(f"substr(key, 1, {len(CHAT_KEY)}) = '{CHAT_KEY}'")  # the same holds for it
+chats_index = Index(
+    "responses_chats",
+    responses.c.created,
+    responses.c.session_id,
+    responses.c.row,
+    sqlite_where=stored_chats,
+    postgresql_where=stored_chats,
+)
 
 servers = sql.Table(
     "servers",  # each with a cache of its own, of which it has to forget what is deleted
@@ -194,6 +205,8 @@ def format_of_columns(connection: sql.Connection) -> int:
         return 3
     if "receipt" in lacks(turns):
         return 4
+    if chats_index.name not in {index["name"] for index in inspector.get_indexes(responses.name)}:
+        return 5
     return 0 if any(lacks(table) for table in metadata.tables.values()) else FORMAT
 
 

@@ -140,7 +140,7 @@ BAD = [
     wrong(f"{MODELS}/nobody", None, 404, "model", "GET"),
     wrong("/v1/embeddings", {"input": "x", "model": "m"}, 404),
     wrong("/v1/images/generations", {"prompt": "x"}, 404),
-    wrong(CHAT, None, 405, method="GET"),
+    wrong(CHAT, None, 405, method="PUT"),
     wrong(MODELS, None, 405, method="DELETE"),
     Case("POST", CHAT, {"messages": HI}, 415, "ErrorResponse", headers=(("content-type", "text/plain"),)),
 ]

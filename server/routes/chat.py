@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -17,25 +20,27 @@ from server.errors import bad_request
 from server.exchange import Exchange
 from server.face import Face, face_of
 from server.identity import Session, named_session
-from server.log import SessionRecord
+from server.log import Idempotency, SessionRecord
 from server.prompts import Prompt, chat_prompt, room
 from server.replay import idempotency_of, replayed
 from server.replies import ChatReply, Head, Reply, UsageWish
 from server.schemas import ChatRequest, ReplyRequest
+from server.stored_chats import BEGUN, asked, sent
 from server.tools import calls_of, is_read, reply_grammar
 from server.vendor_fields import NO_WISH, TokenWish, banned
 
 router = APIRouter(route_class=JsonRoute)
+Kept = tuple[dict[str, Any], list[dict[str, Any]]]  # of a chat that is stored: how it was asked for, what was sent
 Writer = Callable[[Head, bool], Reply]  # from a head, and whether the turn is replayed from the log
 
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """The reply to a whole conversation, or with ``session_id`` to what is new in one. A conversation that is to be
-    stored and has no session begins one."""
+    stored and has no session begins one; a stored chat can be listed and fetched."""
     session = named_session(request, body.session_id)
     if session is None and body.store:
-        session = Session(request.state.tenant, f"sess_{uuid.uuid4().hex}", stateful=False)
+        session = Session(request.state.tenant, f"{BEGUN}{uuid.uuid4().hex}", stateful=False)
     return await chat(body, request, session)
 
 
@@ -53,7 +58,8 @@ async def chat(body: ChatRequest, request: Request, session: Session | None, wri
         raise bad_request("metadata is kept with a session: it needs one, or store: true.", "metadata", "invalid_value")
     with ExitStack() as held:
         record = await face.open(session, held)
-        again = await replayed(request, body, face, session, chat_replay(body, face, session, writer))
+        kept = await kept_id(face, body, session, idempotency_of(request, body))
+        again = await replayed(request, body, face, session, chat_replay(body, face, session, writer, kept))
         if again is not None:
             return again
         base = record if session is not None and session.stateful else None
@@ -112,28 +118,40 @@ async def answer(
         for choice in range(body.n)
     ]
     head = Head.new("chatcmpl", face.served_name, facts.fingerprint, name)
-    reply = (writer or chat_writer(body, prompt))(head, False)
+    kept = None
+    if body.store:
+        kept = asked(body, submits[0].sampling, request.state.request_id), sent(body, prompt.messages)
+    reply = (writer or chat_writer(body, prompt, kept))(head, False)
     key = idempotency_of(request, body)
     return await Exchange(face, body, session, record, [prompt], submits, reply, key, drafts).respond(request, held)
 
 
-def chat_writer(body: ReplyRequest, prompt: Prompt | None = None) -> Writer:
+def chat_writer(body: ReplyRequest, prompt: Prompt | None = None, kept: Kept | None = None) -> Writer:
     """Chat completions; without tokens and logprobs where they are replayed (``prompt`` None), as the log does not tell
     them."""
     tokens = NO_WISH if prompt is None else TokenWish.of(body, body.token_logprobs)
     made = partial(ChatReply, wish=UsageWish.of(body), tokens=tokens, prompt=prompt, echo=body.echoed)
-    return lambda head, replayed: made(head, tier=body.service_tier, metadata=body.metadata)
+    return lambda head, replayed: made(head, tier=body.service_tier, metadata=body.metadata, kept=kept)
 
 
 def chat_replay(
-    body: ReplyRequest, face: Face, session: Session | None, writer: Writer | None = None
+    body: ReplyRequest, face: Face, session: Session | None, writer: Writer | None = None, id: str | None = None
 ) -> Callable[[int], Reply]:
-    """The objects of a replayed chat, for ``replayed``."""
+    """The objects of a replayed chat, for ``replayed``. ``id``: that of the stored one."""
     name = session.name if session else None
     fingerprint = face.facts.fingerprint
 
     def reply(created: int) -> Reply:
         head = Head.new("chatcmpl", face.served_name, fingerprint, name, created)
-        return (writer or chat_writer(body))(head, True)
+        return (writer or chat_writer(body))(head if id is None else replace(head, id=id), True)
 
     return reply
+
+
+async def kept_id(face: Face, body: ReplyRequest, session: Session | None, key: Idempotency | None) -> str | None:
+    """The id of the chat that was stored under an idempotency key; None where there is none."""
+    if session is None or key is None or not body.store:
+        return None
+    found = await face.log.responses.of_key(session.tenant, session.name, key.key)
+    stored = None if found is None else found[1]
+    return None if stored is None else str(json.loads(stored.body)["id"])

@@ -236,7 +236,7 @@ ADDRESSES = [
     Kind("another model's page", "model", None, f"/v1/models/{CANARY}", "GET", 404),
     Kind("embeddings", None, {"input": CANARY}, "/v1/embeddings", status=404),
     Kind("tokenise at the root of another server", None, {"prompt": CANARY}, "/invocations", status=404),
-    Kind("a method that is not there", None, None, CHAT, "GET", 405),
+    Kind("a method that is not there", None, None, CHAT, "PUT", 405),
     Kind("TRACE", None, None, CHAT, "TRACE", 405),
     Kind("a question from another site's page", None, None, CHAT, "OPTIONS", 405, {"origin": "http://evil.example"}),
     Kind("an unknown parameter in the URL", "colour", {"messages": HELLO}, f"{CHAT}?colour={CANARY}"),

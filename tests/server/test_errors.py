@@ -125,7 +125,7 @@ async def test_many_faults_cost_one_finding(site: Site) -> None:
         ("POST", "/v1/embeddings", 404),
         ("GET", "/v1/models/", 404),
         ("GET", "/v1/models/other", 404),
-        ("GET", "/v1/chat/completions", 405),
+        ("PUT", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/health", 405),
         ("POST", "/v1/sessions//chat/completions", 404),
