@@ -98,9 +98,10 @@ class Archive:
 
     # -- every step -------------------------------------------------------------------------------------------------
 
-    def poll(self) -> None:
-        """Take in what was read and written, and begin what is to be written."""
+    def poll(self, idle: bool = True) -> None:
+        """Take in what was read and written, and begin what is to be written; ``idle``: no turn runs or waits."""
         self._background.poll()
+        self.saver.rest(idle)
         self.saver.pump()
         self.saver.look()
         self._store.trim()

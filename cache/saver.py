@@ -28,6 +28,7 @@ from cache.trouble import Trouble
 log = logging.getLogger("warmturn.engine")
 
 _PAUSE = 5.0  # seconds without a write after one that failed
+_QUIET = 0.25  # seconds without a turn after which what nobody may ever want is written
 _STUCK = 10.0  # seconds after which a write is not waited for
 _HEADER = 4096  # bytes of a file besides its tensors, about
 
@@ -51,7 +52,8 @@ class Saver:
 
     A write holds its pages like a session would, warm: until it is done they neither move nor are written to. At
     most ``limit`` bytes are under way; who waits meanwhile is written once with all it has by then, named sessions
-    first.
+    first. A session without a name that nobody has gone on from yet is written when no turn has run for a moment, or
+    at the end: most of these are never asked for again, and writing them takes cores from turns.
     """
 
     def __init__(self, pool: PagePool, disk: DiskTier, lane: Lane, codec: Codec, limit: int) -> None:
@@ -67,7 +69,9 @@ class Saver:
         self._lane = lane
         self._codec = codec
         self._limit = limit
-        self._wanted: tuple[OrderedDict[SessionCache, None], ...] = (OrderedDict(), OrderedDict())  # named, anonymous
+        # named, without a name, and those without one that nobody has gone on from
+        self._wanted: tuple[OrderedDict[SessionCache, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
+        self._idle_since: float | None = time.monotonic()
         self._cold: dict[SessionCache, None] = {}  # left the device before it was their turn
         self._under_way: dict[Segment, _Write] = {}  # oldest first
         self._bytes = 0
@@ -82,8 +86,9 @@ class Saver:
 
     @property
     def ready(self) -> bool:
-        """Whether a write could begin now."""
-        return any(self._wanted) and time.monotonic() >= self._paused_until
+        """Whether a write could begin now, or will as soon as it has been quiet for long enough."""
+        wanted = self._wanted[:2] if self._idle_since is None else self._wanted
+        return any(wanted) and time.monotonic() >= self._paused_until
 
     @property
     def working(self) -> bool:
@@ -92,8 +97,19 @@ class Saver:
         return oldest is not None and time.monotonic() - oldest.since < _STUCK
 
     def wants(self, session: SessionCache) -> bool:
-        """Whether ``session`` waits to be written."""
-        return any(session in wanted for wanted in self._wanted)
+        """Whether ``session`` will be written before long."""
+        return any(session in wanted for wanted in self._wanted[:2])
+
+    def rest(self, idle: bool) -> None:
+        """Tell whether any turn runs or waits now."""
+        if not idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
+
+    @property
+    def _quiet(self) -> bool:
+        return self._idle_since is not None and time.monotonic() - self._idle_since >= _QUIET
 
     @property
     def held(self) -> Counter[Page]:
@@ -109,7 +125,8 @@ class Saver:
         """``session`` is idle now: write what is new of it, when there is time."""
         session.settle()
         if session.saved_length < session.length:
-            self._wanted[session.name is None][session] = None
+            once = not session.continued and session.pinned_until <= time.time()
+            self._wanted[0 if session.name is not None else 1 + once][session] = None
 
     def unwant(self, session: SessionCache) -> None:
         """``session`` runs or is gone: what is under way goes on, nothing else is begun."""
@@ -120,8 +137,9 @@ class Saver:
         """Begin writes, as many as fit; with ``everything`` all of them, also from the host tier."""
         if time.monotonic() < self._paused_until:
             return
+        due = self._wanted if everything or self._quiet else self._wanted[:2]
         while everything or not self._under_way or self._bytes < self._limit:
-            session = next((session for wanted in self._wanted for session in wanted), None)
+            session = next((session for wanted in due for session in wanted), None)
             if session is None:
                 break
             self.unwant(session)
@@ -137,7 +155,7 @@ class Saver:
     def write_now(self, session: SessionCache) -> None:
         """Begin to write an idle session before all others, if anything of it is not on disk."""
         self.want(session)
-        if self.wants(session):
+        if any(session in wanted for wanted in self._wanted):
             self.unwant(session)
             self._begin(session, copied=not session.warm)
 

@@ -61,6 +61,8 @@ class SessionCache:
         self.saved: Segment | None = None
         self.saved_length = 0
         self.private = False
+        self.asked = 0  # tokens of the newest turn's prompt
+        self.continued = False  # a turn has gone on from what another one left
         self.pinned_until = 0.0  # Unix seconds: idle KV is evicted last until then
         self._anonymous = uuid.uuid4().hex
         self._table: torch.Tensor | None = None

@@ -126,6 +126,7 @@ class SessionStore:
         session.move(self.pool.device.device)
         session.checkpoint()
         session.token_ids = array("i", prompt)
+        session.asked, session.continued = len(prompt), session.continued or (known and reused > 0)
         self.reserve(session, len(prompt))
         self._index.put(tenant, long, session)
         if name is not None and named is not session:
@@ -273,6 +274,8 @@ class SessionStore:
         branch.mask = trunk.mask[:length]
         branch.pages = trunk.pages[: -(-length // self.pool.page_size)]
         branch.private = trunk.private
+        # Templates write the end of a prompt differently once there is a reply; others with that beginning end before.
+        branch.continued = not trunk.running and length >= trunk.asked - self.pool.page_size
         branch.saved, branch.saved_length = trunk.saved, trunk.saved_length
         branch.settle()
         self.pool.share(branch.pages)

@@ -71,7 +71,7 @@ class Scheduler:
         """The next step: turns, and how many tokens each feeds. Newly admitted ones have their receipt."""
         self._steps += 1
         if self.store.archive is not None:
-            self.store.archive.poll()
+            self.store.archive.poll(idle=not len(self))
         plan: dict[Turn, int] = {}
         budget = self._max_step_tokens
         for turn in self.running[:] if self.store.threshold is not None else ():
