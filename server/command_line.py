@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import textwrap
 import typing
@@ -18,6 +19,7 @@ from server.bench_config import BenchConfig
 from server.cluster_config import ClusterConfig
 from server.config import ChatConfig, ClientConfig, ServeConfig, UsageError
 from server.doctor_config import DoctorConfig
+from server.environment import misspelt
 from server.session_verbs import JSON, VERBS, SessionsCommand
 
 COMMANDS: dict[str, tuple[type[BaseSettings], str]] = {
@@ -37,6 +39,8 @@ def parse(arguments: Sequence[str]) -> Command:
     """What was asked for, with its configuration. Raises UsageError; ``--help`` and ``--version`` exit."""
     ours, behind = _divided(list(arguments))
     given = vars(_parser().parse_args(ours))
+    if fault := misspelt(os.environ, _variables()):
+        raise UsageError(fault)
     config, _ = COMMANDS[given.pop("command")]
     verb = given.pop("verb", None)
     if verb is None:
@@ -49,6 +53,15 @@ def parse(arguments: Sequence[str]) -> Command:
     parsed = _configured(config, settings)
     assert isinstance(parsed, ClientConfig)
     return SessionsCommand(parsed, verb, given)
+
+
+def _variables() -> dict[str, str]:
+    """Every variable of every command, and the flag that it stands for."""
+    return {
+        environment_variable(config, name): flag(name, field)
+        for config, _ in COMMANDS.values()
+        for name, field in config.model_fields.items()
+    }
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -18,7 +18,7 @@ from server_process import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 START = 300.0  # seconds that a start may take on a busy machine
-MARK = "WARMTURN_TEST_CLUSTER"
+MARK = "TEST_CLUSTER_OF_WARMTURN"
 KEY = "key-of-the-test-cluster"
 
 

@@ -241,3 +241,34 @@ def test_a_wrong_variable_is_named(variable: str, value: str, monkeypatch: pytes
     monkeypatch.setenv(f"WARMTURN_{variable}", value)
     with pytest.raises(UsageError, match=f"^WARMTURN_{variable}: "):
         serve()
+
+
+@pytest.mark.parametrize("command", [["serve"], ["chat"], ["bench"], ["doctor"], ["sessions", "list"], ["cluster"]])
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("WARMTURN_API_KEYS", "WARMTURN_API_KEY (--api-key)"),
+        ("warmturn_kv_memry", "WARMTURN_KV_MEMORY (--kv-memory)"),
+        ("WARMTURN_CHAT_ULR", "WARMTURN_CHAT_URL (--url)"),
+        ("WARMTURN_Q", "--help"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_and_the_nearest_named(
+    command: list[str], variable: str, near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "me=secret")
+    with pytest.raises(UsageError, match=rf"^{variable}: .*{re.escape(near)}") as fault:
+        parse(command)
+    assert "secret" not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["WARMTURN_BENCH_MODEL", "WARMTURN_CHAT_URL", "WARMTURN_REMOTE", "WARMTURN_SERVICE_HOST", "WARMTURN_PORT_8000_TCP"],
+)
+def test_variables_of_other_commands_and_of_kubernetes_are_no_faults(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "http://there:1")
+    assert serve().port == 8000
+    assert chat()
