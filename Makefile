@@ -19,11 +19,12 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := .venv/.installed
+DEV_STAMP := .venv/.installed-dev
 CLIENTS := .venv-clients/bin
 CLIENTS_STAMP := .venv-clients/.installed
 # What the GPU's targets run in, and what that must have gone through before.
 GPU_PYTHON := $(if $(INSTALLED),$(PYTHON),$(BIN)/python)
-FOR_GPU := $(if $(INSTALLED),,$(STAMP))
+FOR_GPU := $(if $(INSTALLED),,$(DEV_STAMP))
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
@@ -32,12 +33,12 @@ TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
 
-setup: $(STAMP)
+setup: $(DEV_STAMP)
 
-test: $(STAMP)
+test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: $(STAMP)
+test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/crash
 
 # No conftest, as that needs PostgreSQL's client; warnings of other versions of packages are not ours to mend.
@@ -45,15 +46,15 @@ test-cuda: $(FOR_GPU)
 	$(GPU_PYTHON) -m pytest -rs -W default --noconftest tests/test_cuda.py
 
 # kill -9, crash points, damaged files and races, against real servers; the sweep needs strace.
-test-crash: $(STAMP)
+test-crash: $(DEV_STAMP)
 	CRASH_KILLS=$(or $(KILLS),200) CRASH_EVERY=$(or $(EVERY),1) CRASH_DAMAGES=$(or $(DAMAGES),1000) \
 	  $(BIN)/python -m pytest -s -m slow tests/crash
 
 # Every architecture of transformers as a tiny random model, about ten minutes; writes docs/architectures.md.
-test-architectures: $(STAMP)
+test-architectures: $(DEV_STAMP)
 	$(BIN)/python tests/architectures/run.py --jobs 2 --out docs/architectures.md
 
-check: $(STAMP)
+check: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -67,7 +68,7 @@ bench: $(STAMP)
 	$(BIN)/python tools/bench.py $(if $(MODEL),'$(MODEL)') $(ARGS)
 
 # About twenty minutes; ARGS="turn written" measures only these. See tools/bench_tiers.py.
-bench-tiers: $(STAMP)
+bench-tiers: $(DEV_STAMP)
 	$(BIN)/python -m tools.bench_tiers $(ARGS)
 
 # Within ten minutes on a GPU; ARGS="--tiny" tries it on whatever is there. See tools/bench_gpu.py.
@@ -75,27 +76,27 @@ bench-gpu: $(FOR_GPU)
 	$(GPU_PYTHON) -m tools.bench_gpu $(ARGS)
 
 # Random requests to every route, made by schemathesis; half an hour for 20,000.
-test-fuzz: $(STAMP)
+test-fuzz: $(DEV_STAMP)
 	$(PIP) install -q -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tools.fuzz --requests $(or $(REQUESTS),20000)
 
 # Ten times more load than the server can serve; about four minutes.
-bench-overload: $(STAMP)
+bench-overload: $(DEV_STAMP)
 	$(BIN)/python -m tools.overload $(ARGS)
 
 # Writes docs/api.md anew from the code.
-api-page: $(STAMP)
+api-page: $(DEV_STAMP)
 	$(BIN)/python -m tools.api_page > docs/api.md.new
 	mv docs/api.md.new docs/api.md
 
 # Writes constraints.txt anew from what is installed in .venv.
-pins: $(STAMP)
+pins: $(DEV_STAMP)
 	$(BIN)/python tools/pins.py > constraints.txt.new
 	mv constraints.txt.new constraints.txt
 
 # The Dockerfile's steps without a container engine, and the image tried; Linux, as root, with debootstrap. About four
 # minutes, and 4 GB in WORK; ARGS="--bind ..." for indexes that are folders of this machine.
-image-check: $(STAMP)
+image-check: $(DEV_STAMP)
 	$(BIN)/python -m deploy.check_image --work '$(or $(WORK),/var/tmp/warmturn-image)' $(ARGS)
 
 clean:
@@ -105,6 +106,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "warmturn needs Python 3.11 or newer as $(PYTHON); name another one with make PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing torch $(TORCH) and then the server into .venv: a minute or two, and nothing is said meanwhile"
 	@if nvidia-smi >/dev/null 2>&1; then \
 	  echo "torch $(TORCH): a GPU is there, taking the CUDA build"; \
 	  $(PIP) install -c constraints.txt $(TORCH_FROM) torch==$(TORCH); \
@@ -115,10 +117,18 @@ $(STAMP): pyproject.toml constraints.txt
 	    $(PIP) install -c constraints.txt torch==$(TORCH); \
 	  }; \
 	fi
-	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@echo "installing the server's packages"
+	@$(PIP) install -q -c constraints.txt -e .
+	@echo "compiling for this processor"
 	@$(BIN)/python -m cache.native || true
 	@$(BIN)/python -m scheduler.program || true
 	@touch $(STAMP)
+
+# What tests, linters and their clients need, beside what serves.
+$(DEV_STAMP): $(STAMP)
+	@echo "installing what tests and checks need: half a minute"
+	@$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $(DEV_STAMP)
 
 # instructor wants an older jiter than openai does, and works with the newer one.
 $(CLIENTS_STAMP): pyproject.toml constraints-clients.txt

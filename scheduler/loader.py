@@ -49,6 +49,8 @@ _EXTRAS = {
     "awq": "gptq",
     "accelerate": "accelerate",
 }
+_TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")  # files that may hold one
+_WORDS = "How far is the moon?"  # every tokenizer makes something of it
 _ENDLESS = 32_768  # context in tokens of a model that names no limit
 
 
@@ -144,8 +146,18 @@ def read_config(config: EngineConfig) -> Any:
 
 
 def _tokenizer(config: EngineConfig) -> Any:
+    """The tokenizer. Raises whatever its reader does, ``ValueError`` where there is none: for some models transformers
+    then makes an empty one."""
     where, options = _source(config.model)
-    return AutoTokenizer.from_pretrained(where, **options)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        if tokenizer.encode(_WORDS, add_special_tokens=False):
+            return tokenizer
+    except Exception:
+        folder = Path(where)
+        if options or not folder.is_dir() or any(file for name in _TOKENIZERS for file in folder.glob(name)):
+            raise
+    raise ValueError("there is no tokenizer (such as tokenizer.json) beside the weights: no text can be read")
 
 
 def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tuple[Any, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -23,6 +24,8 @@ from scheduler import cgroups
 from scheduler.followers import Followers
 from scheduler.messages import EngineConfig
 from scheduler.probe import Verdict
+
+log = logging.getLogger("warmturn.engine")
 
 _SMALLEST = 4  # pages: below that not even a short chat fits
 _STATES = 3  # what one idle session keeps at least: its state and the checkpoints of its last turn
@@ -59,6 +62,7 @@ def build_store(
         raise TooSmall(
             f"--kv-memory {budget} bytes hold {slots} pages of {page_bytes} bytes; at least {need} are needed"
         )
+    _tell_bounds(config, slots * page_bytes * (2 if stateful else 1), device)
     host_budget = config.host_memory if config.host_memory is not None else physical_memory() // 4 if cuda else 0
     host_slots = min(host_budget // (page_bytes * config.tensor_parallel), _MOST)
     states = (budget + host_budget) // 2 if stateful else None
@@ -74,6 +78,17 @@ def build_store(
     except (RuntimeError, MemoryError) as error:  # the allocator's
         raise TooSmall(f"this machine cannot give {budget} bytes to KV and {host_budget} to its host tier") from error
     return SessionStore(pool, states, threshold, config.tenant_share)
+
+
+def _tell_bounds(config: EngineConfig, used: int, device: torch.device) -> None:
+    """Tell of a budget that is more than can be used. ``used`` bytes are what is reserved of it."""
+    wanted = config.kv_memory
+    if wanted is None:
+        return
+    if wanted > 2 * used:
+        log.warning("--kv-memory: %d bytes are more than is ever used; %d are reserved", wanted, used)
+    if device.type == "cpu" and used > physical_memory():
+        log.warning("--kv-memory: %d bytes are more than the %d of this machine", used, physical_memory())
 
 
 def _pages(

@@ -183,7 +183,7 @@ class _Trial:
                         raise Unsupported(f"error {measured.error:.1e}")
                     if mode.learn() and self._measure(mode).error > tolerance:
                         mode.in_place = frozenset()
-                    self.tried.append(f"{describe(mode)}: error {measured.error:.1e}")
+                    self.tried.append(f"{describe(mode)}: {_agrees(self._model.dtype, tolerance)} {measured.error:.1e}")
                     report = ", ".join(self.tried)
                     return Verdict(
                         mode, measured.error, measured.shapes, measured.token_bytes, measured.skeleton, report
@@ -346,6 +346,12 @@ def _head(session: SessionCache) -> SessionCache:
 def describe(mode: Mode) -> str:
     """The mode and its resume rule in words."""
     return f"{mode.name}, token by token" if mode.token_by_token else mode.name
+
+
+def _agrees(dtype: torch.dtype, allowed: float) -> str:
+    """What is said in front of the error of a mode that is right."""
+    kind = str(dtype).removeprefix("torch.")
+    return f"agrees with a plain forward up to rounding in {kind}; allowed {allowed:.1e}, measured"
 
 
 def _brief(error: BaseException) -> str:

@@ -108,7 +108,10 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         store.archive = build_archive(config, store, identity)
     pool = store.pool
     # One page is kept for copy-on-write, so that the longest turn can always run alone.
-    context = min(config.max_context or loaded.context, loaded.context, (pool.device.slots - 1) * PAGE_SIZE)
+    room = (pool.device.slots - 1) * PAGE_SIZE
+    context = min(config.max_context or loaded.context, loaded.context, room)
+    if room < loaded.context and config.max_context is None:  # else the server tells that it is not what was asked for
+        log.warning("--kv-memory: the context is %d tokens, as no more fit; the model has %d", room, loaded.context)
     embeddings = loaded.model.get_input_embeddings()
     step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
     scheduler = Scheduler(

@@ -37,6 +37,7 @@ def bench(config: BenchConfig, terminal: TextIO | None = None) -> int:
     try:
         if config.is_url:
             return asyncio.run(measured(config, config.target, config.model, pid_of(config), out))
+        tell(f"starting a server of {config.target}")
         with serving(config) as (url, pid):
             return asyncio.run(measured(config, url, SERVED, pid, out))
     except NoAnswer as error:
@@ -51,9 +52,11 @@ async def measured(config: BenchConfig, url: str, model: str | None, pid: int | 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=base, headers=headers, timeout=TURN_SECONDS, limits=limits) as http:
         client = Client(http, model or await first_model(http, url), pid, config.session_header)
+        tell("warming up")
         await client.warm_up()
         rows, loads = [HEAD], []
         show(out, config, HEAD)
+        tell(f"measuring: {len(config.sessions) + len(config.history)} rows, each shown when it is done")
         for load in [*(client.chats(n, config.turns) for n in config.sessions), *map(client.history, config.history)]:
             loads.append(await load)
             rows.append(row(loads[-1]))
@@ -88,6 +91,11 @@ def show(out: TextIO, config: BenchConfig, line: str) -> None:
     if not config.as_json:
         out.write(f"{line}\n")
         out.flush()
+
+
+def tell(doing: str) -> None:
+    """What takes its time now, for the person who waits."""
+    print(f"warmturn: {doing}", file=sys.stderr, flush=True)
 
 
 async def first_model(http: httpx.AsyncClient, url: str) -> str:

@@ -111,6 +111,8 @@ class Instance:
         self._face = app.state.face
         seldom_collected()
         self.entrance.open(app)
+        if not tokens.has_template:
+            say("the model has no chat template: it completes text, and chats are refused", logging.WARNING)
         if config.max_context is not None and facts.max_context < config.max_context:
             text = f"--max-context: the model and the KV memory allow {facts.max_context}, not {config.max_context}"
             say(text, logging.WARNING)

@@ -22,6 +22,7 @@ from server.config import ServeConfig, UsageError
 from server.connection import HttpConfig
 from server.engine import EngineFailed
 from server.engine_link import ENGINE_COMMAND
+from server.hub import look_for
 from server.instance import HTTP_SECONDS, Instance, opened_log, quiet, summary
 from server.log import SessionLog
 from server.logs import say
@@ -44,6 +45,7 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
     without_torch()
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
         log = opened_log(config, folder)
+        look_for(config.source)
         if not config.api_key and not is_loopback(listener):
             say("warning: no --api-key is set: everyone who reaches this port is served", logging.WARNING)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CONTEXT, make_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedModel
 
-from scheduler.loader import Loaded, LoadFailed, fingerprint, load, read_config, read_model
+from scheduler import process
+from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load, read_config, read_model
 from scheduler.messages import EngineConfig, Generation, Loading
 from scheduler.probe import describe
 from scheduler.weights import digest
@@ -90,6 +91,26 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_an_empty_folder(tmp_path: Path) -> None:
     reason(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer(copy: Path) -> None:
+    for file in copy.glob("*token*"):
+        file.unlink()
+    with pytest.raises(LoadFailed, match="there is no tokenizer"):
+        load_quietly(copy)
+
+
+@pytest.mark.parametrize(("memory", "told"), [(8, True), (None, False)])
+def test_a_context_that_memory_cuts_is_told(
+    memory: int | None, told: bool, llama: Path, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    loaded = load_quietly(llama)
+    kv = None if memory is None else memory * PAGE_SIZE * loaded.verdict.token_bytes
+    _, facts = process.build(EngineConfig("", str(llama), device="cpu", kv_memory=kv), loaded)
+    lines = [record.getMessage() for record in said.records if "--kv-memory" in record.getMessage()]
+    assert len(lines) == told
+    assert (facts.max_context < CONTEXT) is told
+    assert f"{facts.max_context} tokens" in "".join(lines) or not told
 
 
 def test_a_folder_without_weights(copy: Path) -> None:

@@ -65,6 +65,21 @@ def test_more_than_the_machine_has_is_one_clear_line() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("most", "physical", "told"),
+    [(8, 10**9, "more than is ever used"), (100, 9 * PAGE_BYTES, "of this machine"), (100, 10**9, "")],
+)
+def test_a_budget_that_cannot_be_used_whole_is_told_in_one_line(
+    most: int, physical: int, told: str, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "_MOST", most)
+    monkeypatch.setattr(memory, "physical_memory", lambda: physical)
+    build(config(20 * PAGE_BYTES))
+    lines = [record.getMessage() for record in said.records if "--kv-memory" in record.getMessage()]
+    assert len(lines) == bool(told)
+    assert told in "".join(lines)
+
+
 def test_a_gpu_s_host_tier_is_never_more_than_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "physical_memory", lambda: 100 * PAGE_BYTES)
     with pytest.raises(TooSmall, match=f"{101 * PAGE_BYTES} to its host tier"):

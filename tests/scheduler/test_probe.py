@@ -169,7 +169,7 @@ def test_an_earlier_verdict_is_measured_first(tmp_path: Path, monkeypatch: pytes
     (remembered,) = tmp_path.iterdir()
     assert json.loads(remembered.read_text())["mode"] == "alone"
     again = prepare(make_model("bloom"), tokenizer, tmp_path)
-    assert again.verdict.report.startswith("alone: error")  # nothing else was tried
+    assert again.verdict.report.startswith("alone: agrees")  # nothing else was tried
     remembered.write_text('{"mode": "packed"}')  # a lie costs a measurement and no more
     assert describe(prepare(make_model("bloom"), tokenizer, tmp_path).verdict.mode) == "alone"
     assert json.loads(remembered.read_text())["mode"] == "alone"

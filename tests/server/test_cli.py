@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from scripted_server import PATIENCE, environment, serving, warmturn
 
-from server.config import ServeConfig, UsageError
+from server.config import DEMO_FOLDER, ServeConfig, UsageError
 from server.serve import serve
 
 SLOW = {"torch", "transformers", "uvicorn", "fastapi", "sqlalchemy", "zmq", "httpx"}
@@ -122,6 +123,20 @@ def test_without_keys_on_all_interfaces_there_is_a_warning(tmp_path: Path) -> No
 def test_a_context_that_cannot_be_had_is_told(tmp_path: Path) -> None:
     with serving(tmp_path, "--max-context", "600") as server:
         server.wait_for("(--max-context: the model and the KV memory allow 512, not 600)")
+
+
+def test_a_model_without_a_chat_template_is_told_and_its_chats_are_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO_FOLDER / name, folder)
+    with serving(tmp_path, str(folder)) as server:
+        server.wait_for("(the model has no chat template: it completes text, and chats are refused)")
+        url = server.wait_for(r"serving base at (\S+)")
+        chat = {"model": "base", "messages": [{"role": "user", "content": "Hello"}]}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=chat)
+    assert answer.status_code == 400
+    assert "no chat template" in answer.json()["error"]["message"]
 
 
 def test_retries_of_the_hub_are_not_told_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

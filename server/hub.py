@@ -1,0 +1,46 @@
+"""The hub that models come from: when it cannot be reached, that is known in seconds and not after many tries."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from server.logs import say
+
+CONNECT_SECONDS = 4.0
+OFFLINE = "HF_HUB_OFFLINE"
+
+
+def look_for(model: str) -> None:
+    """Before a hub id is loaded: where the hub cannot be reached, this process and the engine take what was downloaded
+    before. With a proxy, or where that was asked for already, nothing is tried."""
+    proxied = any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ)
+    if Path(model).exists() or OFFLINE in os.environ or proxied:
+        return
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    say(f"looking for {model} at {endpoint}; what has to be downloaded is kept for the next time")
+    if not reachable(endpoint):
+        say(f"{endpoint} cannot be reached: taking what was downloaded before")
+        os.environ[OFFLINE] = "1"
+
+
+def reachable(endpoint: str) -> bool:
+    """Whether a connection is made within ``CONNECT_SECONDS``, its name looked up."""
+    url = urlsplit(endpoint)
+    connected = threading.Event()
+
+    def connect() -> None:
+        try:
+            port = url.port or (80 if url.scheme == "http" else 443)
+            socket.create_connection((url.hostname or "", port), CONNECT_SECONDS).close()
+            connected.set()
+        except (OSError, ValueError):
+            pass
+
+    trying = threading.Thread(target=connect, daemon=True)  # a name may take longer to look up than we wait
+    trying.start()
+    trying.join(CONNECT_SECONDS)
+    return connected.is_set()
