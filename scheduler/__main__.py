@@ -26,9 +26,20 @@ def main() -> int:
     return process.main(config)
 
 
-if __name__ == "__main__":
-    status = main()
+def run() -> None:
+    """Run the engine and end the process, with all its ranks: at once, as a thread that waits for another rank would
+    hold up an interpreter that waits for its threads. Status 1 where the engine failed.
+    """
+    try:
+        status = main()
+    except Exception:
+        log.exception("the engine cannot go on")
+        status = 1
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # everything is closed: taking the interpreter apart would cost a second
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    run()

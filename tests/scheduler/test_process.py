@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 import zmq
 from tiny_models import CONTEXT, greedy, model_of, save_model
 
@@ -32,21 +34,27 @@ from scheduler.messages import (
     pack_ids,
 )
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 180_000
 ROOT = Path(__file__).parents[2]
+FAILING = Path(__file__).with_name("failing_rank.py")
+RANKS_SECONDS = 10.0  # until all ranks are gone when one has failed
 
 
 class Process:
     """The engine process and the server's end of its socket."""
 
-    def __init__(self, model: str, folder: Path, **options: Any) -> None:
+    def __init__(self, model: str, folder: Path, *program: str, **options: Any) -> None:
+        """``program``: Python's arguments, another than the engine itself."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
         address = f"ipc://{folder}/engine"
         self._socket.bind(address)
         self._decode: Any = msgspec.msgpack.Decoder(FromEngine).decode
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "scheduler"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+            [sys.executable, *(program or ("-m", "scheduler"))],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
         )
         config = EngineConfig(address, model, **{"device": "cpu", "kv_memory": 1 << 20, **options})
         assert self.process.stdin is not None
@@ -191,3 +199,27 @@ def test_too_little_memory(model: str, started: list[Process], tmp_path: Path) -
     started.append(engine)
     assert "--kv-memory" in engine.until(Failed).message
     assert engine.wait() == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU")
+def test_rank_0_fails_alone(model: str, started: list[Process], tmp_path: Path) -> None:
+    """The other rank waits for it in the middle of a step, a thread of rank 0 waits for the other rank: all of them end
+    at once, and not when somebody has waited too long."""
+    switch = tmp_path / "fail"
+    engine = Process(model, tmp_path, str(FAILING), str(switch), tensor_parallel=2)
+    started.append(engine)
+    while not isinstance(engine.receive(), Ready):
+        pass
+    engine.send(submit("long", list(range(40, 60)), 100))
+    while not engine.until(StepOutputs).deltas:
+        pass
+    [follower] = Path(f"/proc/{engine.process.pid}/task/{engine.process.pid}/children").read_text().split()
+    switch.touch()
+    began = time.monotonic()
+    assert engine.wait() == 1
+    while Path(f"/proc/{follower}/cmdline").exists() and Path(f"/proc/{follower}/cmdline").read_bytes():
+        assert time.monotonic() - began < RANKS_SECONDS
+        time.sleep(0.05)
+    assert time.monotonic() - began < RANKS_SECONDS
+    assert engine.process.stderr is not None
+    assert b"planted" in engine.process.stderr.read()
