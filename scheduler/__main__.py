@@ -33,7 +33,7 @@ def run() -> None:
     try:
         status = main()
     except Exception:
-        log.exception("the engine cannot go on")
+        logging.getLogger("warmturn.engine").exception("the engine cannot go on")
         status = 1
     logging.shutdown()
     sys.stdout.flush()

@@ -49,16 +49,24 @@ class HasPort(Protocol):
 
 
 class Nginx:
-    """The configuration of ``deploy/nginx.conf`` on a free port, over some servers. A context manager."""
+    """The configuration of ``deploy/nginx.conf`` on a free port, over some servers. A context manager.
 
-    def __init__(self, folder: Path, over: Sequence[HasPort]) -> None:
+    ``names``: the port of a name server on 127.0.0.1 that knows where replica-1 and replica-2 are, at the ports of the
+    servers; without it they are at 127.0.0.1, and no names are looked up.
+    """
+
+    def __init__(self, folder: Path, over: Sequence[HasPort], names: int | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         folder.mkdir()
         text = (ROOT / "deploy" / "nginx.conf").read_text()
         for number, server in enumerate(over, 1):
-            assert f"replica-{number}:8000" in text
-            text = text.replace(f"replica-{number}:8000", f"127.0.0.1:{server.port}")
+            assert f"replica-{number}:8000 max_fails=0 resolve;" in text
+            host = "127.0.0.1" if names is None else f"replica-{number}"
+            text = text.replace(f"replica-{number}:8000", f"{host}:{server.port}")
+        if names is None:
+            text = re.sub(r"^ *resolver.*\n", "", text, flags=re.MULTILINE).replace(" resolve;", ";")
+        text = text.replace("resolver 127.0.0.11 valid=5s", f"resolver 127.0.0.1:{names} valid=1s")
         text = text.replace("listen 8000", f"listen 127.0.0.1:{self.port}").replace("/tmp/", f"{folder}/")
         text = text.replace("/dev/stdout", f"{folder}/access.log").replace("processes auto", "processes 2")
         if os.geteuid() == 0:
@@ -88,6 +96,14 @@ class Nginx:
     def lines(self) -> list[str]:
         """The access log."""
         return (self._folder / "access.log").read_text().splitlines()
+
+
+def looks_names_up() -> bool:
+    """Whether the installed nginx looks the names of servers up again."""
+    if not installed():
+        return False
+    told = subprocess.run([installed(), "-v"], capture_output=True, text=True, check=True).stderr
+    return tuple(map(int, told.rpartition("nginx/")[2].split()[0].split("."))) >= (1, 27, 3)
 
 
 def installed() -> str:

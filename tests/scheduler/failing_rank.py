@@ -31,7 +31,7 @@ def main(file: Path) -> None:
             raise RuntimeError("planted")
         return forward(mode, step, keep)
 
-    PackedMode.forward = failing  # type: ignore[method-assign]
+    PackedMode.forward = failing  # type: ignore[method-assign,assignment]
     engine.run()
 
 
