@@ -92,8 +92,9 @@ def test_replicas_share_all_but_their_data_dirs() -> None:
 
 def test_the_router_knows_the_replicas() -> None:
     router = COMPOSE["services"]["router"]
-    [file] = [volume.split(":")[0] for volume in router["volumes"]]
-    text = (FILE.parent / file).read_text()
+    [file, spool] = [volume.split(":") for volume in router["volumes"]]
+    text = (FILE.parent / file[0]).read_text()
+    assert f"client_body_temp_path {spool[1]};" in text  # capsules of gigabytes: not into memory
     upstreams = set(re.findall(r"^\s*server\s+([\w.-]+):(\d+)\b", text, re.MULTILINE))
     assert upstreams == {(name, str(PORT)) for name in router["depends_on"]}
     assert set(router["depends_on"]) == {name for name in SERVERS if SERVERS[name]["profiles"] == ["cluster"]}
