@@ -121,7 +121,11 @@ def wish_of(body: ReplyRequest, tokens: Tokens) -> Wish:
         if name not in tokens.variables:
             param = "chat_template_kwargs"
             raise bad_request(f"{param} names what this model's chat template does not read.", param, "invalid_value")
-    template = {**effort_variables(body.reasoning_effort, tokens), **body.chat_template_kwargs}
+    template = {
+        **effort_variables(body.reasoning_effort, tokens),
+        **verbosity_variables(body.verbosity, tokens, "verbosity"),
+        **body.chat_template_kwargs,
+    }
     return Wish(tools, template, body.reasoning_history == "drop", body.goes_on)
 
 
@@ -133,6 +137,18 @@ def effort_variables(effort: str | None, tokens: Tokens) -> dict[str, Scalar]:
     if effort != "none":
         known["reasoning_effort"] = effort
     return {name: value for name, value in known.items() if name in tokens.variables}
+
+
+def verbosity_variables(verbosity: str | None, tokens: Tokens, param: str) -> dict[str, Scalar]:
+    """What the chat template is told of a verbosity. Raises a 400 for one that it does not read, ``medium`` aside."""
+    if verbosity is None:
+        return {}
+    if "verbosity" in tokens.variables:
+        return {"verbosity": verbosity}
+    if verbosity != "medium":
+        message = f"{param} can be medium only: this model's chat template does not read it."
+        raise bad_request(message, param, "unsupported_parameter")
+    return {}
 
 
 def texts_of(messages: Iterable[Message], wish: Wish = NO_WISH) -> Iterator[str]:

@@ -30,6 +30,7 @@ from server.prompts import (
     room,
     texts_of,
     too_long,
+    verbosity_variables,
 )
 from server.response_schemas import InputRequest
 from server.tokens import Tokens
@@ -61,8 +62,7 @@ def response_prompt(
 def wish_of(body: InputRequest, tokens: Tokens) -> Wish:
     """What a response asks for beside its messages. Its tools are its own; an effort holds until there is another."""
     template = effort_variables(body.reasoning.effort, tokens)
-    if body.text.verbosity is not None and "verbosity" in tokens.variables:
-        template["verbosity"] = body.text.verbosity
+    template |= verbosity_variables(body.text.verbosity, tokens, "text.verbosity")
     return Wish([tool.plain() for tool in body.tools], template)
 
 

@@ -22,6 +22,7 @@ from server.tool_schemas import (
     FunctionType,
     NamedFunction,
     NamedTool,
+    OfFunctions,
     ToolChoice,
 )
 
@@ -41,7 +42,7 @@ Include = Literal[
 Later = Mapping[str, tuple[object, ...]]
 
 
-class FunctionTool(Strict):
+class FunctionTool(OfFunctions):
     """One entry of ``tools``."""
 
     LATER: ClassVar[Later] = {
@@ -82,7 +83,7 @@ def distinct(tools: list[FunctionTool]) -> list[FunctionTool]:
     return tools
 
 
-class NamedChoice(Strict):
+class NamedChoice(OfFunctions):
     """A function by its name."""
 
     type: FunctionType
@@ -164,7 +165,7 @@ class TextFormat(Strict):
 
 
 class TextConfig(Strict):
-    """About the answer's text. ``verbosity`` is told to templates that read it."""
+    """About the answer's text. ``verbosity`` is told to templates that read it; others know ``medium`` only."""
 
     format: TextFormat = Field(default_factory=lambda: TextFormat.model_validate({"type": "text"}))
     verbosity: Literal["low", "medium", "high"] | None = None

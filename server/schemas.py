@@ -247,11 +247,11 @@ class ReplyRequest(Tooled, GenerationRequest):
         "function_call": (),
         "modalities": (["text"],),
         "audio": (),
-        "verbosity": ("medium",),
         "web_search_options": (),
         "moderation": (),
     }
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_history: Literal["keep", "drop"] = "keep"
     chat_template_kwargs: Annotated[dict[str, str | int | float | bool], Field(max_length=16)] = Field(
         default_factory=dict

@@ -20,6 +20,21 @@ def only_functions(value: object) -> object:
     return value
 
 
+class OfFunctions(Strict):
+    """What has a type, and is refused by that before its fields are looked at, which are those of another type."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def type_first(cls, data: object) -> object:
+        """Only functions are called here."""
+        if isinstance(data, dict):
+            try:
+                only_functions(data.get("type"))
+            except ValueError as error:
+                raise wrong("type", str(error)) from None
+        return data
+
+
 FunctionType = Annotated[Literal["function"], BeforeValidator(only_functions)]
 FunctionName = Annotated[str, Field(pattern=NAME)]
 
@@ -33,7 +48,7 @@ class Function(Strict):
     strict: bool = False
 
 
-class Tool(Strict):
+class Tool(OfFunctions):
     """One entry of ``tools``."""
 
     LATER: ClassVar[Harmless] = {"custom": ()}
@@ -65,7 +80,7 @@ class NamedFunction(Strict):
     name: FunctionName
 
 
-class NamedTool(Strict):
+class NamedTool(OfFunctions):
     """A tool by its name."""
 
     type: FunctionType

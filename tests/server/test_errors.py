@@ -14,7 +14,6 @@ SECRET = "s3cr3t"
 UNSUPPORTED: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "audio": {"voice": "alloy"},
-    "verbosity": "low",
     "web_search_options": {},
 }
 

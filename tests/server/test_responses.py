@@ -64,7 +64,7 @@ async def test_what_was_asked_is_told(site: Site) -> None:
         "reasoning": {"effort": "low", "summary": "auto"},
         "safety_identifier": "s",
         "temperature": 0.5,
-        "text": {"format": {"type": "json_object"}, "verbosity": "low"},
+        "text": {"format": {"type": "json_object"}, "verbosity": "medium"},
         "tools": [
             {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": False}
         ],

@@ -193,7 +193,9 @@ CALLING: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [
 RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom"),
+    ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
+    ({"tools": [{"type": "mcp", "server_label": "s", "server_url": "http://h"}]}, "tools[0].type"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "mcp", "server_label": "s"}}, "tool_choice.type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function.name"),
@@ -270,6 +272,7 @@ TAKEN: list[dict[str, Any]] = [
     {"tool_choice": "auto"},
     {"tool_choice": "none"},
     {"reasoning_effort": "low"},
+    {"reasoning_effort": "max"},
     {"service_tier": "auto"},
     {"prediction": {"type": "content", "content": [{"type": "text", "text": "Hello there"}]}},
     {"safety_identifier": "someone", "user": "someone"},
@@ -595,3 +598,51 @@ async def test_only_text_can_be_gone_on_with(site: Site, last: dict[str, Any]) -
 async def test_a_template_that_hides_the_beginning_is_told(site: Site) -> None:
     response = await site.chat(messages=[*HELLO, {"role": "assistant", "content": "x"}], continue_final_message=True)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "continue_final_message")
+
+
+# --- verbosity ----------------------------------------------------------------------------------------------
+
+SAYS_HOW_MUCH = NO_TOOLS + "{{ verbosity }}"
+verbose = functools.partial(tokens_with, SAYS_HOW_MUCH)
+
+
+@served(tokens=verbose)
+async def test_verbosity_reaches_a_template_that_reads_it(site: Site) -> None:
+    for level in ("low", "medium", "high"):
+        assert (await site.chat(verbosity=level)).status_code == 200
+        assert site.engine._tokens.decode(last_prompt(site)).endswith(level)
+        response = await site.http.post("/v1/responses", json={"input": "Hello", "text": {"verbosity": level}})
+        assert response.status_code == 200, response.text
+        assert site.engine._tokens.decode(last_prompt(site)).endswith(level)
+
+
+@served()
+async def test_where_the_template_does_not_read_it_verbosity_is_medium(site: Site) -> None:
+    bodies: list[tuple[str, str, dict[str, Any]]] = [
+        ("/v1/chat/completions", "verbosity", {"messages": HELLO}),
+        ("/v1/responses", "text.verbosity", {"input": "Hello"}),
+        ("/v1/responses/input_tokens", "text.verbosity", {"input": "Hello"}),
+    ]
+    for path, param, body in bodies:
+        for level, status in (("low", 400), ("medium", 200), ("high", 400)):
+            given = {"verbosity": level} if param == "verbosity" else {"text": {"verbosity": level}}
+            response = await site.http.post(path, json={**body, **given})
+            assert response.status_code == status, response.text
+            if status == 400:
+                error = response.json()["error"]
+                assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("kind", ["mcp", "web_search", "file_search", "custom", "shell"])
+@served()
+async def test_a_tool_of_another_kind_is_refused_by_its_type(site: Site, kind: str) -> None:
+    tool = {"type": kind, "server_label": "s", "server_url": "http://host", "name": "n", "format": {"type": "text"}}
+    for path, body in (("/v1/responses", {"input": "Hello"}), ("/v1/chat/completions", {"messages": HELLO})):
+        response = await site.http.post(path, json={**body, "tools": [tool]})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "tools[0].type")
+        assert "not supported" in error["message"]
+    choice = {"type": kind, "server_label": "s"}
+    function = {"type": "function", "name": "n"}
+    response = await site.http.post("/v1/responses", json={"input": "a", "tools": [function], "tool_choice": choice})
+    assert response.json()["error"]["param"] == "tool_choice.type"
