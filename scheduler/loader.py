@@ -27,7 +27,7 @@ from transformers.utils import is_accelerate_available
 
 from cache.layers import Layer, read_layers
 from cache.ranks import RankLost
-from scheduler import cores, division
+from scheduler import cores, division, load_errors
 from scheduler.compiled import Compiling
 from scheduler.followers import Followers
 from scheduler.generation import generation_of, read_generation
@@ -39,16 +39,6 @@ from scheduler.seq2seq import first_tokens
 from scheduler.weights import digest, stored_bytes
 
 PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
-# Libraries that transformers needs for some checkpoints, by what its error says, and the extra that installs each.
-_EXTRAS = {
-    "gguf": "gguf",
-    "torchao": "torchao",
-    "bitsandbytes": "bitsandbytes",
-    "compressed": "compressed-tensors",
-    "gptq": "gptq",
-    "awq": "gptq",
-    "accelerate": "accelerate",
-}
 _TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")  # files that may hold one
 _WORDS = "How far is the moon?"  # every tokenizer makes something of it
 _ENDLESS = 32_768  # context in tokens of a model that names no limit
@@ -104,8 +94,8 @@ def load(config: EngineConfig, tell: Any) -> Loaded:
             cores.fit(model)
         tell(Loading("measuring how the model can be run"))
     except Exception as error:  # a broken file raises whatever its reader likes
-        reason = _missing(error) if isinstance(error, ImportError) else _first_line(error)
-        raise LoadFailed(f"cannot load {config.model!r}: {reason}{_ended(followers)}") from error
+        why = load_errors.reason(error, config.model)
+        raise LoadFailed(f"cannot load {config.model!r}: {why}{_ended(followers)}") from error
     try:
         verdicts = Path(config.verdicts) if config.verdicts else None
         loaded = prepare(model, tokenizer, verdicts, followers, tell, weights)
@@ -201,16 +191,24 @@ def _remember(known: Path | None, found: _Known) -> None:
 
 
 def _source(model: str) -> tuple[str, dict[str, Any]]:
-    """Where transformers finds the model, and how: a GGUF file is named beside its folder."""
+    """Where transformers finds the model, and how: a GGUF file is named beside its folder. Raises
+    ``FileNotFoundError`` for one that is not there."""
     path = Path(model)
+    if path.suffix == ".gguf":
+        load_errors.check_file(path)
     return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (model, {})
 
 
 def _class_of(settings: Any) -> Any:
-    """The class that loads this config for text: with an encoder, causal, or one that takes other inputs as well."""
+    """The class that loads this config for text: with an encoder, causal, or one that takes other inputs as well.
+    Raises ``ValueError`` where there is none.
+    """
     known = [AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForImageTextToText]
     known.insert(0 if settings.is_encoder_decoder else 1, AutoModelForSeq2SeqLM)
-    return next((auto for auto in known if type(settings) in auto._model_mapping), AutoModelForCausalLM)
+    found = next((auto for auto in known if type(settings) in auto._model_mapping), None)
+    if found is None:
+        raise load_errors.speechless(settings)
+    return found
 
 
 def _attention(settings: Any) -> dict[str, Any]:
@@ -234,13 +232,6 @@ def _quantised(settings: Any, device: torch.device) -> dict[str, Any]:
         raise ValueError("transformers does not know the way in which it is quantised")
     # Some formats are packed for the device that they are loaded on, and do not move well.
     return {"device_map": {"": device}} if is_accelerate_available() else {}
-
-
-def _missing(error: ImportError) -> str:
-    """Which extra brings the library that is missing."""
-    text = str(error).lower()
-    extra = next((extra for library, extra in _EXTRAS.items() if library in text), None)
-    return f"a library is missing: pip install 'warmturn[{extra}]'" if extra else _first_line(error)
 
 
 def prepare(
@@ -271,7 +262,7 @@ def prepare(
             followers.listen(model)
             verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers)
     except Refused as error:
-        raise LoadFailed(_first_line(error)) from error
+        raise LoadFailed(load_errors.first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
     ends, context = _ends(model, tokenizer), _context(text, tokenizer)
     return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, size, followers)
@@ -328,8 +319,3 @@ def _context(config: Any, tokenizer: Any) -> int:
             return limit
     limit = tokenizer.model_max_length
     return int(limit) if limit < 10**9 else _ENDLESS
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

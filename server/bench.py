@@ -36,8 +36,8 @@ def bench(config: BenchConfig, terminal: TextIO | None = None) -> int:
     out = terminal or sys.stdout
     try:
         if config.is_url:
-            return asyncio.run(measured(config, config.target, config.model, pid_of(config), out))
-        tell(f"starting a server of {config.target}")
+            return asyncio.run(measured(config, config.subject, config.model, pid_of(config), out))
+        tell(f"starting a server of {config.subject}")
         with serving(config) as (url, pid):
             return asyncio.run(measured(config, url, SERVED, pid, out))
     except NoAnswer as error:
@@ -61,7 +61,7 @@ async def measured(config: BenchConfig, url: str, model: str | None, pid: int | 
             loads.append(await load)
             rows.append(row(loads[-1]))
             show(out, config, rows[-1])
-    what = url if config.is_url else f"{config.target}, {config.threads} compute threads"
+    what = url if config.is_url else f"{config.subject}, {config.threads} compute threads"
     told = about(what, client.left_out)
     report(config, told, "\n".join(rows), loads, out)
     failed = [turn.error for load in loads for chat in load.chats for turn in chat if turn.error is not None]
@@ -112,7 +112,7 @@ async def first_model(http: httpx.AsyncClient, url: str) -> str:
 
 def pid_of(config: BenchConfig) -> int | None:
     """The process of a server on this machine."""
-    where = urlsplit(config.target)
+    where = urlsplit(config.subject)
     if config.pid is not None or where.hostname not in HERE:
         return config.pid
     return listener(where.port or (443 if where.scheme == "https" else 80))
@@ -122,7 +122,7 @@ def pid_of(config: BenchConfig) -> int | None:
 def serving(config: BenchConfig) -> Iterator[tuple[str, int]]:
     """`warmturn serve` on a free port and a data dir of its own; where it answers, and its pid. Raises UsageError."""
     with tempfile.TemporaryDirectory() as data:
-        flags = [config.target, "--served-model-name", SERVED, "--data-dir", data, *config.serve_flags]
+        flags = [config.subject, "--served-model-name", SERVED, "--data-dir", data, *config.serve_flags]
         ours = {name: value for name, value in engine_environment("auto").items() if not name.startswith("WARMTURN_")}
         with started(flags, ours | {"OMP_NUM_THREADS": str(config.threads)}) as server:
             yield server

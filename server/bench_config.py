@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from server.config import DEMO, Count
+from server.config import ADDRESS, DEMO, VISIBLE, Count
 
 
 def parse_counts(given: object) -> object:
@@ -33,6 +33,12 @@ class BenchConfig(BaseSettings):
         "folder, demo: the bundled one",
         json_schema_extra={"metavar": "URL|MODEL", "positional": True},
     )
+    url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^/\s]",
+        description="the address of a running server, as other commands are told it",
+        json_schema_extra={"default": "none", "form": ADDRESS},
+    )
     model: str | None = Field(
         default=None,
         min_length=1,
@@ -44,7 +50,7 @@ class BenchConfig(BaseSettings):
         pattern=r"^[!-~]+$",
         repr=False,
         description="with a URL: bearer key, if the server wants one",
-        json_schema_extra={"metavar": "KEY", "default": "none"},
+        json_schema_extra={"metavar": "KEY", "default": "none", "form": VISIBLE},
     )
     pid: Count | None = Field(
         default=None,
@@ -87,7 +93,20 @@ class BenchConfig(BaseSettings):
         json_schema_extra={"behind": True, "metavar": "-- FLAGS", "default": "none"},
     )
 
+    @field_validator("url")
+    @classmethod
+    def one_target(cls, url: str | None, known: ValidationInfo) -> str | None:
+        """Either of both says what is measured."""
+        if url is not None and known.data.get("target", DEMO) not in (DEMO, url):
+            raise ValueError("cannot be used together with URL|MODEL")
+        return url
+
+    @property
+    def subject(self) -> str:
+        """What is measured: a URL or a model."""
+        return self.url or self.target
+
     @property
     def is_url(self) -> bool:
         """Whether a running server is measured."""
-        return self.target.startswith(("http://", "https://"))
+        return self.subject.startswith(("http://", "https://"))

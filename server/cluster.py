@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ByteSize
 
+from scheduler.extras import install_command
 from server import data_dir, logs
 from server.cluster_config import ClusterConfig
 from server.command_line import environment_variable
@@ -33,7 +34,7 @@ APPLICATION = "warmturn"
 DEPLOYMENT = "Server"
 IMPORT_PATH = "server.cluster:build"
 ROUTER = "server.cluster_router.SessionRouter"
-MISSING = "Ray is not installed: pip install 'warmturn[ray]'"
+MISSING = f"Ray is not installed: {install_command('ray')}"
 SECRETS = ("api_key", "database", "remote")  # the nodes' environment has them: Ray writes what it is told into its logs
 MOST_AT_ONCE = 100_000  # requests of a replica: it is our queue that is full, with a 429, not Ray's
 CHECK_SECONDS = 5.0  # between two looks at a replica's health

@@ -30,6 +30,23 @@ COMMANDS: dict[str, tuple[type[BaseSettings], str]] = {
     "doctor": (DoctorConfig, "Look for what keeps a server from starting or makes it slow, and say what to do."),
     "bench": (BenchConfig, "Measure multi-turn chats on this machine or on any server of OpenAI's API."),
 }
+FAULTS = {  # pydantic's, in words for people
+    "byte_size": "expected a size in bytes, as 512M, 8GB or 2GiB",
+    "byte_size_unit": "expected a size in bytes, as 512M, 8GB or 2GiB",
+    "int_parsing": "expected a whole number",
+    "int_parsing_size": "expected a smaller number",
+    "int_from_float": "expected a whole number",
+    "float_parsing": "expected a number",
+    "finite_number": "expected a number that is not infinite",
+    "bool_parsing": "expected true or false",
+    "string_too_short": "cannot be empty",
+    "string_pattern_mismatch": "does not have the form that it must have",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected {ge} or more",
+    "less_than": "expected less than {lt}",
+    "less_than_equal": "expected {le} or less",
+    "literal_error": "expected {expected}",
+}
 LONGEST_LINE = 80  # columns of a page of help
 
 Command = ServeConfig | ChatConfig | SessionsCommand | DoctorConfig | BenchConfig
@@ -142,6 +159,8 @@ def _add_fields(parser: argparse.ArgumentParser, config: type[BaseSettings]) -> 
 
 def _add_verbs(parser: argparse.ArgumentParser, config: type[BaseSettings]) -> None:
     """One command per verb, each with the flags of ``config`` behind its own arguments."""
+    for field in config.model_fields:
+        _add(parser, config, field, hidden=True)  # also in front of the verb; its own page describes them
     verbs = parser.add_subparsers(title="verbs", dest="verb", metavar="VERB", required=True, prog=parser.prog)
     for name, (summary, arguments) in VERBS.items():
         verb = verbs.add_parser(name, help=summary, description=summary, epilog=manual.VERB)
@@ -193,7 +212,7 @@ def environment_variable(config: type[BaseSettings], name: str) -> str:
 
 def _explain(error: ValidationError, config: type[BaseSettings], given: dict[str, Any]) -> str:
     """The first fault, said of the flag or the variable that it came from."""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    fault = error.errors(include_url=False, include_input=False)[0]
     name = str(fault["loc"][0])
     field = config.model_fields[name]
     extra: Any = field.json_schema_extra or {}
@@ -202,5 +221,9 @@ def _explain(error: ValidationError, config: type[BaseSettings], given: dict[str
         if name in given
         else None
     )
-    message = fault["msg"].removeprefix("Value error, ")
+    said = extra.get("form") if fault["type"] == "string_pattern_mismatch" else FAULTS.get(fault["type"])
+    limits = {
+        key: f"{value:.12g}" if isinstance(value, float) else value for key, value in fault.get("ctx", {}).items()
+    }
+    message = fault["msg"].removeprefix("Value error, ") if said is None else str(said).format(**limits)
     return f"{asked or environment_variable(config, name)}: {message[0].lower()}{message[1:]}"

@@ -269,7 +269,7 @@ class ServeConfig(BaseSettings):
         if model != DEMO and folder.exists():
             return str(folder.resolve())  # the engine runs elsewhere
         if PATH_LIKE.match(model):
-            raise ValueError("there is no such folder")
+            raise ValueError("there is no such file" if folder.suffix == ".gguf" else "there is no such folder")
         return model
 
     @field_validator("response_template")
@@ -339,6 +339,11 @@ class ServeConfig(BaseSettings):
         )
 
 
+# What a value must look like, for whoever gave another one.
+ADDRESS = "expected an address, as http://127.0.0.1:8000"
+VISIBLE = "expected ASCII characters that are no spaces"
+
+
 class ClientConfig(BaseSettings):
     """Where the commands that talk to a server find it. Their environment variables start with WARMTURN_CHAT_."""
 
@@ -347,13 +352,16 @@ class ClientConfig(BaseSettings):
     )
 
     url: str = Field(
-        default="http://127.0.0.1:8000", pattern=r"^https?://[^/\s]", description="where the server listens"
+        default="http://127.0.0.1:8000",
+        pattern=r"^https?://[^/\s]",
+        description="where the server listens",
+        json_schema_extra={"form": ADDRESS},
     )
     api_key: str | None = Field(
         default=None,
         pattern=r"^[!-~]+$",
         description="bearer key, if the server wants one",
-        json_schema_extra={"metavar": "KEY", "default": "none"},
+        json_schema_extra={"metavar": "KEY", "default": "none", "form": VISIBLE},
     )
 
 
@@ -370,7 +378,11 @@ class ChatConfig(ClientConfig):
         default_factory=lambda: f"chat-{uuid.uuid4().hex[:12]}",
         pattern=r"^[A-Za-z0-9._:@-]{1,128}$",
         description="session to begin or to go on with",
-        json_schema_extra={"metavar": "NAME", "default": "a new one"},
+        json_schema_extra={
+            "metavar": "NAME",
+            "default": "a new one",
+            "form": "expected 1 to 128 letters, digits and . _ : @ -",
+        },
     )
     system: str | None = Field(
         default=None,

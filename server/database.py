@@ -21,7 +21,10 @@ from typing import Any, Literal, TypeVar
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
+from scheduler.extras import install_command
+
 logger = logging.getLogger("warmturn.sessions")
+
 T = TypeVar("T")
 Durability = Literal["process", "power"]
 
@@ -190,7 +193,7 @@ class Database:
         if isinstance(error, OSError):
             return error.strerror or type(error).__name__
         if isinstance(error, ImportError):
-            return "its driver is not installed: pip install 'warmturn[postgres]'"
+            return f"its driver is not installed: {install_command('postgres')}"
         original = error_of(error)
         said = next(iter(str(original).splitlines()), "") if not isinstance(original, SQLAlchemyError) else ""
         if self._password:

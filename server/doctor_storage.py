@@ -18,6 +18,7 @@ from typing import IO, Any
 import httpx
 import sqlalchemy as sql
 
+from scheduler.extras import install_command
 from server import data_dir
 from server.config import UsageError
 from server.database import CHECKED_BYTES, Database, LogUnavailable
@@ -292,7 +293,7 @@ def remote(config: DoctorConfig) -> Iterator[Finding]:
                 with suppress(OSError):
                     system.rmdir(root)
     except ImportError as error:
-        yield fault("remote", str(error), "install the extra of that name: pip install 'warmturn[s3]', 'warmturn[gcs]'")
+        yield fault("remote", str(error), f"install the extra of that name: {install_command('s3')}, or gcs")
         return
     except Exception as error:  # drivers raise whatever their libraries do; what they say may name keys
         yield fault(

@@ -196,6 +196,11 @@ LENGTHS = {
     "too_short": "must have {min_length} or more entries",
     "too_long": "can have {max_length} entries or fewer",
 }
+FORMS = {  # patterns, by what they say
+    r"^[a-zA-Z0-9_-]{1,64}$": "must be 1 to 64 letters of a to z and A to Z, digits, underscores and hyphens",
+    r"^[^\s<|\\/>]{1,64}$": "must be 1 to 64 characters, and no space, <, >, |, / or \\",
+    r"^[A-Za-z0-9._:@-]{0,128}$": "can have at most 128 letters of a to z and A to Z, digits and . _ : @ -",
+}
 SHAPES = {  # unions, where pydantic would speak of each branch
     "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
     "stop": "must be a string or a list of strings",
@@ -233,6 +238,8 @@ def sentence(finding: Mapping[str, Any], path: list[str | int]) -> str:
         return "should be an object"
     if kind in LENGTHS:
         return LENGTHS[kind].format(**finding["ctx"])
+    if kind == "string_pattern_mismatch":
+        return FORMS.get(finding["ctx"]["pattern"], "does not have the form that it must have")
     said = str(finding["msg"]).removeprefix("Input ")
     return said[0].lower() + said[1:]
 

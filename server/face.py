@@ -67,7 +67,7 @@ class Face:
     def check_model(self, name: str) -> None:
         """Requests name the served model, or none."""
         if name not in ("", self.served_name):
-            raise model_not_found("model")
+            raise model_not_found("model", self.served_name)
 
     def check(self, body: TurnRequest, session: Session | None, choices: int) -> ModelFacts:
         """Everything about a request that can be told without its prompt. Raises a 503 while no turn is taken."""
@@ -104,9 +104,10 @@ def face_of(request: Request) -> Face:
     return face
 
 
-def model_not_found(param: str | None) -> ApiError:
+def model_not_found(param: str | None, served: str) -> ApiError:
     """404: some other model, or none."""
-    return ApiError(404, "This server does not serve that model: see /v1/models.", param=param, code="model_not_found")
+    message = f"This server does not serve that model, but {served}: see /v1/models."
+    return ApiError(404, message, param=param, code="model_not_found")
 
 
 def headers_of(session: Session | None) -> dict[str, str]:

@@ -71,6 +71,8 @@ class Remote:
 
     def read(self, response: httpx.Response) -> Answer:
         """The answer's object."""
+        if response.status_code == 401:
+            raise UsageError("--api-key: the server does not accept this key, or wants one")
         if not response.is_success:
             raise Refused(explain(response))
         try:

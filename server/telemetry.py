@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode, Tracer, TracerProvider
 
+from scheduler.extras import install_command
 from scheduler.messages import Submit
 from server import __version__
 from server.logs import PROBES
@@ -57,7 +58,7 @@ def provider_of_environment() -> OwnProvider | None:
     try:
         from server.trace_export import otlp
     except ImportError:
-        logger.warning("no traces are sent: this needs the extra warmturn[otel]")
+        logger.warning("no traces are sent: this needs an extra: %s", install_command("otel"))
         return None
     return otlp()
 

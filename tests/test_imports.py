@@ -22,7 +22,7 @@ RULES = {
 }
 
 # What both processes need, and what imports nothing of ours.
-DOORS = ("scheduler.cgroups", "scheduler.logs", "scheduler.messages")
+DOORS = ("scheduler.cgroups", "scheduler.extras", "scheduler.logs", "scheduler.messages")
 
 
 def imports(tree: ast.Module) -> Iterator[str]:

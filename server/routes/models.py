@@ -23,7 +23,7 @@ async def retrieve_model(model: str, request: Request) -> dict[str, Any]:
     """The served model by its name, which may hold slashes."""
     face = face_of(request)
     if model != face.served_name:
-        raise model_not_found("model")
+        raise model_not_found("model", face.served_name)
     return model_object(face)
 
 

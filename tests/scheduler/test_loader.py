@@ -122,7 +122,30 @@ def test_a_folder_without_weights(copy: Path) -> None:
 def test_weights_that_are_none(copy: Path, data: bytes | None) -> None:
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:5000] if data is None else data)
-    reason(copy)
+    assert f"{path} is damaged or incomplete" in reason(copy)
+
+
+def test_the_damaged_one_of_several_files_is_named(copy: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(copy).save_pretrained(copy / "parts", max_shard_size="20KB")
+    shutil.copy(copy / "tokenizer.json", copy / "parts")
+    shutil.copy(copy / "tokenizer_config.json", copy / "parts")
+    first, second, *_ = sorted((copy / "parts").glob("*.safetensors"))
+    second.write_bytes(second.read_bytes()[:-1])
+    told = reason(copy / "parts")
+    assert second.name in told
+    assert first.name not in told
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "./missing.gguf", "/nowhere/missing.gguf", "a/b/c/missing.gguf"])
+def test_a_gguf_file_that_is_not_there(name: str) -> None:
+    assert reason(name).endswith(f": there is no file {Path(name)}")
+
+
+def test_a_model_that_does_not_generate_text(copy: Path) -> None:
+    edit(copy / "config.json", model_type="vit", architectures=["ViTModel"])
+    told = reason(copy)
+    assert told.endswith("transformers has no model of this architecture (vit) that generates text")
+    assert "class" not in told
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]"])

@@ -21,7 +21,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TorchAoConfig
 from transformers.utils import import_utils
 
-from scheduler.loader import _EXTRAS, Loaded, LoadFailed, fingerprint, load
+from scheduler import extras
+from scheduler.load_errors import _EXTRAS
+from scheduler.loader import Loaded, LoadFailed, fingerprint, load
 from scheduler.messages import EngineConfig, Sampling, Stopping, Submit, pack_ids
 from scheduler.process import build
 from scheduler.weights import digest, stored_bytes
@@ -283,7 +285,7 @@ def reason(path: Path) -> str:
 
 
 def missing(path: Path, extra: str) -> str:
-    return f"cannot load {str(path)!r}: a library is missing: pip install 'warmturn[{extra}]'"
+    return f"cannot load {str(path)!r}: a library is missing: {extras.install_command(extra)}"
 
 
 @pytest.mark.usefixtures("bare")

@@ -246,12 +246,14 @@ def test_no_server_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    assert bench(BenchConfig(target=url), io.StringIO()) == 1
-    assert capsys.readouterr().err == f"warmturn: no server of OpenAI's API answers at {url} (ConnectError)\n"
+    for config in (BenchConfig(target=url), BenchConfig(url=url)):
+        assert bench(config, io.StringIO()) == 1
+        told = capsys.readouterr().err
+        assert told == f"warmturn: no server of OpenAI's API answers at {url} (ConnectError)\n"
 
 
 def test_a_server_that_does_not_start() -> None:
-    with pytest.raises(UsageError, match=r"^the server did not start: --port: input should be"):
+    with pytest.raises(UsageError, match=r"^the server did not start: --port: expected a whole number"):
         bench(BenchConfig(serve_flags=["--port", "many"]), io.StringIO())
 
 

@@ -235,3 +235,5 @@ async def test_models_and_fingerprints_are_named(site: Site) -> None:
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
     assert response.json()["error"]["param"] == "model"
+    assert "but demo" in response.json()["error"]["message"]
+    assert "but demo" in (await site.http.get("/v1/models/gpt-9")).json()["error"]["message"]

@@ -38,7 +38,7 @@ def test_help_imports_nothing_slow(arguments: tuple[str, ...]) -> None:
 def test_a_usage_error_is_one_line_and_status_2() -> None:
     ran = warmturn("serve", "--port", "many")
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == "warmturn: --port: input should be a valid integer, unable to parse string as an integer\n"
+    assert ran.stderr == "warmturn: --port: expected a whole number\n"
 
 
 def test_a_port_in_use_is_told_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from server.bench_config import BenchConfig
 from server.command_line import COMMANDS, environment_variable, flag, parse
 from server.config import DEMO_FOLDER, ChatConfig, ServeConfig, UsageError
 from server.doctor_config import DoctorConfig
+from server.session_verbs import SessionsCommand
 
 
 @pytest.fixture(autouse=True)
@@ -189,14 +190,14 @@ def test_a_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve --prot 1", "unrecognized arguments: --prot"),
         ("serve --por 1", "unrecognized arguments: --por"),
         ("serve --port", "--port: expected one argument"),
-        ("serve --port x", "--port: input should be a valid integer"),
-        ("serve --port 65536", "--port: input should be less than or equal to 65535"),
+        ("serve --port x", "--port: expected a whole number"),
+        ("serve --port 65536", "--port: expected 65535 or less"),
         ("serve --device tpu", "--device: invalid choice"),
         ("serve --dtype int4", "--dtype: invalid choice"),
-        ("serve --kv-memory lots", "--kv-memory: could not parse"),
+        ("serve --kv-memory lots", "--kv-memory: expected a size in bytes, as 512M"),
         ("serve --kv-memory -1", "--kv-memory: "),
-        ("serve --max-running 0", "--max-running: input should be greater than or equal to 1"),
-        ("serve --max-context 1.5", "--max-context: input should be a valid integer"),
+        ("serve --max-running 0", "--max-running: expected 1 or more"),
+        ("serve --max-context 1.5", "--max-context: expected a whole number"),
         ("serve --response-template /nowhere.json", "--response-template: "),
         ("serve --generation-config /nowhere.json", "--generation-config: model, openai or a file of JSON is needed"),
         ("serve --drain-seconds -1", "--drain-seconds: "),
@@ -204,8 +205,8 @@ def test_a_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve --durability fsync", "--durability: invalid choice"),
         ("serve --database=", "--database: "),
         ("serve --kv-at-rest int4", "--kv-at-rest: invalid choice"),
-        ("serve --tenant-share 0", "--tenant-share: input should be greater than 0"),
-        ("serve --tenant-share 1.1", "--tenant-share: input should be less than or equal to 1"),
+        ("serve --tenant-share 0", "--tenant-share: expected more than 0"),
+        ("serve --tenant-share 1.1", "--tenant-share: expected 1 or less"),
         ("serve --remote secret", "--remote: an fsspec URL is needed"),
         ("serve --max-capsule 0", "--max-capsule: "),
         ("serve ./nowhere", "MODEL: there is no such folder"),
@@ -215,15 +216,22 @@ def test_a_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve --api-key ann=", "--api-key: expected NAME=KEY"),
         ("serve --api-key a=secret --api-key a=other", "--api-key: the name a or its key is given twice"),
         ("serve --api-key a=secret --api-key b=secret", "--api-key: the name b or its key is given twice"),
-        ("doctor --port x", "--port: input should be a valid integer"),
+        ("doctor --port x", "--port: expected a whole number"),
         ("doctor ./nowhere", "MODEL: there is no such folder"),
         ("bench --sessions 1,x", "--sessions: "),
-        ("bench --sessions 0", "--sessions: input should be greater than or equal to 1"),
-        ("bench --turns 0", "--turns: input should be greater than or equal to 1"),
+        ("bench --sessions 0", "--sessions: expected 1 or more"),
+        ("bench --turns 0", "--turns: expected 1 or more"),
         ("bench --kv-memory 1G", "unrecognized arguments: --kv-memory"),
         ("bench --session-header a:b", "--session-header: "),
-        ("chat --url localhost:8000", "--url: "),
-        ("chat --session a/b", "--session: "),
+        ("serve ./nowhere.gguf", "MODEL: there is no such file"),
+        ("serve --kv-memory 5QB", "--kv-memory: expected a size in bytes, as 512M"),
+        ("serve --database=", "--database: cannot be empty"),
+        ("bench --url localhost", "--url: expected an address, as http://127.0.0.1:8000"),
+        ("bench --url http://localhost other/model", "--url: cannot be used together with URL|MODEL"),
+        ("sessions --url localhost list", "--url: expected an address"),
+        ("chat --url localhost:8000", "--url: expected an address"),
+        ("chat --api-key é", "--api-key: expected ASCII characters that are no spaces"),
+        ("chat --session a/b", "--session: expected 1 to 128 letters, digits and . _ : @ -"),
         ("chat --temperature nan", "--temperature: "),
     ],
 )
@@ -272,3 +280,21 @@ def test_variables_of_other_commands_and_of_kubernetes_are_no_faults(
     monkeypatch.setenv(variable, "http://there:1")
     assert serve().port == 8000
     assert chat()
+
+
+def test_the_address_of_a_server_stands_where_people_put_it() -> None:
+    address = "http://10.0.0.1:8000"
+    for line in (f"sessions --url {address} list", f"sessions list --url {address}"):
+        command = parse(line.split())
+        assert isinstance(command, SessionsCommand)
+        assert (command.config.url, command.verb) == (address, "list")
+    command = parse(f"sessions --api-key k --url http://h list --url {address}".split())
+    assert isinstance(command, SessionsCommand)
+    assert (command.config.url, command.config.api_key) == (address, "k"), "what stands last holds"
+    for line in (f"bench --url {address}", f"bench {address}", f"bench --url {address} {address}"):
+        config = parse(line.split())
+        assert isinstance(config, BenchConfig)
+        assert (config.subject, config.is_url) == (address, True)
+    chat = parse(f"chat --url {address}".split())
+    assert isinstance(chat, ChatConfig)
+    assert chat.url == address

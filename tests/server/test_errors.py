@@ -1,5 +1,7 @@
 """Errors: OpenAI's shape, the right status, a name for the parameter, and no word of what the client sent."""
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from http_face import HELLO, Site, events, served
 
 from scheduler.messages import FinishReason
 from server.engine import TurnRefused
+from server.errors import FORMS
 from server.log import LogFull, SessionExists, SessionLog, SessionMoved, UnknownSession
 
 SECRET = "s3cr3t"
@@ -357,3 +360,36 @@ async def test_a_server_that_stops_takes_no_turn_and_says_so(site: Site, path: s
     health = await site.http.get("/health")
     assert (health.status_code, health.json()) == (503, {"status": "stopping"})
     assert (await site.http.get("/metrics")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"messages": [{**HELLO[0], "name": "a b"}]}, "messages[0].name"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+    ],
+)
+@served()
+async def test_a_form_is_told_in_words(site: Site, body: dict[str, Any], param: str) -> None:
+    """And not as a regular expression."""
+    error = (await site.chat(**body)).json()["error"]
+    assert error["param"] == param
+    assert "must be 1 to 64" in error["message"]
+    assert "pattern" not in error["message"]
+    assert "^" not in error["message"]
+
+
+@served()
+async def test_the_form_of_a_prefix_is_told_in_words(site: Site) -> None:
+    error = (await site.http.get("/v1/sessions", params={"prefix": "a b"})).json()["error"]
+    assert "at most 128 letters" in error["message"]
+
+
+@served()
+async def test_every_form_has_its_words(site: Site) -> None:
+    patterns = set(re.findall(r'"pattern": (".*?(?<!\\\\)")[,}]', json.dumps(site.app.openapi())))
+    assert {json.loads(pattern) for pattern in patterns} <= set(FORMS)

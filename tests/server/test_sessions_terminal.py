@@ -181,6 +181,14 @@ def test_without_a_server_it_says_so() -> None:
         sessions(command, answering(refuse), io.StringIO())
 
 
+def test_a_server_that_wants_a_key_has_its_flag_named() -> None:
+    client = answering(lambda _: httpx.Response(401, json={"error": {"message": "No key."}}))
+    command = parse(["sessions", "list"])
+    assert isinstance(command, SessionsCommand)
+    with pytest.raises(UsageError, match=r"^--api-key: the server does not accept this key, or wants one$"):
+        sessions(command, client, io.StringIO())
+
+
 def test_key_and_path_are_sent_as_they_must_be() -> None:
     seen: list[httpx.Request] = []
 

@@ -255,7 +255,7 @@ def test_a_missing_exporter_is_told_and_the_server_goes_on(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9/v1/traces")
     monkeypatch.setitem(sys.modules, "server.trace_export", None)
     assert telemetry.provider_of_environment() is None
-    assert "warmturn[otel]" in caplog.text
+    assert "[otel]" in caplog.text
 
 
 # --- over the wire ----------------------------------------------------------------------------------------------
