@@ -53,10 +53,14 @@ class Access:
         try:
             await self.app(scope, receive, sending)
         except Exception as error:
-            logger.exception("request %s failed", request_id)
+            told = as_api_error(error)
+            if told.status_code == 500:
+                logger.exception("request %s failed", request_id)
+            else:  # its client's fault: a line is enough
+                logger.warning("request %s failed: %s", request_id, told.detail)
             if status:
                 raise
-            await error_response(as_api_error(error), scope)(scope, receive, sending)
+            await error_response(told, scope)(scope, receive, sending)
         finally:
             self.metrics.answered(route_of(scope), status)
             logs.answered(scope, route_of(scope), status)

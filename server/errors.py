@@ -134,6 +134,8 @@ def as_api_error(error: BaseException) -> ApiError:
         case HTTPException():
             message = SENTENCES.get(error.status_code, "The request was not understood.")
             return ApiError(error.status_code, message, headers=error.headers)
+        case UnicodeEncodeError(reason="surrogates not allowed"):  # in a text that was read twice
+            return bad_request("The request holds half of a surrogate pair, which no text can.", code="invalid_value")
         case _:
             return ApiError(500, "The server failed on this request.")
 

@@ -160,3 +160,55 @@ async def test_a_model_that_writes_one_in_an_order_of_its_own(site: Site) -> Non
     assert response.status_code == 200, response.text
     call = response.json()["choices"][0]["message"]["tool_calls"][0]["function"]
     assert json.loads(call["arguments"]) == {"a": "�"}
+
+
+ESCAPED = r"\ud83d"  # six characters: what a field holds once the body has been read
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "string", "pattern": ESCAPED}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ESCAPED}], "stop": [ESCAPED]}),
+        ("/v1/chat/completions", {"messages": HELLO, "store": True, "metadata": {"a": ESCAPED}, "user": ESCAPED}),
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [{**TOOL, "function": {"name": "f", "strict": True,
+            "description": ESCAPED, "parameters": {"type": "object", "properties": {ESCAPED: {"enum": [ESCAPED]}}}}}]}),
+        ("/v1/chat/completions", {"messages": HELLO, "response_format": FORMAT}),
+        ("/v1/chat/completions", {"messages": HELLO, "grammar": 'start: "\\ud83d"'}),
+        ("/v1/chat/completions", {"messages": HELLO, "grammar": r"start: /\ud83d/"}),
+        ("/v1/chat/completions", {"messages": HELLO, "grammar": r'start: %json {"const": "\ud83d"}'}),
+        ("/v1/chat/completions", {"messages": HELLO, "grammar": r'start: %json {"properties": {"\ud83d": {}}}'}),
+        ("/v1/chat/completions", {"messages": HELLO, "grammar": r'start: %json {"enum": ["a"], "nullable": "\ud83d"}'}),
+        ("/v1/chat/completions", {"messages": HELLO, "choice": [ESCAPED]}),
+        ("/v1/chat/completions", {"messages": HELLO, "regex": ESCAPED}),
+        ("/v1/completions", {"prompt": ESCAPED, "stop": ESCAPED}),
+        ("/v1/responses", {"input": [{"type": "reasoning", "encrypted_content": "wt1:" + ESCAPED, "summary": []}]}),
+        ("/v1/responses", {"input": "a", "instructions": ESCAPED, "metadata": {"a": ESCAPED}}),
+        ("/v1/messages", {"model": "demo", "max_tokens": 5, "system": ESCAPED, "messages": TOOL_USE}),
+        ("/v1/sessions/%ED%A0%BD/rewind", {"turns": 1}),
+    ],
+)  # fmt: skip
+@served(tokens=hermes)
+async def test_no_other_field_is_an_error_of_the_servers(
+    site: Site, path: str, body: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    response = await site.http.post(path, json=body)
+    assert response.status_code < 500, response.text
+    assert all(record.exc_info is None for record in caplog.records)
+
+
+@served(tokens=hermes)
+async def test_whatever_else_holds_one_is_a_line_of_the_log(
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were there a field that nobody has thought of."""
+
+    def fails(*given: Any) -> None:
+        "\ud83d".encode()
+
+    monkeypatch.setattr("server.routes.chat.chat_prompt", fails)
+    response = await site.chat()
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_value"
+    (record,) = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert record.exc_info is None
