@@ -339,7 +339,7 @@ async def test_the_engine_gets_the_grammar(site: Site) -> None:
         ({"choice": []}, "choice", "invalid_value"),
         ({"choice": ["a", 5]}, "choice[1]", "invalid_value"),
         ({"regex": "a", "choice": ["a"]}, "choice", "invalid_value"),
-        ({"guided_json": {}}, "guided_json", "unknown_parameter"),
+        ({"guided_xml": {}}, "guided_xml", "unknown_parameter"),
     ],
 )
 @served()
