@@ -82,12 +82,12 @@ class Choices:
         self.account.metrics.engine(self._engine.stats, self._engine.healthy)
 
     async def _look(self) -> None:
-        """Wait for news, and take them; the first failure is kept."""
+        """Wait for news, and take a piece of each turn's; the first failure is kept."""
         await self._news.wait()
         self._news.clear()
         for index, stream in enumerate(self._streams):
             try:
-                while (delta := stream.take()) is not None:  # what ended it early comes behind the last one
+                if (delta := stream.take()) is not None:  # what ended it early comes behind the last one
                     early = early_end(delta, stream)
                     told = delta if early is None else msgspec.structs.replace(delta, finish_reason=None)
                     self._taken.append((index, told))

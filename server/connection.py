@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import http
+import logging
+import re
 import time
 import uuid
 from typing import Any
 
+import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.errors import ApiError, bad_request, unavailable
@@ -19,6 +23,10 @@ BESIDE = 8  # bytes around a byte of the body, in chunks; clients send far fewer
 BODY_RATE = 64 * 1024  # bytes a second that lengthen the time a request has to be complete
 KEEP_ALIVE = 75  # seconds without a request; longer than usual proxies keep theirs
 FULL_RETRY = 5  # seconds, told to a client that comes when there are too many
+VERSIONS = ("1.0", "1.1")
+HOST = re.compile(rb"(\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+,;=%-]*)(:[0-9]{0,5})?\Z")  # RFC 3986, 3.2.2
+
+logger = logging.getLogger("warmturn.http")
 
 
 class HttpConfig(uvicorn.Config):
@@ -43,6 +51,10 @@ class HttpConfig(uvicorn.Config):
 
 class HeadTooLarge(ValueError):
     """The head of a request passes ``HEAD_BYTES``."""
+
+
+class HeadMalformed(ValueError):
+    """The head of a request is not one, though the parser took it."""
 
 
 class Connection(HttpToolsProtocol):
@@ -75,7 +87,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._most:
+        if len(self.server_state.connections) > self._most:
             self._refuse(unavailable("The server has too many connections.", FULL_RETRY, "too_many_connections"))
         else:
             self._await_request()
@@ -88,15 +100,23 @@ class Connection(HttpToolsProtocol):
     # --- what comes -------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        """As uvicorn's, but for what it logs of clients that send no HTTP or ask for an upgrade."""
         self._came += len(data)
-        super().data_received(data)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # nobody has to take one; the request is answered as it is
+        except httptools.HttpParserError:
+            logger.debug("a connection sent what is not HTTP")
+            self._refuse_head()
         if self.transport.is_closing():
             return
         if self._sender is not None:
             if self._came - self._body > HEAD_BYTES + BESIDE * self._body:
-                self.send_400_response(
-                    ""
-                )  # a line or a trailer without an end: the parser keeps it, and counts nothing
+                self._refuse_head()  # a line or a trailer without an end: the parser keeps it, and counts nothing
         elif self.cycle is None or self.cycle.response_complete:
             self._await_request()  # line ends between two requests begin none, and have ended the keep-alive timer
 
@@ -127,6 +147,9 @@ class Connection(HttpToolsProtocol):
             raise HeadTooLarge
 
     def on_headers_complete(self) -> None:
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if not well_formed(self.parser.get_http_version(), self.url, hosts):
+            raise HeadMalformed
         super().on_headers_complete()
         self._head = None
 
@@ -134,7 +157,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self._request_is_here()
 
-    def send_400_response(self, msg: str) -> None:
+    def _refuse_head(self) -> None:
         """What the parser does not take, in the shape of every error."""
         if self._head is not None and max(self._head, self._came - self._body) > HEAD_BYTES:
             self._refuse(ApiError(431, f"The head of the request is larger than {HEAD_BYTES} bytes."))
@@ -216,6 +239,14 @@ class Connection(HttpToolsProtocol):
         self._watch_reader()
 
 
+def well_formed(version: str, target: bytes, hosts: list[bytes]) -> bool:
+    """What RFC 9112 wants of a head besides what the parser looks at: a version of HTTP/1, no fragment in the target,
+    and the Host once (in HTTP/1.0 at most once) and as one is written."""
+    if version not in VERSIONS or b"#" in target or len(hosts) > 1:
+        return False
+    return all(HOST.match(host) for host in hosts) if hosts else version == "1.0"
+
+
 def answer(error: ApiError) -> bytes:
     """A whole HTTP answer, after which the connection is closed."""
     body = error.encoded()
@@ -227,4 +258,5 @@ def answer(error: ApiError) -> bytes:
         "x-request-id": uuid.uuid4().hex,
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return STATUS_LINE[error.status_code] + lines.encode() + b"\r\n" + body
+    status = http.HTTPStatus(error.status_code)
+    return f"HTTP/1.1 {status.value} {status.phrase}\r\n{lines}\r\n".encode() + body

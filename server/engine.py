@@ -74,8 +74,9 @@ class TurnStream(Protocol):
     spoke: bool
 
     def take(self) -> Delta | None:
-        """What has come since the last call, merged into one delta without receipt; None where nothing has, and after
-        the one that carries a finish reason. Raises TurnRefused or EngineDied once everything before it is taken."""
+        """What has come since the last call, merged into one delta without receipt, or if that is much the first part
+        of it, and ``news`` is set; None where nothing has, and after the one that carries a finish reason. Raises
+        TurnRefused or EngineDied once everything before it is taken."""
 
     def stop(self) -> bool:
         """End the turn on purpose: what it said so far is its reply, behind which comes a delta with the finish reason

@@ -53,7 +53,6 @@ SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hun
 STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
 LONGEST_BACKOFF = 30.0
 LAST_NEWS = 1.0  # seconds for an engine that was told to end to say what has become of its turns
-QUEUE_RETRY = 1  # seconds, told to a client that found the queue full
 SHUTTING_DOWN = "The server is shutting down."
 
 REQUEST: ContextVar[str] = ContextVar("request", default="")  # that is being read in this context
@@ -143,7 +142,7 @@ class EngineProcess:
         waiting = self.stats.waiting and self.stats.waiting + self._waiting.reading
         if waiting < self._config.max_queued or not self._waiting.full(tenant):
             return None
-        return TurnRefused("queue_full", QUEUE_FULL, QUEUE_RETRY)
+        return TurnRefused("queue_full", QUEUE_FULL, self._waiting.retry_after())
 
     @contextlib.contextmanager
     def reading(self, tenant: str) -> Iterator[None]:
@@ -347,13 +346,14 @@ class EngineProcess:
                         if self._ending and delta.finish_reason is FinishReason.CANCELLED:
                             turn.fail(EngineDied(SHUTTING_DOWN))
                         turn.push(delta)
-                        self._waiting.remove(delta.turn)
+                        self._waiting.leave(delta.turn)
                         if delta.finish_reason is not None:
                             del self._turns[delta.turn]
             case Refused(name, code, text):
                 self._waiting.remove(name)
                 if (turn := self._turns.pop(name, None)) is not None:
-                    turn.fail(TurnRefused(code, text, QUEUE_RETRY if code == "queue_full" else None))
+                    full = code == "queue_full"
+                    turn.fail(TurnRefused(code, text, self._waiting.retry_after() if full else None))
             case Loading(stage):
                 self._on_loading(stage)
             case Ready(facts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -11,17 +11,19 @@ import msgspec
 from scheduler.messages import Delta, Receipt
 from server.errors import ApiError
 
-BACKLOG = 4096  # tokens and log-probabilities that wait for a reader that does not come
-READER_SECONDS = 5.0  # for a reader to come when so many wait
-MERGE_AT = 64  # deltas that wait are made one: it takes a tenth of their room
+BACKLOG = 16 * 1024 * 1024  # bytes of what waits for one reader; some 30,000 tokens with 20 alternatives each
+MERGE_AT = 64  # deltas that wait are made one and packed: that takes a tenth of their room
+
+encoder = msgspec.msgpack.Encoder()
+decoder = msgspec.msgpack.Decoder(Delta)
 
 
 class Turn:
     """A mailbox between the task that reads the engine's socket and the one that writes the response.
 
     Invariant: deltas leave in the order in which they came, each exactly once, and the failure (if any) after
-    the last of them. ``push`` and ``fail`` never wait. For a reader that stays away no more than ``BACKLOG`` tokens are
-    kept (and what came within ``READER_SECONDS``): then the turn is cancelled, what waits is dropped, and it fails.
+    the last of them. ``push`` and ``fail`` never wait. How long a reader may stay away is for the connection to say;
+    when more than ``BACKLOG`` bytes wait, the turn is cancelled, what waits is dropped, and it fails.
     """
 
     def __init__(self, name: str, cancel: Callable[[str], None], session: tuple[str, str | None] | None = None) -> None:
@@ -33,9 +35,9 @@ class Turn:
         self.news = asyncio.Event()
         self.patience = 1
         self.heard: Callable[[Delta], None] = unheard
-        self._deltas: list[Delta] = []
-        self._waiting = 0  # tokens and log-probabilities in them
-        self._taken = time.monotonic()  # when the reader was here
+        self._packed: deque[bytes] = deque()  # what came first, each piece a merged delta
+        self._packed_bytes = 0
+        self._deltas: list[Delta] = []  # what came last, fewer than ``MERGE_AT``
         self._failure: Exception | None = None
         self._closed = False  # nothing more will be pushed
         self.let_go = False  # the reader is done with it, its answer included
@@ -66,12 +68,16 @@ class Turn:
             self.news.set()
 
     def _keep(self, delta: Delta) -> None:
-        self._waiting += len(delta.tokens) + sum(1 + len(entry.top) for entry in delta.logprobs)
         self._deltas.append(delta)
-        if len(self._deltas) >= MERGE_AT:
-            self._deltas = [merge(self._deltas)]
-        if self._waiting > BACKLOG and time.monotonic() - self._taken > READER_SECONDS:
-            self._deltas = []
+        if len(self._deltas) < MERGE_AT:
+            return
+        piece = encoder.encode(merge(self._deltas))
+        self._deltas = []
+        self._packed.append(piece)
+        self._packed_bytes += len(piece)
+        if self._packed_bytes > BACKLOG:
+            self._packed.clear()
+            self._packed_bytes = 0
             self.cancel()
             self._closed = True
             self._failure = ApiError(408, "The reply was not read in time.", code="reader_too_slow")
@@ -80,12 +86,18 @@ class Turn:
 
     def take(self) -> Delta | None:
         """See ``TurnStream``."""
-        if not self._deltas:
-            if self._failure is not None:
-                raise self._failure
+        if self._packed:
+            piece = self._packed.popleft()
+            self._packed_bytes -= len(piece)
+            delta = decoder.decode(piece)
+        elif self._deltas:
+            delta, self._deltas = merge(self._deltas), []
+        elif self._failure is not None:
+            raise self._failure
+        else:
             return None
-        delta = merge(self._deltas)
-        self._deltas, self._waiting, self._taken = [], 0, time.monotonic()
+        if self._packed or self._deltas or self._failure is not None:
+            self.news.set()
         return delta
 
     def stop(self) -> bool:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+import time
+from collections import Counter, deque
+
+RECENT = 32  # departures whose times tell how fast the queue moves
+LONGEST = 60  # seconds, the most that a client is told to wait
 
 
 class Waiting:
@@ -14,6 +19,7 @@ class Waiting:
         self._tenants: dict[str, str] = {}  # turn -> tenant
         self._lines: Counter[str] = Counter()  # tenant -> how many
         self._read: set[str] = set()
+        self._left: deque[float] = deque(maxlen=RECENT)  # when turns left the queue, by time.monotonic
 
     @property
     def reading(self) -> int:
@@ -30,8 +36,22 @@ class Waiting:
         self._tenants[turn] = tenant
         self._lines[tenant] += 1
 
+    def leave(self, turn: str) -> None:
+        """A turn was admitted, or has ended in the queue: its place is free. Idempotent."""
+        if turn in self._tenants:
+            self._left.append(time.monotonic())
+            self.remove(turn)
+
+    def retry_after(self) -> int:
+        """Whole seconds, 1 to ``LONGEST``, in which as many turns leave the queue as wait in it now, if they go on as
+        the last ones did; 1 while that is not known."""
+        if len(self._left) < 2:
+            return 1
+        each = (time.monotonic() - self._left[0]) / len(self._left)  # a queue that has come to a halt counts too
+        return min(LONGEST, max(1, math.ceil(len(self._tenants) * each)))
+
     def remove(self, turn: str) -> None:
-        """A turn was admitted, was refused or has ended. Idempotent."""
+        """A turn is not there: it was refused. Or a request comes to none. Idempotent."""
         self._read.discard(turn)
         tenant = self._tenants.pop(turn, None)
         if tenant is not None:
@@ -44,6 +64,7 @@ class Waiting:
         self._tenants.clear()
         self._lines.clear()
         self._read.clear()
+        self._left.clear()
 
     def full(self, tenant: str) -> bool:
         """Whether one more turn of this tenant would be refused, as ``scheduler.queue`` decides it: also in a full

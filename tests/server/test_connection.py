@@ -3,8 +3,11 @@
 Times are made short by the knob; what a test asserts is that a thing happens, or what must have come before it.
 """
 
+import ast
 import asyncio
 import functools
+import hashlib
+import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -15,14 +18,19 @@ import uvloop
 from http_face import HELLO
 from real_port import MOST, Client, Port, port, request
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.server import ServerState
 
-from server.connection import BESIDE, HEAD_BYTES
+import server.connection
+from server.connection import BESIDE, HEAD_BYTES, Connection, HttpConfig
 from server.serve import most_connections
 
 CHAT = "/v1/chat/completions"
 GOOD = json.dumps({"messages": HELLO}).encode()
 SHORT = 0.4  # seconds of patience
 PATIENCE = 60.0  # until a test that hangs fails
+
+UPGRADE = request("/health", b"", "GET", "Connection: Upgrade", "Upgrade: websocket")
 
 Scenario = Callable[[Port], Awaitable[None]]
 
@@ -175,6 +183,25 @@ async def test_a_stream_that_nobody_reads_is_cut_off_and_its_turn_ends(opened: P
     await good_request(opened)
 
 
+@at_a_port(patience=9.0)
+async def test_the_time_to_read_is_the_same_where_a_token_has_many_alternatives(opened: Port) -> None:
+    """Nobody reads, and much waits: the connection is cut when it has had its time, and not before."""
+    opened.site.engine.reply, opened.site.engine.pause_after = "word " * 4_000, 1_500
+    body = {"messages": HELLO, "stream": True, "logprobs": True, "top_logprobs": 20}
+    client = await opened.open(receive_buffer=4096)
+    began = time.monotonic()
+    await client.send(request(CHAT, json.dumps(body).encode()))
+    await until(lambda: opened.connections == 1)
+    await asyncio.sleep(6.0)
+    opened.site.engine.pause_after = None
+    opened.site.engine.go.set()  # tokens that come when others have waited for long
+    await asyncio.sleep(1.0)
+    assert opened.site.engine.cancelled == []
+    await until(lambda: opened.connections == 0)
+    assert time.monotonic() - began >= 9.0
+    await until(lambda: not opened.site.engine.running)
+
+
 @at_a_port(patience=60.0)
 async def test_what_waits_for_a_slow_reader_is_bounded(opened: Port) -> None:
     client = await opened.open(receive_buffer=4096)
@@ -262,6 +289,17 @@ async def test_however_much_of_an_answer_is_left_it_is_not_waited_for(opened: Po
         b"POST / HTTP/1.1\r\nHost: warm\r\nContent-Length: -5\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: warm\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
         b"CONNECT example.com:443 HTTP/1.1\r\nHost: warm\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",  # without Host
+        b"GET /health HTTP/1.1\r\nHost: warm\r\nHost: warm\r\n\r\n",
+        b"GET /health HTTP/1.0\r\nHost: warm\r\nHost: warm\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: warm warm\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: warm/health\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: me@warm\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: warm:http\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: [warm\r\n\r\n",
+        b"GET /health\r\nHost: warm\r\n\r\n",  # HTTP/0.9
+        b"GET /health HTTP/2.0\r\nHost: warm\r\n\r\n",
+        b"GET /health#top HTTP/1.1\r\nHost: warm\r\n\r\n",
     ],
     ids=lambda data: repr(data[:24]),
 )
@@ -276,6 +314,43 @@ def test_what_is_not_http_is_a_400_in_shape(data: bytes) -> None:
         await good_request(opened)
 
     test()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost:\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: warm:8000\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: [::1]:8000\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: my_service.name-space.svc.cluster.local\r\n\r\n",
+        b"GET http://warm/health HTTP/1.1\r\nHost: warm\r\n\r\n",
+        b"\r\nGET /health HTTP/1.1\r\nHost: warm\r\n\r\n",
+    ],
+    ids=lambda head: repr(head[:48]),
+)
+def test_a_head_that_rfc_9112_allows_is_taken(head: bytes) -> None:
+    @at_a_port(patience=60.0)
+    async def test(opened: Port) -> None:
+        client = await opened.open()
+        await client.send(head)
+        assert (await client.answer())[0] == 200
+
+    test()
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\0", b"GET /health HTTP/1.1\r\n\r\n", UPGRADE])
+def test_what_clients_send_is_no_line_of_the_log(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    @at_a_port(patience=60.0)
+    async def test(opened: Port) -> None:
+        client = await opened.open()
+        await client.send(data)
+        assert (await client.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 ")
+
+    with caplog.at_level("WARNING"):
+        test()
+    assert caplog.text == ""
 
 
 async def refused_head(opened: Port, pieces: list[bytes]) -> None:
@@ -298,7 +373,7 @@ async def test_a_head_has_a_size(opened: Port) -> None:
     for data in (
         start + b"A: " + b"b" * HEAD_BYTES + b"\r\n\r\n",
         start + small * (HEAD_BYTES // 34) + b"\r\n",
-        b"GET /" + b"a" * HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
+        b"GET /" + b"a" * HEAD_BYTES + b" HTTP/1.1\r\nHost: warm\r\n\r\n",
     ):
         client = await opened.open()
         await client.send(data)
@@ -346,7 +421,7 @@ async def test_requests_in_a_row_are_answered_in_their_order(opened: Port) -> No
 @at_a_port(patience=60.0)
 async def test_an_upgrade_is_not_taken_and_does_no_harm(opened: Port) -> None:
     client = await opened.open()
-    await client.send(request("/health", b"", "GET", "Connection: Upgrade", "Upgrade: websocket"))
+    await client.send(UPGRADE)
     assert (await client.answer())[0] == 200
     await good_request(opened)
 
@@ -374,6 +449,94 @@ def test_files_limit_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         assert most_connections() == most
 
 
-def test_uvicorn_is_the_one_that_this_relies_on() -> None:
-    """``Connection`` overrides what is not documented: look at it again with each minor version."""
-    assert uvicorn.__version__.split(".")[:2] == ["0", "54"]
+# --- what is relied on of uvicorn -----------------------------------------------------------------------------
+
+ATTRIBUTES = {  # of a connection, which none of uvicorn's documents speak of, and what becomes wrong without them
+    "cycle": "whether a request is being answered, which decides whose turn it is",
+    "headers": "the Host of a request is looked at before its app is called",
+    "loop": "the timers of clients that are slow",
+    "parser": "bytes are given to it here, so that nothing is logged of what it refuses",
+    "pipeline": "requests that came before their predecessor's answer: none of these is answered with a 400 or 408",
+    "server_state": "how many connections there are",
+    "timeout_keep_alive_task": "data ends the time between two requests",
+    "transport": "answers that are written here, the end of the connection, and how much of an answer is unread",
+    "url": "the target of a request is looked at before its app is called",
+}
+OF_A_CYCLE = {
+    "disconnected": "an app whose client is given up must hear it",
+    "message_event": "an app that waits for a body that does not come must be woken",
+    "response_complete": "whether it is the client's turn",
+    "response_started": "whether a 408 can still be sent",
+}
+METHODS = {  # whose code was read: if it is another, what is said there must be looked at
+    "HttpToolsProtocol.connection_made": (
+        "6efb565ff3d3",
+        "the connection is among server_state.connections",
+    ),
+    "HttpToolsProtocol.connection_lost": ("c91a4c9bf2e2", "an app that waits for the client hears that it left"),
+    "HttpToolsProtocol.data_received": ("010a7ae59a5d", "Connection.data_received takes its place"),
+    "HttpToolsProtocol.on_message_begin": ("96d377fdc7c2", "headers and url are those of the request that begins"),
+    "HttpToolsProtocol.on_url": ("37be44e962b0", "url is what has come of the target"),
+    "HttpToolsProtocol.on_header": ("65d62c044f61", "headers has names in lower case"),
+    "HttpToolsProtocol.on_headers_complete": (
+        "1ea8589acfad",
+        "the app is called here, and not before",
+    ),
+    "HttpToolsProtocol.on_body": ("dba9c32aeba3", "a body is kept for the app, and reading pauses when it is large"),
+    "HttpToolsProtocol.on_message_complete": ("1fbad42dc31f", "the request is whole: no timer runs for its sender"),
+    "HttpToolsProtocol.on_response_complete": (
+        "64e254f28e38",
+        "the keep-alive timer begins, or the next request",
+    ),
+    "HttpToolsProtocol.pause_writing": ("17a8fd215d96", "an app that writes waits until the client has read"),
+    "HttpToolsProtocol.resume_writing": ("7844bbaa8cce", "and goes on"),
+    "HttpToolsProtocol.timeout_keep_alive_handler": ("8b53bf5f2e20", "is what the keep-alive timer calls"),
+    "HttpToolsProtocol.shutdown": ("d7351fa33f00", "idle connections are closed, others after their answer"),
+    "RequestResponseCycle.receive": ("8124ae006be7", "message_event and disconnected end the wait for a body"),
+    "RequestResponseCycle.send": (
+        "abdd8601b326",
+        "response_started and response_complete are told at once",
+    ),
+    "Server.capture_signals": ("e1bbcd4770d1", "HttpServer leaves signals to the program"),
+    "Server.shutdown": ("9b33c5056299", "the port is closed at once, answers get the graceful timeout"),
+}
+
+
+def digest_of(name: str) -> str:
+    """Of the code of a method of uvicorn's; "gone" where there is none."""
+    of, _, method = name.partition(".")
+    found = getattr(getattr(uvicorn if of == "Server" else httptools_impl, of, None), method, None)
+    return "gone" if found is None else hashlib.sha256(inspect.getsource(found).encode()).hexdigest()[:12]
+
+
+def test_the_methods_of_uvicorn_that_this_relies_on_are_those_that_were_read() -> None:
+    """After an update: look at each one that is named, correct ``METHODS``, and run the tests of this file."""
+    changed = [f"{name} ({digest_of(name)}): {why}" for name, (read, why) in METHODS.items() if digest_of(name) != read]
+    assert changed == [], f"uvicorn {uvicorn.__version__} is another one than was read"
+
+
+def test_the_private_parts_of_uvicorn_that_this_relies_on_are_there_and_named() -> None:
+    """All that ``Connection`` uses and does not define itself, and what it uses of the request that is answered."""
+    tree = ast.parse(inspect.getsource(server.connection))
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_named(node.value, "self")}
+    own = {*vars(Connection), "patience", "most"} | {name for name in used if name.startswith("_")}
+    assert used - own == set(ATTRIBUTES), "what is relied on and what is named here differ"
+    of_cycle = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and is_cycle(n.value)}
+    assert of_cycle == set(OF_A_CYCLE), "what is relied on and what is named here differ"
+
+    async def found() -> set[str]:
+        config = HttpConfig(much, patience=1.0, most=1, goodbye=1)
+        return set(vars(Connection(config, ServerState(), {}))) | {"headers", "url"}
+
+    missing = {name: why for name, why in ATTRIBUTES.items() if name not in asyncio.run(found())}
+    code = inspect.getsource(httptools_impl.RequestResponseCycle)
+    missing |= {name: why for name, why in OF_A_CYCLE.items() if f"self.{name} = " not in code}
+    assert missing == {}, f"uvicorn {uvicorn.__version__} has these no more"
+
+
+def is_named(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def is_cycle(node: ast.expr) -> bool:
+    return is_named(node, "cycle") or (isinstance(node, ast.Attribute) and node.attr == "cycle")

@@ -8,25 +8,29 @@ from scripted_process import piece, read
 from scheduler.messages import Delta, FinishReason, Receipt, TokenLogprob
 from server import turns
 from server.errors import ApiError
-from server.turns import BACKLOG, MERGE_AT, Turn
+from server.turns import MERGE_AT, Turn
 
 
 def delta(number: int, finish: FinishReason | None = None) -> Delta:
     return Delta("t", (number,), f"{number} ", finish)
 
 
+ENTRY = TokenLogprob(1, "a", b"a", -0.5, ((1, "a", b"a", -0.5),) * 20)
+
+
 def test_what_nobody_reads_is_bounded_and_the_turn_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "READER_SECONDS", -1.0)
+    monkeypatch.setattr(turns, "BACKLOG", 100_000)
     cancelled: list[str] = []
     turn = Turn("t", cancelled.append)
-    for number in range(BACKLOG):
-        turn.push(delta(number))
-        assert len(turn._deltas) <= MERGE_AT
-    assert cancelled == []
-    for number in range(100):
-        turn.push(delta(number))
+    pushed = 0
+    while not cancelled:
+        turn.push(Delta("t", (1,), "a", logprobs=(ENTRY,)))
+        pushed += 1
+        assert len(turn._deltas) < MERGE_AT
+        assert turn._packed_bytes == sum(map(len, turn._packed)) <= 100_000
     assert cancelled == ["t"]
-    assert turn._deltas == []
+    assert 100_000 / 400 < pushed < 100_000 / 100  # bytes of a token with twenty alternatives
+    assert not turn._deltas
 
     async def reads() -> None:
         with pytest.raises(ApiError) as told:
@@ -36,22 +40,19 @@ def test_what_nobody_reads_is_bounded_and_the_turn_is_cancelled(monkeypatch: pyt
     asyncio.run(reads())
 
 
-def test_log_probabilities_count_by_their_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "READER_SECONDS", -1.0)
+def test_a_minute_of_twenty_alternatives_may_wait() -> None:
+    """A hundred tokens a second, which is fast, that are all there when the reader comes."""
     cancelled: list[str] = []
     turn = Turn("t", cancelled.append)
-    entry = TokenLogprob(1, "a", b"a", -0.5, ((1, "a", b"a", -0.5),) * 20)
-    for _ in range(BACKLOG // 22 + 1):
-        turn.push(Delta("t", (1,), "a", logprobs=(entry,)))
-    assert cancelled == ["t"]
-
-
-def test_a_reader_that_was_here_lately_has_time() -> None:
-    cancelled: list[str] = []
-    turn = Turn("t", cancelled.append)
-    for number in range(2 * BACKLOG):
-        turn.push(delta(number))
+    for _ in range(6000):
+        turn.push(Delta("t", (1,), "a", logprobs=(ENTRY,)))
+    turn.push(delta(-1, FinishReason.STOP))
     assert cancelled == []
+    pieces = []
+    while (taken := turn.take()) is not None:
+        pieces.append(taken)
+    assert max(len(one.tokens) for one in pieces) == MERGE_AT  # so that no single event is huge
+    assert sum((one.logprobs for one in pieces), ()) == (ENTRY,) * 6000
 
 
 def test_nothing_is_lost_or_doubled_by_the_merging() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from scheduler.messages import Stopping, Submit, pack_ids
 from scheduler.queue import FairQueue
 from scheduler.turn import Turn
-from server.waiting import Waiting
+from server import waiting as of_server
+from server.waiting import LONGEST, RECENT, Waiting
 
 CAPACITY = 6
 
@@ -50,3 +53,34 @@ def test_a_fresh_engine_has_an_empty_queue() -> None:
     assert waiting.full("a")
     waiting.clear()
     assert not waiting.full("a")
+
+
+def test_who_finds_the_queue_full_is_told_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns leave it every half second, then faster, then not at all."""
+    now = 100.0
+    monkeypatch.setattr(of_server.time, "monotonic", lambda: now)
+    waiting = Waiting(20)
+    assert waiting.retry_after() == 1
+
+    def lined(number: int) -> None:
+        for one in range(number):
+            waiting.add(f"{now} {one}", "a")
+
+    for number in range(RECENT):
+        lined(1)
+        now += 0.5
+        waiting.leave(f"{now - 0.5} 0")
+        waiting.leave(f"{now - 0.5} 0")  # as every delta of it says
+        waiting.add(f"refused {number}", "a")
+        waiting.remove(f"refused {number}")  # it never stood in the queue
+    lined(20)
+    assert waiting.retry_after() == 10  # 20 of half a second, and the time since the last is part of the measure
+    for _ in range(RECENT):
+        waiting.add("quick", "a")
+        now += 0.01
+        waiting.leave("quick")
+    assert waiting.retry_after() == 1
+    now += 3600
+    assert waiting.retry_after() == LONGEST
+    waiting.clear()
+    assert waiting.retry_after() == 1
