@@ -6,13 +6,14 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Awaitable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import logs
 from server.anthropic_objects import speaks_anthropic
-from server.errors import as_api_error, error_response
+from server.errors import ApiError, as_api_error, error_response
 from server.metrics import Metrics
 
 logger = logging.getLogger("warmturn.http")
@@ -38,32 +39,49 @@ class Access:
         request_id = request_id_of(scope)
         scope.setdefault("state", {}).update(started=time.perf_counter(), request_id=request_id)
         logs.begin(request_id)
-        status = 0
-
-        async def sending(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                if speaks_anthropic(scope["path"]):
-                    headers["request-id"] = request_id
-            await send(message)
-
+        answer = Answer(send, request_id, anthropic=speaks_anthropic(scope["path"]))
         try:
-            await self.app(scope, receive, sending)
+            await self.app(scope, receive, answer.send)
         except Exception as error:
-            told = as_api_error(error)
-            if told.status_code == 500:
-                logger.exception("request %s failed", request_id)
-            else:  # its client's fault: a line is enough
-                logger.warning("request %s failed: %s", request_id, told.detail)
-            if status:
+            told = told_of(error, request_id)
+            if answer.status:
                 raise
-            await error_response(told, scope)(scope, receive, sending)
+            await error_response(told, scope)(scope, receive, answer.send)
         finally:
-            self.metrics.answered(route_of(scope), status)
-            logs.answered(scope, route_of(scope), status)
+            self.metrics.answered(route_of(scope), answer.status)
+            logs.answered(scope, route_of(scope), answer.status)
+
+
+class Answer:
+    """What is sent for one request; ``status`` is 0 before it has begun."""
+
+    __slots__ = ("_anthropic", "_request_id", "_send", "status")
+
+    def __init__(self, send: Send, request_id: str, *, anthropic: bool) -> None:
+        self.status = 0
+        self._send = send
+        self._request_id = request_id
+        self._anthropic = anthropic
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass it on, the first one with the request's id."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self._request_id
+            if self._anthropic:
+                headers["request-id"] = self._request_id
+        return self._send(message)
+
+
+def told_of(error: Exception, request_id: str) -> ApiError:
+    """What a client is told about an exception that nobody has caught, which is logged."""
+    told = as_api_error(error)
+    if told.status_code == 500:
+        logger.exception("request %s failed", request_id, exc_info=error)
+    else:  # its client's fault: a line is enough
+        logger.warning("request %s failed: %s", request_id, told.detail)
+    return told
 
 
 def request_id_of(scope: Scope) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 from opentelemetry.trace import TracerProvider
+from starlette.types import ASGIApp
 
 from server import errors, telemetry
 from server.access import Access
 from server.auth import Guard, Hosts, Keyring
 from server.body import only_known_parameters
 from server.cors import Cors
+from server.dispatch import Dispatch
 from server.engine import Engine
 from server.face import Face
 from server.log import SessionLog
@@ -58,7 +60,7 @@ def create_app(
     ``/metrics`` shows these too. Without a ``tracer_provider`` spans go where the environment says, if it does."""
     own = telemetry.provider_of_environment() if tracer_provider is None else None
     provider = tracer_provider or own
-    app = FastAPI(
+    app = App(
         title="warmturn",
         docs_url=None,  # both pages load scripts from elsewhere
         redoc_url=None,
@@ -86,11 +88,24 @@ def create_app(
         app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
     app.include_router(page.router)
     errors.install(app)
-    app.add_middleware(Overload, engine=engine)
-    app.add_middleware(Guard, keyring=Keyring(api_keys), hosts=Hosts(allowed_hosts))
-    app.add_middleware(Access, metrics=face.metrics)
-    app.add_middleware(Cors, origins=allowed_origins)  # added last: outermost
+    turns = [route for module in (chat, completions, responses, messages, sessions) for route in module.router.routes]
+
+    def before(rest: ASGIApp) -> ASGIApp:
+        guard = Guard(Overload(Dispatch(rest, turns), engine), Keyring(api_keys), Hosts(allowed_hosts))
+        access = Access(guard, face.metrics)
+        return Cors(access, allowed_origins) if allowed_origins else access
+
+    app.before = before
     return app
+
+
+class App(FastAPI):
+    """FastAPI behind what ``before`` puts in front of all of it, its own layers too."""
+
+    before: Callable[[ASGIApp], ASGIApp]
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return self.before(super().build_middleware_stack())
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -81,28 +81,23 @@ class Guard:
         self.keyring = keyring
         self.hosts = hosts
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
+            return self.app(scope, receive, send)
         if scope["type"] != "http":  # no websockets here
-            await send({"type": "websocket.close", "code": 1008})
-            return
+            return send({"type": "websocket.close", "code": 1008})
         if scope["path"] not in OPEN_PATHS:
             headers = Headers(scope=scope)
             if not self.keyring and not self.hosts.allow(headers.getlist("host")):
-                await error_response(misdirected(), scope)(scope, receive, send)
-                return
+                return error_response(misdirected(), scope)(scope, receive, send)
             if page.is_asked_for(scope):  # files, by their exact paths
-                await self.app(scope, receive, send)
-                return
+                return self.app(scope, receive, send)
             values = headers.getlist("authorization") or [f"Bearer {key}" for key in headers.getlist("x-api-key")]
             tenant = self.keyring.tenant(values[0].encode("latin-1") if len(values) == 1 else None)
             if tenant is None:
-                await error_response(denied(bool(values)), scope)(scope, receive, send)
-                return
+                return error_response(denied(bool(values)), scope)(scope, receive, send)
             scope.setdefault("state", {})["tenant"] = tenant
-        await self.app(scope, receive, send)
+        return self.app(scope, receive, send)
 
 
 def denied(given: bool) -> ApiError:

@@ -12,8 +12,7 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -47,15 +46,13 @@ from server.engine import EngineDied, EngineFailed, EngineUnavailable, State, Tu
 from server.engine_calls import A, Calls, Question
 from server.engine_link import ENGINE_COMMAND, EngineLink, LinkFull
 from server.turns import Turn
-from server.waiting import Waiting
+from server.waiting import REQUEST, Reading, Waiting
 
 SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hung
 STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
 LONGEST_BACKOFF = 30.0
 LAST_NEWS = 1.0  # seconds for an engine that was told to end to say what has become of its turns
 SHUTTING_DOWN = "The server is shutting down."
-
-REQUEST: ContextVar[str] = ContextVar("request", default="")  # that is being read in this context
 
 logger = logging.getLogger("warmturn.engine")
 
@@ -144,17 +141,9 @@ class EngineProcess:
             return None
         return TurnRefused("queue_full", QUEUE_FULL, self._waiting.retry_after())
 
-    @contextlib.contextmanager
-    def reading(self, tenant: str) -> Iterator[None]:
+    def reading(self, tenant: str) -> Reading:
         """See ``Engine``."""
-        name = f"request {next(self._requests)}"
-        self._waiting.read(name, tenant)
-        before = REQUEST.set(name)
-        try:
-            yield
-        finally:
-            REQUEST.reset(before)
-            self._waiting.remove(name)
+        return Reading(self._waiting, f"request {next(self._requests)}", tenant)
 
     def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """See ``Engine``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,15 +25,14 @@ class Entrance:
         """Let ``app`` answer from now on."""
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app is not None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._closed(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        app = self._closed if self._app is None else self._app
+        return app(scope, receive, send)
 
 
 async def _not_yet(scope: Scope, receive: Receive, send: Send) -> None:
-    await _loading(scope)(scope, receive, send)
+    if scope["type"] == "http":
+        await _loading(scope)(scope, receive, send)
 
 
 def _loading(scope: Scope) -> Response:

@@ -165,24 +165,27 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     return Response(data, error.status_code, error.headers, "application/json")
 
 
+ANSWERED = (
+    HTTPException,
+    RequestValidationError,
+    TurnRefused,
+    EngineUnavailable,
+    EngineDied,
+    SessionBusy,
+    SessionMoved,
+    SessionExists,
+    UnknownSession,
+    LogUnavailable,
+    Hung,
+    Crowded,
+    TemplateRefused,
+    ClientLeft,
+)
+
+
 def install(app: FastAPI) -> None:
     """Put every exception that can be answered under ``on_error``; the rest is caught by ``server.access``."""
-    for kind in (
-        HTTPException,
-        RequestValidationError,
-        TurnRefused,
-        EngineUnavailable,
-        EngineDied,
-        SessionBusy,
-        SessionMoved,
-        SessionExists,
-        UnknownSession,
-        LogUnavailable,
-        Hung,
-        Crowded,
-        TemplateRefused,
-        ClientLeft,
-    ):
+    for kind in ANSWERED:
         app.add_exception_handler(kind, on_error)
 
 

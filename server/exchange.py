@@ -66,19 +66,18 @@ class Exchange:
         self._past = Past.of(session, record, face.facts, self._fingerprint, submits[0])
 
     async def respond(self, request: Request, held: ExitStack) -> Response:
-        """The response, once its status is certain. ``held`` (the session's claim) is closed when all is over."""
-        with ExitStack() as cleanup:
-            cleanup.push(held.pop_all())
-            choices = self.submitted(request.state.started, 1 if self._stream else TOGETHER)
-            cleanup.callback(choices.close)
-            if not self._stream:
-                body = await while_connected(request.receive, self._whole(choices))
-                return Response(body, headers=headers_of(self._session), media_type="application/json")
-            await while_connected(request.receive, choices.opened())
-            events = self.events(choices)
-            close = cleanup.pop_all().close
-            reply = self._reply
-            return EventStream(events, close, headers_of(self._session), done=reply.done, failed=reply.failed)
+        """The response, once its status is certain. ``held`` has the session's claim; the caller closes it, unless the
+        response is a stream, which takes what it holds until all is over."""
+        choices = self.submitted(request.state.started, 1 if self._stream else TOGETHER)
+        held.callback(choices.close)
+        if not self._stream:
+            body = await while_connected(request.receive, self._whole(choices))
+            return Response(body, headers=headers_of(self._session), media_type="application/json")
+        await while_connected(request.receive, choices.opened())
+        events = self.events(choices)
+        reply = self._reply
+        close = held.pop_all().close
+        return EventStream(events, close, headers_of(self._session), done=reply.done, failed=reply.failed)
 
     def submitted(self, started: float, patience: int = 1) -> Choices:
         """The turns, handed to the engine; the caller closes them. ``started`` is when the request came, by

@@ -5,12 +5,13 @@ with enough of them the server has no time left for those that it serves."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from types import SimpleNamespace
 
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.engine import Engine
+from server.engine import Engine, TurnRefused
 from server.errors import as_api_error, error_response
 
 TURNS = (
@@ -22,6 +23,19 @@ TURNS = (
     "/v1/sessions/{session_id}/regenerate",
 )
 
+EXACT = frozenset(template for template in TURNS if "{" not in template)
+PATTERNS = [(compile_path(template)[0], template) for template in TURNS if "{" in template]
+
+
+def template_of(scope: Scope) -> str | None:
+    """That of the path, where the request may become a turn."""
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return None
+    path = scope["path"]
+    if path in EXACT:
+        return str(path)
+    return next((template for pattern, template in PATTERNS if pattern.match(path)), None)
+
 
 class Overload:
     """ASGI middleware behind the one that knows the tenant: a POST that would become a turn gets its 429 at once while
@@ -31,27 +45,26 @@ class Overload:
     def __init__(self, app: ASGIApp, engine: Engine) -> None:
         self.app = app
         self.engine = engine
-        self._turns = [(compile_path(template)[0], template) for template in TURNS]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         tenant = scope.get("state", {}).get("tenant")  # none on the paths that everybody may take
-        template = None if tenant is None else self._template(scope)
+        template = None if tenant is None else template_of(scope)
         if template is None:
-            await self.app(scope, receive, send)
-            return
+            return self.app(scope, receive, send)
         refusal = self.engine.turns_away(tenant)
         if refusal is None:
-            with self.engine.reading(tenant):
-                await self.app(scope, receive, send)
-            return
+            return self._read(tenant, scope, receive, send)
         scope["route"] = SimpleNamespace(path=template)  # who counts the answer finds it where routing leaves it
-        message = await receive()
-        while message["type"] == "http.request" and message.get("more_body", False):
-            message = await receive()
-        await error_response(as_api_error(refusal), scope)(scope, receive, send)
+        return refuse(refusal, scope, receive, send)
 
-    def _template(self, scope: Scope) -> str | None:
-        """That of the path, where the request may become a turn."""
-        if scope["type"] != "http" or scope["method"] != "POST":
-            return None
-        return next((template for pattern, template in self._turns if pattern.match(scope["path"])), None)
+    async def _read(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.engine.reading(tenant):
+            await self.app(scope, receive, send)
+
+
+async def refuse(refusal: TurnRefused, scope: Scope, receive: Receive, send: Send) -> None:
+    """The 429, once the body is off the wire."""
+    message = await receive()
+    while message["type"] == "http.request" and message.get("more_body", False):
+        message = await receive()
+    await error_response(as_api_error(refusal), scope)(scope, receive, send)

@@ -35,20 +35,32 @@ async def left(receive: Receive) -> None:
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of ``work``, unless the client leaves first: then it is cancelled and ClientLeft raised."""
-    task = asyncio.ensure_future(work)
+    """The result of ``work``, unless the client leaves first: then it is cancelled, and ClientLeft raised when its
+    cleanup is done. It runs in the caller's task; the watcher is the only other one."""
+    own = asyncio.current_task()
+    assert own is not None
+    gone = over = False
+
+    def leave(watcher: asyncio.Task[None]) -> None:
+        nonlocal gone
+        if not over and not watcher.cancelled():
+            gone = True
+            own.cancel()
+
     watcher = asyncio.create_task(left(receive))
+    watcher.add_done_callback(leave)
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientLeft
-        return task.result()
+        result = await work
+    except (asyncio.CancelledError, Exception):
+        if not gone:
+            raise
     finally:
+        over = True
         watcher.cancel()
-        if not task.done():
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task  # until its cleanup is done
+    if gone:
+        own.uncancel()
+        raise ClientLeft
+    return result
 
 
 class EventStream(Response):

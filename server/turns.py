@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -35,7 +34,7 @@ class Turn:
         self.news = asyncio.Event()
         self.patience = 1
         self.heard: Callable[[Delta], None] = unheard
-        self._packed: deque[bytes] = deque()  # what came first, each piece a merged delta
+        self._packed: list[bytes] = []  # what came first, each piece a merged delta
         self._packed_bytes = 0
         self._deltas: list[Delta] = []  # what came last, fewer than ``MERGE_AT``
         self._failure: Exception | None = None
@@ -87,7 +86,7 @@ class Turn:
     def take(self) -> Delta | None:
         """See ``TurnStream``."""
         if self._packed:
-            piece = self._packed.popleft()
+            piece = self._packed.pop(0)
             self._packed_bytes -= len(piece)
             delta = decoder.decode(piece)
         elif self._deltas:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
+from contextvars import ContextVar, Token
 
 RECENT = 32  # departures whose times tell how fast the queue moves
+REQUEST: ContextVar[str] = ContextVar("request", default="")  # that is being read in this context
 LONGEST = 60  # seconds, the most that a client is told to wait
 
 
@@ -72,3 +74,24 @@ class Waiting:
         if len(self._tenants) < self._capacity:
             return False
         return max(self._lines.values()) <= self._lines[tenant] + 1
+
+
+class Reading:
+    """A context manager: within it a request is read for a turn of ``tenant``, under a ``name`` of its own."""
+
+    __slots__ = ("_before", "_name", "_tenant", "_waiting")
+
+    def __init__(self, waiting: Waiting, name: str, tenant: str) -> None:
+        self._waiting = waiting
+        self._name = name
+        self._tenant = tenant
+        self._before: Token[str] | None = None
+
+    def __enter__(self) -> None:
+        self._waiting.read(self._name, self._tenant)
+        self._before = REQUEST.set(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._before is not None
+        REQUEST.reset(self._before)
+        self._waiting.remove(self._name)

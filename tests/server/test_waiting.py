@@ -9,7 +9,6 @@ import pytest
 from scheduler.messages import Stopping, Submit, pack_ids
 from scheduler.queue import FairQueue
 from scheduler.turn import Turn
-from server import waiting as of_server
 from server.waiting import LONGEST, RECENT, Waiting
 
 CAPACITY = 6
@@ -58,7 +57,7 @@ def test_a_fresh_engine_has_an_empty_queue() -> None:
 def test_who_finds_the_queue_full_is_told_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns leave it every half second, then faster, then not at all."""
     now = 100.0
-    monkeypatch.setattr(of_server.time, "monotonic", lambda: now)
+    monkeypatch.setattr("server.waiting.time.monotonic", lambda: now)
     waiting = Waiting(20)
     assert waiting.retry_after() == 1
 

@@ -1,0 +1,83 @@
+"""Requests that become turns, on a short way to their endpoints: what the framework would do for any request is done
+once for each endpoint."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from re import Pattern
+from typing import Any, get_type_hints
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.body import body_of, tell_ignored
+from server.errors import ANSWERED, on_error
+from server.overload import TURNS, template_of
+from server.strict import validated
+
+
+class Endpoint:
+    """A route whose endpoint takes a JSON body, the request, and nothing else but what its path names and parameters of
+    the URL that may all be absent. ``pattern`` finds what the path names."""
+
+    def __init__(self, route: APIRoute) -> None:
+        """Raises TypeError where the endpoint takes something else."""
+        self.route = route
+        self.pattern: Pattern[str] = route.path_regex
+        self._call: Callable[..., Awaitable[Response]] = route.endpoint
+        self._absent: dict[str, Any] = {}
+        hints = get_type_hints(route.endpoint)
+        bodies = []
+        for name in inspect.signature(route.endpoint).parameters:
+            kind = hints[name]
+            if name == "body" and issubclass(kind, BaseModel):
+                bodies.append(kind)
+            elif name == "query" and issubclass(kind, BaseModel):
+                self._absent[name] = kind()
+            elif not (kind is Request or (kind is str and name in route.param_convertors)):
+                raise TypeError(f"{route.path}: {name}")
+        (self._model,) = bodies
+
+    async def respond(self, request: Request, named: dict[str, str]) -> Response:
+        """What the endpoint answers; ``named``: what its path names."""
+        body = validated(self._model, await body_of(request))
+        response = await self._call(body=body, request=request, **named, **self._absent)
+        tell_ignored()
+        return response
+
+
+class Dispatch:
+    """ASGI app in front of the framework's: what becomes a turn goes to its endpoint, the rest to ``app``, and so does
+    what has parameters in its URL."""
+
+    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
+        self.app = app
+        self._endpoints = {
+            route.path: Endpoint(route)
+            for route in routes
+            if isinstance(route, APIRoute) and route.path in TURNS and "POST" in route.methods
+        }
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        template = None if scope.get("query_string") else template_of(scope)
+        if template is None:
+            return self.app(scope, receive, send)
+        return run(self._endpoints[template], scope, receive, send)
+
+
+async def run(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request."""
+    found = endpoint.pattern.match(scope["path"])
+    assert found is not None
+    scope["route"], scope["endpoint"], scope["path_params"] = endpoint.route, endpoint.route.endpoint, found.groupdict()
+    request = Request(scope, receive, send)
+    try:
+        response = await endpoint.respond(request, found.groupdict())
+    except ANSWERED as error:
+        response = await on_error(request, error)
+    await response(scope, receive, send)
