@@ -31,6 +31,7 @@ Durability = Literal["process", "power"]
 AWAY_SECONDS = 1.0  # that a database which did not answer is not asked again, so that callers do not queue up
 # How a connection to PostgreSQL is made, where its URL does not say. A network path that is dead without a word is
 # noticed after some 11 s of silence, or 15 s without an acknowledgement; the kernel's own patience is minutes to hours.
+# Where somebody acknowledges and nobody answers, ``server.postgres`` gives up.
 CONNECTION = {
     "connect_timeout": 5,  # s
     "keepalives_idle": 5,  # s
@@ -255,8 +256,11 @@ def file_engine(url: sql.URL, durability: Durability) -> sql.Engine:
 def server_engine(url: sql.URL, durability: Durability) -> sql.Engine:
     """PostgreSQL; a connection that was lost is noticed and made anew."""
     arguments = {name: value for name, value in CONNECTION.items() if name not in url.query}
+    from server.postgres import STATEMENT_SECONDS, be_patient
+
     engine = sql.create_engine(url, pool_pre_ping=True, pool_size=2, connect_args=arguments)
-    settings = ["statement_timeout = '30s'", "lock_timeout = '10s'"]
+    be_patient(engine)
+    settings = [f"statement_timeout = '{STATEMENT_SECONDS}s'", "lock_timeout = '10s'"]
     settings.append("idle_in_transaction_session_timeout = '10s'")  # a server that is paused keeps no locks
     if durability == "power":  # else as the database server is set up
         settings.append("synchronous_commit = on")

@@ -1,0 +1,55 @@
+"""A connection to PostgreSQL that does not wait for ever: whoever is asked and says nothing is given up."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import psycopg
+import sqlalchemy as sql
+from psycopg.abc import PQGen
+
+T = TypeVar("T")
+
+STATEMENT_SECONDS = 20  # that the database itself gives a statement
+ANSWER_SECONDS = 25.0  # until an answer must have come: later than the database would have told of that
+PING_SECONDS = 5.0  # the same for the question whether it is there, which takes it no time
+
+
+class Patient(psycopg.Connection[Any]):
+    """Closes itself, and raises OperationalError, where an answer takes longer than ``patience`` seconds: behind a path
+    on which packets are lost, or a proxy whose own side is dead, the system would wait for minutes or for ever."""
+
+    patience = PING_SECONDS
+
+    def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
+        """See psycopg."""
+        options.setdefault("timeout", self.patience)
+        try:
+            return super().wait(gen, *args, **options)
+        except psycopg.OperationalError:
+            if self.pgconn.status == psycopg.pq.ConnStatus.OK and self.info.transaction_status == ACTIVE:
+                self.pgconn.finish()  # the answer may come yet, and would be taken for that of the next question
+                raise psycopg.OperationalError("the database does not answer") from None
+            raise
+
+
+ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
+
+
+def be_patient(engine: sql.Engine) -> None:
+    """The connections of ``engine`` are such, and a question between two uses of one is a ping."""
+
+    def connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Patient:
+        made: Patient = Patient.connect(*arguments, **options)
+        return made
+
+    def used(connection: Patient, *_: Any) -> None:
+        connection.patience = ANSWER_SECONDS
+
+    def idle(connection: Patient | None, *_: Any) -> None:
+        if connection is not None:  # it is gone
+            connection.patience = PING_SECONDS
+
+    sql.event.listen(engine, "do_connect", connect)
+    sql.event.listen(engine, "checkout", used)
+    sql.event.listen(engine, "checkin", idle)
