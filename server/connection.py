@@ -35,6 +35,7 @@ class HttpConfig(uvicorn.Config):
     def __init__(self, app: Any, *, patience: float, most: int, goodbye: int) -> None:
         super().__init__(
             app,
+            interface="asgi3",  # not found out by looking at the app
             http=Connection,
             ws="none",
             lifespan="off",

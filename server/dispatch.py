@@ -52,8 +52,8 @@ class Endpoint:
 
 
 class Dispatch:
-    """ASGI app in front of the framework's: what becomes a turn goes to its endpoint, the rest to ``app``, and so does
-    what has parameters in its URL."""
+    """ASGI app in front of the framework's: what becomes a turn goes to its endpoint, the rest to ``app``, and so do
+    requests with parameters in their URL and those of which the framework makes a span."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
         self.app = app
@@ -64,7 +64,8 @@ class Dispatch:
         }
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        template = None if scope.get("query_string") else template_of(scope)
+        plain = not scope.get("query_string") and scope.get("fastapi.telemetry") is None
+        template = template_of(scope) if plain else None
         if template is None:
             return self.app(scope, receive, send)
         return run(self._endpoints[template], scope, receive, send)
