@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -34,30 +34,40 @@ async def left(receive: Receive) -> None:
         pass
 
 
+class Watch:
+    """Cancels a task when its client leaves: ``gone`` is true then. Once it is ``over`` nothing is cancelled any more."""
+
+    __slots__ = ("gone", "over", "task")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.gone = False
+        self.over = False
+
+    async def look(self, receive: Receive) -> None:
+        """Until the client leaves."""
+        await left(receive)
+        if not self.over:
+            self.gone = True
+            self.task.cancel()
+
+
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     """The result of ``work``, unless the client leaves first: then it is cancelled, and ClientLeft raised when its
     cleanup is done. It runs in the caller's task; the watcher is the only other one."""
     own = asyncio.current_task()
     assert own is not None
-    gone = over = False
-
-    def leave(watcher: asyncio.Task[None]) -> None:
-        nonlocal gone
-        if not over and not watcher.cancelled():
-            gone = True
-            own.cancel()
-
-    watcher = asyncio.create_task(left(receive))
-    watcher.add_done_callback(leave)
+    watch = Watch(own)
+    watcher = asyncio.create_task(watch.look(receive))
     try:
         result = await work
     except (asyncio.CancelledError, Exception):
-        if not gone:
+        if not watch.gone:
             raise
     finally:
-        over = True
+        watch.over = True
         watcher.cancel()
-    if gone:
+    if watch.gone:
         own.uncancel()
         raise ClientLeft
     return result

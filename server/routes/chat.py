@@ -98,10 +98,11 @@ async def answer(
     words = await face.tokens.run(banned, body.bad_words, face.tokens, facts.vocab_size) if body.bad_words else ()
     # A reply whose first word a format shapes, or that goes on with one, thinks no more.
     reasons = not prompt.said and (body.wanted() is None or calls.constrained)
-    drafts = [Draft(dialect.reading(prompt.tail, calls, reasons=reasons)) for _ in range(body.n)]
     ids, salt = pack_ids(prompt.ids), body.salt
-    submits = [
-        Submit(
+    drafts, submits = [], []
+    for choice in range(body.n):  # not in comprehensions, whose cells would live as long as this waits
+        drafts.append(Draft(dialect.reading(prompt.tail, calls, reasons=reasons)))
+        submit = Submit(
             turn=uuid.uuid4().hex,
             tenant=request.state.tenant,
             prompt=ids,
@@ -115,8 +116,7 @@ async def answer(
             salt=salt,
             keep_until=body.keep_until,
         )
-        for choice in range(body.n)
-    ]
+        submits.append(submit)
     head = Head.new("chatcmpl", face.served_name, facts.fingerprint, name)
     kept = None
     if body.store:

@@ -1,0 +1,85 @@
+"""Requests that become turns take a short way to their endpoints, and are told there what the framework would say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from http_face import HELLO, Site, served
+
+from server import dispatch
+from server.overload import TURNS
+
+GOOD = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "Once"},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 8},
+    "/v1/sessions/{session_id}/chat/completions": {"messages": HELLO},
+    "/v1/sessions/{session_id}/regenerate": {},
+}
+BAD: list[dict[str, Any]] = [  # over a good body
+    {"temperature": 9},
+    {"no_such_field": 1},
+    {"messages": 1, "prompt": 1, "input": 1},
+    {"messages": [], "prompt": [], "input": []},
+    {"messages": [{"role": "nobody", "content": 1}]},
+    {"stop": 7, "stop_sequences": 7},
+    {"stream": "yes"},
+    {"session_id": "not one"},
+    {"tools": [{"type": "function"}]},
+]
+RAW = [b"", b"{", b"[]", b"null", b'{"a": NaN}', b"\xff", b"{" + b'"a":[' * 99 + b"]" * 99 + b"}"]
+
+
+def url(template: str) -> str:
+    return template.replace("{session_id}", "s")
+
+
+async def told(site: Site, template: str, data: bytes, **headers: str) -> tuple[int, str, dict[str, str]]:
+    """Status, body without what differs each time, and headers."""
+    answer = await site.http.post(url(template), content=data, headers={"content-type": "application/json", **headers})
+    kept = {name: value for name, value in answer.headers.items() if name not in ("x-request-id", "request-id")}
+    body = answer.json()
+    body.pop("request_id", None)
+    return answer.status_code, json.dumps(body), kept
+
+
+@pytest.mark.parametrize("template", TURNS)
+@served()
+async def test_the_short_way_tells_what_the_framework_tells(
+    site: Site, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = [json.dumps({**GOOD[template], **more}).encode() for more in BAD] + RAW
+    asked = [(data, dict[str, str]()) for data in bodies]
+    asked += [(b"{}", {"content-type": "text/plain"}), (b"{}", {"content-encoding": "gzip"})]
+    short = [await told(site, template, data, **headers) for data, headers in asked]
+    monkeypatch.setattr(dispatch, "template_of", lambda scope: None)
+    assert short == [await told(site, template, data, **headers) for data, headers in asked]
+    assert sum(status == 400 for status, _, _ in short) > len(RAW)
+
+
+@pytest.mark.parametrize("template", TURNS)
+@served()
+async def test_turns_do_not_pass_the_framework(site: Site, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await site.chat(url("/v1/sessions/{session_id}/chat/completions"))).status_code == 200
+
+    async def never(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(site.app.router, "middleware_stack", never)
+    answer = await site.http.post(url(template), json=GOOD[template])
+    assert answer.status_code == 200, answer.text
+    assert (await site.http.get("/v1/models")).status_code == 500  # but others do
+    counted = site.app.state.face.metrics.text().decode()
+    assert f'route="{template}",status="200"' in counted
+
+
+@served()
+async def test_parameters_of_the_url_are_looked_at(site: Site) -> None:
+    refused = await site.chat("/v1/chat/completions?loud=1")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unknown_parameter")
+    message = {"messages": HELLO, "max_tokens": 8}
+    assert (await site.http.post("/v1/messages?beta=true", json=message)).status_code == 200
+    assert (await site.http.post("/v1/messages?beta=perhaps", json=message)).status_code == 400
