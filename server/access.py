@@ -74,6 +74,29 @@ class Answer:
         return self._send(message)
 
 
+class LastResort:
+    """ASGI middleware among the framework's own layers, the outermost of which would answer what nobody has caught in
+    words of its own: it becomes a bare 500 here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            await error_response(told_of(error, scope["state"]["request_id"]), scope)(scope, receive, send)
+
+
 def told_of(error: Exception, request_id: str) -> ApiError:
     """What a client is told about an exception that nobody has caught, which is logged."""
     told = as_api_error(error)

@@ -10,7 +10,7 @@ from opentelemetry.trace import TracerProvider
 from starlette.types import ASGIApp
 
 from server import errors, telemetry
-from server.access import Access
+from server.access import Access, LastResort
 from server.auth import Guard, Hosts, Keyring
 from server.body import only_known_parameters
 from server.cors import Cors
@@ -88,6 +88,7 @@ def create_app(
         app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
     app.include_router(page.router)
     errors.install(app)
+    app.add_middleware(LastResort)
     turns = [route for module in (chat, completions, responses, messages, sessions) for route in module.router.routes]
 
     def before(rest: ASGIApp) -> ASGIApp:

@@ -35,7 +35,7 @@ async def left(receive: Receive) -> None:
 
 
 class Watch:
-    """Cancels a task when its client leaves: ``gone`` is true then. Once it is ``over`` nothing is cancelled any more."""
+    """Cancels a task when its client leaves: ``gone`` is true then. Once it is ``over`` nothing is cancelled."""
 
     __slots__ = ("gone", "over", "task")
 
