@@ -60,7 +60,7 @@ class Dispatch:
         self._endpoints = {
             route.path: Endpoint(route)
             for route in routes
-            if isinstance(route, APIRoute) and route.path in TURNS and "POST" in route.methods
+            if isinstance(route, APIRoute) and route.path in TURNS and "POST" in (route.methods or ())
         }
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

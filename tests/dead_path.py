@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,9 +44,14 @@ class NetworkPath:
         self._thread.join()
         self._loop.close()
 
-    def _tell(self, what: object) -> None:
+    def _tell(self, what: Callable[[], object]) -> None:
         told = threading.Event()
-        self._loop.call_soon_threadsafe(lambda: (what(), told.set()))  # type: ignore[operator]
+
+        def tell() -> None:
+            what()
+            told.set()
+
+        self._loop.call_soon_threadsafe(tell)
         assert told.wait(10)
 
     async def _serve(self) -> None:

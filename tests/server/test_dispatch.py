@@ -11,7 +11,7 @@ from http_face import HELLO, Site, served
 from server import dispatch
 from server.overload import TURNS
 
-GOOD = {
+GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO},
     "/v1/completions": {"prompt": "Once"},
     "/v1/responses": {"input": "Hello"},
