@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -32,11 +33,14 @@ from scheduler.compiled import Compiling
 from scheduler.followers import Followers
 from scheduler.generation import generation_of, read_generation
 from scheduler.linear import pack
+from scheduler.measure import describe
 from scheduler.messages import EngineConfig, Generation, Loading
-from scheduler.probe import Refused, Verdict, describe, probe
+from scheduler.probe import Refused, Verdict, probe
 from scheduler.rope import LongRope
 from scheduler.seq2seq import first_tokens
 from scheduler.weights import digest, stored_bytes
+
+log = logging.getLogger("warmturn.engine")
 
 PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
 _TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")  # files that may hold one
@@ -248,6 +252,7 @@ def prepare(
     other parts of the model. ``tell`` gets ``Loading`` messages. ``weights`` is its digest where that is known.
     """
     text = model.config.get_text_config(decoder=True)
+    context = _context(text, tokenizer)
     weights = weights or digest(model)  # before any forward: some quantised modules repack themselves then
     parameters, size = model.num_parameters(), stored_bytes(model)  # packing parts tied ones
     try:
@@ -256,15 +261,19 @@ def prepare(
         known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
         found = _recall(known)
         if followers is None:
-            verdict = _packed(model, layers, rope, found, _compiling(model, tell))
+            verdict = _packed(model, layers, rope, found, _compiling(model, tell), context)
             _remember(known, _Known(describe(verdict.mode), found.answers))
         else:
             followers.listen(model)
-            verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers)
+            verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers, context=context)
     except Refused as error:
         raise LoadFailed(load_errors.first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
-    ends, context = _ends(model, tokenizer), _context(text, tokenizer)
+    if verdict.crossed:
+        log.info("measured past %s as well, on a copy of the model in which they are small", ", ".join(verdict.crossed))
+    if verdict.unproven:
+        log.warning("how the model is run was measured on short timelines only: %s", verdict.unproven)
+    ends = _ends(model, tokenizer)
     return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, size, followers)
 
 
@@ -273,16 +282,18 @@ def _compiling(model: Any, tell: Any) -> Compiling | None:
     return Compiling(tell=lambda: tell(Loading("compiling layers"))) if model.device.type == "cuda" else None
 
 
-def _packed(model: Any, layers: list[Layer], rope: LongRope, known: _Known, compiling: Compiling | None) -> Verdict:
+def _packed(
+    model: Any, layers: list[Layer], rope: LongRope, known: _Known, compiling: Compiling | None, context: int
+) -> Verdict:
     """Pack the weights and probe; without packing where no mode runs the model right then. Raises ``Refused``."""
     packing = pack(model, known.answers)
     try:
-        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing, compiling=compiling)
+        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing, compiling=compiling, context=context)
     except Refused:
         if not packing:
             raise
         packing.remove()
-        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, compiling=compiling)
+        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, compiling=compiling, context=context)
     return verdict
 
 

@@ -28,6 +28,7 @@ from scheduler.constraint import Grammars, tokenizer_of
 from scheduler.engine import Engine
 from scheduler.limits import Limits
 from scheduler.linear import pack
+from scheduler.measure import describe
 from scheduler.messages import (
     Cancel,
     Delta,
@@ -40,7 +41,7 @@ from scheduler.messages import (
     Submit,
     pack_ids,
 )
-from scheduler.probe import Verdict, describe, probe
+from scheduler.probe import Verdict, probe
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler

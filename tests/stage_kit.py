@@ -14,8 +14,9 @@ from cache.session import SessionCache
 from cache.store import SessionStore
 from cache.tier import MemoryTier
 from scheduler.linear import pack
+from scheduler.measure import session_of
 from scheduler.modes import Mode, PackedMode
-from scheduler.probe import Verdict, _session, probe
+from scheduler.probe import Verdict, probe
 from scheduler.rope import LongRope
 from scheduler.runner import ModelRunner
 
@@ -58,7 +59,7 @@ class Stage:
         runner = ModelRunner(self.mode, tier, self.rope)
         sessions: list[SessionCache] = []
         for ids in timelines:
-            session = _session(array("i", ids), None)
+            session = session_of(array("i", ids), None)
             session.stateful = self.mode.stateful
             session.warm = session.running = True
             store.reserve(session, len(ids))

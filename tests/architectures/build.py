@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 from architectures.overrides import BASE, OVERRIDES, REAL, overlay
-from architectures.shapes import BEYOND, is_real, shrunk, thresholds
+from architectures.shapes import BEYOND, LAYERS, is_real, shrunk, thresholds
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
@@ -24,6 +24,7 @@ ENTRIES: tuple[tuple[str, str], ...] = tuple(
     sorted((name, kind) for kind, names in _CLASSES.items() for name in names if name in CONFIG_MAPPING)
 )
 
+_FEW_LAYERS = 2  # where timelines are long
 _OWN_STATE = "own state object"
 _RECURRENT = {"linear_attention", "conv", "mamba", "dummy"}
 _FAMILIES = (
@@ -60,7 +61,8 @@ def make_config(name: str, kind: str, real: bool = False) -> Any:
     base = BASE.get(name, {})
     default = cls(**base)
     room = max(thresholds(default), default=0) + 2 * BEYOND if real else 0
-    settings = overlay(base, shrunk(default, room))
+    depth = _FEW_LAYERS if real and name not in OVERRIDES and (name, kind) not in OVERRIDES else LAYERS
+    settings = overlay(base, shrunk(default, room, depth))
     over = OVERRIDES.get((name, kind), OVERRIDES.get(name, {}))
     over = overlay(_without_thresholds(over), REAL.get(name, {})) if real else over
     return cls(**overlay(settings, over))

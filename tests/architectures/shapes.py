@@ -111,11 +111,12 @@ _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _MOST_LAYERS = 6
 
 
-def shrunk(config: Any, room: int = 0) -> dict[str, Any]:
+def shrunk(config: Any, room: int = 0, depth: int = LAYERS) -> dict[str, Any]:
     """The settings to build ``type(config)`` from for a tiny model of the same kinds of layers; sub-configs are
-    dictionaries. ``room``: with the thresholds that ``config`` has, and contexts of so many tokens.
+    dictionaries. ``room``: with the thresholds that ``config`` has, and contexts of so many
+    tokens. ``depth``: layers, or more where there are more kinds of them.
     """
-    return _shrunk(config, iter(range(VOCAB - 4, 0, -1)), room)
+    return _shrunk(config, iter(range(VOCAB - 4, 0, -1)), room, depth)
 
 
 def is_real(name: str) -> bool:
@@ -157,7 +158,7 @@ def special_tokens(config: Any) -> set[int]:
     return found
 
 
-def _shrunk(config: Any, free_ids: Any, room: int) -> dict[str, Any]:
+def _shrunk(config: Any, free_ids: Any, room: int, depth: int) -> dict[str, Any]:
     nested = {name for name in (config.sub_configs or {}) if hasattr(getattr(config, name, None), "to_dict")}
     out: dict[str, Any] = {}
     settings = {name: value for name, value in config.to_dict().items() if name not in nested}
@@ -165,10 +166,11 @@ def _shrunk(config: Any, free_ids: Any, room: int) -> dict[str, Any]:
         small = _kept(name, value, room) if room and is_real(name) else _capped(name, value, free_ids)
         if small != value:
             out[name] = small
-    out.update(_thinned(settings))
+    out.update({name: min(out[name], depth) for name in _DEPTHS if name in out})
+    out.update(_thinned(settings, depth))
     for name in nested:
         inner = getattr(config, name)
-        out[name] = {**_shrunk(inner, free_ids, room), "model_type": inner.model_type}
+        out[name] = {**_shrunk(inner, free_ids, room, depth), "model_type": inner.model_type}
     return out
 
 
@@ -193,9 +195,9 @@ def _capped(name: str, value: Any, free_ids: Any) -> Any:
     return value
 
 
-def _thinned(settings: dict[str, Any]) -> dict[str, Any]:
-    """The lists that have one entry per layer, cut to the same few layers: two of every distinct combination,
-    four to six in all.
+def _thinned(settings: dict[str, Any], few: int) -> dict[str, Any]:
+    """The lists that have one entry per layer, cut to the same few layers: two of every distinct combination
+    where they may be more than ``few``, and six in all at most.
     """
     depth = next((settings[name] for name in _DEPTHS if isinstance(settings.get(name), int)), None)
     if depth is None and isinstance(settings.get("layers_block_type"), list):
@@ -207,7 +209,7 @@ def _thinned(settings: dict[str, Any]) -> dict[str, Any]:
     }
     if not per_layer:
         return {}
-    layers = _chosen([repr(combination) for combination in zip(*per_layer.values(), strict=True)])
+    layers = _chosen([repr(combination) for combination in zip(*per_layer.values(), strict=True)], few)
     out: dict[str, Any] = {name: [value[i] for i in layers] for name, value in per_layer.items()}
     out.update({name: len(layers) for name in _DEPTHS if isinstance(settings.get(name), int)})
     return out
@@ -218,10 +220,10 @@ def _indices(values: list[Any] | tuple[Any, ...]) -> bool:
     return all(isinstance(v, int) for v in values) and list(values) == sorted(set(values))
 
 
-def _chosen(combinations: list[str]) -> list[int]:
+def _chosen(combinations: list[str], few: int) -> list[int]:
     """Indices of the layers to keep: first one of each combination, then a second, then any, in order."""
     nth = [combinations[:i].count(c) for i, c in enumerate(combinations)]
     by_need = sorted(range(len(combinations)), key=lambda i: (nth[i], i))
     singles = nth.count(0)
-    wanted = max(singles, min(_MOST_LAYERS, max(LAYERS, 2 * singles)))
+    wanted = max(singles, few if few < LAYERS else min(_MOST_LAYERS, max(LAYERS, 2 * singles)))
     return sorted(by_need[:wanted])

@@ -20,8 +20,9 @@ from cache.layers import Layer, read_layers
 from scheduler import linear, loader
 from scheduler.linear import Shadow, pack
 from scheduler.loader import LoadFailed, fingerprint, load
+from scheduler.measure import describe
 from scheduler.messages import EngineConfig
-from scheduler.probe import Refused, Verdict, describe, probe
+from scheduler.probe import Refused, Verdict, probe
 from scheduler.rope import LongRope
 
 PROMPT = list(range(60, 90))

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedMo
 
 from scheduler import process
 from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load, read_config, read_model
+from scheduler.measure import describe
 from scheduler.messages import EngineConfig, Generation, Loading
-from scheduler.probe import describe
 from scheduler.weights import digest
 
 

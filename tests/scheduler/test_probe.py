@@ -17,8 +17,9 @@ from cache.packed import PackedStep
 from cache.session import SessionCache
 from scheduler import probe as probe_module
 from scheduler.loader import prepare
+from scheduler.measure import describe
 from scheduler.modes import PackedMode
-from scheduler.probe import Refused, Verdict, describe, probe
+from scheduler.probe import Refused, Verdict, probe
 
 PAGE = 4
 PROMPT = list(range(60, 90))
