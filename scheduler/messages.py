@@ -209,6 +209,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     encoder_decoder: bool = False
     tensor_parallel: int = 1  # ranks among which the model is divided
     generation: Generation = Generation()
+    crossed: tuple[str, ...] = ()  # thresholds past which the mode was measured as well, by name and size
+    unproven: str = ""  # why it could not be, for people
 
 
 class Miss(StrEnum):

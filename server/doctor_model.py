@@ -102,6 +102,10 @@ def running(name: str, measured: Measured, facts: ModelFacts) -> Finding:
     told = f"{name} runs in mode {facts.mode}, {facts.dtype} on {facts.device}; loaded in {measured.seconds:.0f} s"
     figures = {"mode": facts.mode, "dtype": facts.dtype, "device": facts.device, "seconds": measured.seconds}
     figures |= {"probe": facts.probe, "layer_kinds": facts.layer_kinds}
+    figures |= {"crossed": facts.crossed, "unproven": facts.unproven}
+    if facts.unproven:
+        advice = "compare a long timeline with another runtime before relying on it"
+        return warning("model", f"{told}; measured on short timelines only: {facts.unproven}", advice, **figures)
     if facts.mode.startswith("alone"):
         return warning("model", told, "it runs one session at a time: more at once wait for each other", **figures)
     return ok("model", told, **figures)

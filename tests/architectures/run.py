@@ -1,8 +1,9 @@
 """Run the scenario over every architecture, each in a process of its own with a time limit.
 
-    python tests/architectures/run.py [names...] [--kind causal|s2s] [--jobs 2] [--timeout 150] [--out FILE]
+    python tests/architectures/run.py [names...] [--kind causal|s2s] [--jobs 2] [--timeout 150] [--real] [--out FILE]
 
 Prints a line per entry as it ends and a summary by family and mode; ``--out`` writes the table as Markdown.
+With ``--real`` the entries that name thresholds up to 20,000 are grown past them; then give it time (``--timeout 900``).
 Exit status 1 if any entry is wrong (other tokens or logits than the model's own) or failed, else 0; an entry
 that the product refuses at load, or that transformers itself cannot build, is neither.
 """
@@ -35,7 +36,7 @@ from architectures.build import ENTRIES, build, family_of, has_thresholds
 from architectures.long import Crossings
 from architectures.overrides import DRIFTING
 from architectures.scenario import LOOSE, STRICT, Report, Scenario, Status, check
-from architectures.table import Result, markdown, summary
+from architectures.table import Result, summary, written
 
 # Loaded once, before the processes are forked: what most models import.
 _COMMON = ("llama.modeling_llama", "bart.modeling_bart", "gemma3.modeling_gemma3", "qwen3_next.modeling_qwen3_next")
@@ -68,7 +69,8 @@ def main() -> int:
     results.sort(key=lambda r: (r.name, r.kind))
     print("\n" + summary(results))
     if options.out is not None:
-        options.out.write_text(markdown(results), encoding="utf-8")
+        before = options.out.read_text(encoding="utf-8") if options.out.exists() else ""
+        options.out.write_text(written(before, results, real=options.real), encoding="utf-8")
     return int(any(r.status in (Status.WRONG, Status.FAILED) for r in results))
 
 

@@ -11,6 +11,7 @@ from architectures.scenario import Report, Status
 
 _MODES = ("packed", "masked", "split", "alone")
 _NOT_BUILT = "not built"
+SECOND = "## Past thresholds of real size\n"
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,40 @@ def markdown(results: list[Result]) -> str:
         *_reasons("Failed", [r for r in results if r.status is Status.FAILED]),
     ]
     return "\n".join(parts) + "\n"
+
+
+def past_thresholds(results: list[Result]) -> str:
+    """The part of that page on the second pass."""
+    right = [r for r in results if r.status is Status.RIGHT]
+    errors = [max(c.error for c in r.report.checks) for r in right]
+    wrong = sum(r.status is Status.WRONG for r in results)
+    rows = [["entry", "family", "mode", "thresholds", "outcome"]]
+    for r in results:
+        crossed = ", ".join(c.name.removeprefix("across ") for c in r.report.checks)
+        error = max((c.error for c in r.report.checks), default=0.0)
+        outcome = f"right, {error:.0e}" if r.status is Status.RIGHT else f"{r.status.value}: {r.report.reason[:120]}"
+        rows.append([r.label, r.report.family, r.report.mode, crossed, outcome.replace("|", "\\|")])
+    return "\n".join(
+        [
+            SECOND,
+            f"Written by `make test-thresholds` with transformers {transformers.__version__} and "
+            f"torch {torch.__version__.partition('+')[0]}: the thresholds of the default configs up to 20,000 (windows, chunks, "
+            "floors, top-k of sparse attention, original contexts), with widths and depths made tiny. In each entry a session "
+            "decodes across each of its thresholds, is resumed twice, the second time from disk in another engine, until 500 "
+            "tokens past it, and all of that is fed once more as one prompt, while other sessions share the steps.\n",
+            f"Of {len(results)} entries {len(right)} are right, with differences of up to {max(errors, default=0.0):.0e} of the "
+            f"largest logit; {wrong} are wrong.\n",
+            _grid(rows),
+        ]
+    )
+
+
+def written(before: str, results: list[Result], *, real: bool) -> str:
+    """The page ``before``, with what these results tell in the place of what it told of that pass."""
+    first, _, second = before.partition(SECOND)
+    if real:
+        return f"{first.rstrip()}\n\n{past_thresholds(results)}\n"
+    return markdown(results) + (f"\n{SECOND}{second}" if second else "")
 
 
 def _counts(results: list[Result]) -> list[list[str]]:
