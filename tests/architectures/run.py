@@ -3,7 +3,7 @@
     python tests/architectures/run.py [names...] [--kind causal|s2s] [--jobs 2] [--timeout 150] [--real] [--out FILE]
 
 Prints a line per entry as it ends and a summary by family and mode; ``--out`` writes the table as Markdown.
-With ``--real`` the entries that name thresholds up to 20,000 are grown past them; then give it time (``--timeout 900``).
+With ``--real`` the entries that name thresholds up to 20,000 are grown past them; give it ``--timeout 900`` then.
 Exit status 1 if any entry is wrong (other tokens or logits than the model's own) or failed, else 0; an entry
 that the product refuses at load, or that transformers itself cannot build, is neither.
 """

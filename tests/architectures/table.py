@@ -95,12 +95,13 @@ def past_thresholds(results: list[Result]) -> str:
         [
             SECOND,
             f"Written by `make test-thresholds` with transformers {transformers.__version__} and "
-            f"torch {torch.__version__.partition('+')[0]}: the thresholds of the default configs up to 20,000 (windows, chunks, "
-            "floors, top-k of sparse attention, original contexts), with widths and depths made tiny. In each entry a session "
-            "decodes across each of its thresholds, is resumed twice, the second time from disk in another engine, until 500 "
-            "tokens past it, and all of that is fed once more as one prompt, while other sessions share the steps.\n",
-            f"Of {len(results)} entries {len(right)} are right, with differences of up to {max(errors, default=0.0):.0e} of the "
-            f"largest logit; {wrong} are wrong.\n",
+            f"torch {torch.__version__.partition('+')[0]}: the thresholds of the default configs up to 20,000 "
+            "(windows, chunks, floors, top-k of sparse attention, original contexts), with tiny widths and depths. "
+            "In each entry a session decodes across each of its thresholds, is resumed twice, the second time from "
+            "disk in another engine, until 500 tokens past it, and all of that is fed again as one prompt, while "
+            "other sessions share the steps.\n",
+            f"Of {len(results)} entries {len(right)} are right, with differences of up to "
+            f"{max(errors, default=0.0):.0e} of the largest logit; {wrong} are wrong.\n",
             _grid(rows),
         ]
     )
