@@ -27,6 +27,7 @@ from scheduler.graphs import Graphs, capturer
 from scheduler.limits import Limits
 from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
 from scheduler.logs import configure
+from scheduler.measure import describe
 from scheduler.memory import TooSmall, build_archive, build_store
 from scheduler.messages import (
     Cancel,
@@ -46,7 +47,6 @@ from scheduler.messages import (
     Submit,
     ToEngine,
 )
-from scheduler.probe import describe
 from scheduler.runner import ModelRunner
 from scheduler.scheduler import Scheduler
 from scheduler.text import Vocabulary
@@ -150,6 +150,8 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
         encoder_decoder=bool(loaded.start),
         tensor_parallel=config.tensor_parallel,
         generation=loaded.generation,
+        crossed=loaded.verdict.crossed,
+        unproven=loaded.verdict.unproven,
     )
     return engine, facts
 

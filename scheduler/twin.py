@@ -156,12 +156,12 @@ def _weightless() -> Iterator[None]:
     """Within it, parameters are made without memory; buffers are made as they are."""
     register = torch.nn.Module.register_parameter
 
-    def without(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-        if parameter is not None:
-            parameter = torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
+    def without(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        if param is not None:
+            param = torch.nn.Parameter(param.to("meta"), param.requires_grad)
+        register(module, name, param)
 
-    torch.nn.Module.register_parameter = without  # type: ignore[method-assign]
+    torch.nn.Module.register_parameter = without  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

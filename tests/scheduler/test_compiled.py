@@ -136,7 +136,7 @@ class Scene:
         """Of all logits of the load-time probe's steps, relative to their spread."""
         self.mode.install()
         try:
-            return self.trial._measure(self.mode).error
+            return self.trial.measure(self.mode).error
         finally:
             self.mode.remove()
 
@@ -337,7 +337,7 @@ def test_what_was_not_met_at_load_runs_as_it_is(monkeypatch: pytest.MonkeyPatch)
     scene.mode.install()
 
     def prompts() -> None:
-        next(scene.trial._steps(scene.mode))
+        next(scene.trial.steps(scene.mode))
 
     assert scene.mode.compile(backend, prompts) == 4
     scene.mode.remove()

@@ -188,7 +188,7 @@ def test_a_copy_without_changes_says_the_same(name: str) -> None:
 def test_a_window_that_only_the_cache_has_is_found() -> None:
     """The mask of this one has no window, but its cache cuts one: from scratch nothing depends on it."""
 
-    class Cutting(LlamaForCausalLM):
+    class Cutting(LlamaForCausalLM):  # type: ignore[misc]
         def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
             if past_key_values is None and kwargs.get("use_cache"):
                 layers = [DynamicSlidingWindowLayer(sliding_window=self.config.cut_at) for _ in range(2)]
@@ -224,7 +224,8 @@ def test_a_model_that_is_not_causal_past_its_threshold_is_computed_anew() -> Non
     class Peeking(LateMLP):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             late = x.shape[1] >= self.late_from
-            return super().forward(x) * (1.0 + late * x.mean())
+            out: torch.Tensor = super().forward(x) * (1.0 + late * x.mean())
+            return out
 
     class PeekingLayer(LateLayer):
         def __init__(self, config: Any, layer_idx: int) -> None:
