@@ -24,7 +24,7 @@ class Thresholds:
 
     def __init__(self, measurement: Measurement, context: int | None) -> None:
         """``context``: of the longest timelines, in tokens; None: any length."""
-        self._causal = True
+        self._causal = self._repeats = True
         session = max(measurement.sessions, key=lambda one: len(one.token_ids))
         argument = measurement.trace.argument
         found = twin_of(measurement.model, lambda model: _said(model, session, argument), context)
@@ -41,13 +41,19 @@ class Thresholds:
             self.unproven = f"{', '.join(self.crossed)}: {brief(error)}"
             return None
         self._causal = twin.is_causal()
+        again = [alone(twin.model, session) for session in twin.sessions]
+        self._repeats = all(torch.allclose(a, b, atol=1e-2) for a, b in zip(again, twin.expected, strict=True))
         return twin
 
     def check(self, mode: Mode, tolerance: float) -> None:
         """Raises ``Unsupported`` where ``mode`` is off by more than ``tolerance`` past a threshold, and what the
         modeling code raises there.
         """
-        if self._twin is None or not mode.caches:
+        if self._twin is None:
+            return
+        if not self._repeats:
+            raise Unsupported(f"past {' or '.join(self.crossed)} the model's own forward does not repeat itself")
+        if not mode.caches:
             return
         if not self._causal:
             raise Unsupported(f"past {' or '.join(self.crossed)} what is said of a token depends on later ones")

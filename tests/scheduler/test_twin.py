@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 from cache.layers import read_layers
 from scheduler.loader import prepare
 from scheduler.measure import alone, made_up, session_of
-from scheduler.probe import Verdict, probe
+from scheduler.probe import Refused, Verdict, probe
 from scheduler.thresholds import Thresholds
 from scheduler.twin import Twin, _built, twin_of
 
@@ -235,3 +235,19 @@ def test_a_model_that_is_not_causal_past_its_threshold_is_computed_anew() -> Non
     verdict = verdict_on(planted(PeekingLayer))
     assert verdict.mode.name == "recomputed"
     assert "depends on later ones" in verdict.report
+
+
+def test_a_model_that_does_not_repeat_itself_past_its_threshold_is_refused() -> None:
+    class Drawing(LateMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            late = x.shape[1] >= self.late_from
+            out: torch.Tensor = super().forward(x) * (1.0 + late * torch.rand(()))
+            return out
+
+    class DrawingLayer(LateLayer):
+        def __init__(self, config: Any, layer_idx: int) -> None:
+            super().__init__(config, layer_idx)
+            self.mlp = Drawing(config)
+
+    with pytest.raises(Refused, match="repeat itself"):
+        verdict_on(planted(DrawingLayer))
