@@ -12,8 +12,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import logs
-from server.anthropic_objects import speaks_anthropic
-from server.errors import ApiError, as_api_error, error_response
+from server.anthropic_errors import speaks_anthropic
+from server.error_responses import as_api_error, error_response
+from server.errors import ApiError
 from server.metrics import Metrics
 
 logger = logging.getLogger("warmturn.http")

@@ -9,7 +9,7 @@ from opentelemetry.trace import Span
 
 from scheduler.messages import FinishReason
 from server import logs, telemetry
-from server.errors import as_api_error
+from server.error_responses import as_api_error
 
 if TYPE_CHECKING:
     from server.draft import Draft

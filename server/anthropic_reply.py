@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from scheduler.messages import Delta
 from server import anthropic_objects as objects
 from server import surrogates
+from server.anthropic_errors import error_body
 from server.draft import Draft
 from server.errors import ApiError
 from server.objects import CacheReceipt
@@ -53,7 +54,7 @@ class AnthropicReply(Reply):
         return named_event(told)
 
     def failed(self, error: ApiError) -> bytes:
-        return named_event(objects.error_body(error.status_code, error.detail, self._request_id))
+        return named_event(error_body(error.status_code, error.detail, self._request_id))
 
     def opening(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
         return [objects.MessageStart(self._message([], self._usage(usage))), objects.Ping()]

@@ -9,9 +9,10 @@ from fastapi import Depends, FastAPI
 from opentelemetry.trace import TracerProvider
 from starlette.types import ASGIApp
 
-from server import errors, telemetry
+from server import error_responses, telemetry
 from server.access import Access, LastResort
 from server.auth import Guard, Hosts, Keyring
+from server.background import Background
 from server.body import only_known_parameters
 from server.cors import Cors
 from server.dispatch import Dispatch
@@ -78,6 +79,7 @@ def create_app(
     face = Face(engine, log, tokens, served_name, template, tracer=telemetry.tracer(provider))
     face.metrics.log_opened(log.salvage, log.older)
     app.state.face = face
+    app.state.background = Background(log)
     if vllm_names:
         face.metrics.registry.register(VllmNames(face.metrics, served_name))
     app.state.transfers = transfers
@@ -87,7 +89,7 @@ def create_app(
     for module in (capsules, sessions, *chats, responses, conversations, models, tokenize, health):
         app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
     app.include_router(page.router)
-    errors.install(app)
+    error_responses.install(app)
     app.add_middleware(LastResort)
     turns = [route for module in (chat, completions, responses, messages, sessions) for route in module.router.routes]
 
@@ -113,6 +115,6 @@ class App(FastAPI):
 async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
     """What runs on its own ends with the app, and what it has told of itself is sent."""
     yield
-    await app.state.face.background.close()
+    await app.state.background.close()
     if app.state.telemetry is not None:
         await telemetry.close(app.state.telemetry)

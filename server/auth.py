@@ -13,7 +13,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server import page
-from server.errors import ApiError, error_response
+from server.error_responses import error_response
+from server.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})  # exact matches of scope["path"]; everything else needs a key
 DEFAULT_TENANT = "default"

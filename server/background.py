@@ -6,19 +6,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
 
-from server.errors import ApiError, as_api_error
+from starlette.requests import Request
+
+from server.choices import Choices
+from server.error_responses import as_api_error
+from server.errors import ApiError
+from server.exchange import Exchange
 from server.identity import Session
 from server.items import parsed_id
 from server.log import LogUnavailable, SessionLog, SessionMoved, UnknownSession
-from server.response_reply import events_of
+from server.response_reply import ResponseReply, events_of
 from server.response_rows import UNFINISHED
-
-if TYPE_CHECKING:  # they know the face, and the face knows this
-    from server.choices import Choices
-    from server.exchange import Exchange
-    from server.response_reply import ResponseReply
 
 logger = logging.getLogger("warmturn.http")
 
@@ -142,3 +141,9 @@ class Background:
         if there is not None:  # else it was deleted
             with suppress(LogUnavailable, UnknownSession, SessionMoved):
                 await self._log.responses.put(session.tenant, session.name, reply.stored(recording.whole()))
+
+
+def background_of(request: Request) -> Background:
+    """The responses that run on their own, of the app that got the request."""
+    background: Background = request.app.state.background
+    return background

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import strict
-from server.errors import NAME, ApiError, ClientLeft, bad_request
+from server.error_responses import NAME
+from server.errors import ApiError, ClientLeft, bad_request
 
 logger = logging.getLogger("warmturn.http")
 MAX_BYTES = 8 * 1024 * 1024

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.body import body_of, tell_ignored
-from server.errors import ANSWERED, on_error
+from server.error_responses import ANSWERED, on_error
 from server.overload import TURNS, template_of
 from server.strict import validated
 

@@ -8,7 +8,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.cors import Cors
-from server.errors import error_response, unavailable
+from server.error_responses import error_response
+from server.errors import unavailable
 from server.page import page_answer
 
 RETRY_AFTER = 2  # seconds; how long a model loads is not known before it has

@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from scheduler.messages import ModelFacts
 from server import telemetry
-from server.background import Background
 from server.engine import Engine
 from server.errors import ApiError, bad_request, unavailable
 from server.grammars import GrammarCheck
@@ -41,11 +40,6 @@ class Face:
     metrics: Metrics = field(default_factory=Metrics)
     tracer: Tracer = field(default_factory=telemetry.tracer)
     created: int = field(default_factory=lambda: int(time.time()))
-
-    @cached_property
-    def background(self) -> Background:
-        """The responses that run on their own."""
-        return Background(self.log)
 
     @cached_property
     def grammars(self) -> GrammarCheck:

@@ -24,7 +24,7 @@ from server.log import LogUnavailable, SessionLog
 from server.logs import say
 
 if TYPE_CHECKING:
-    from server.face import Face
+    from server.background import Background
     from server.template import Stability
     from server.tokens import Tokens
 
@@ -61,7 +61,7 @@ class Instance:
         self._config = config
         self._log = log
         self._sweeping: asyncio.Task[None] | None = None
-        self._face: Face | None = None
+        self._background: Background | None = None
         self.entrance = Entrance(config.allow_origin)
         self.engine = EngineProcess(
             config.engine_config(),
@@ -108,7 +108,7 @@ class Instance:
         )
         stack.callback(tokens.close)
         await stack.enter_async_context(app.router.lifespan_context(app))
-        self._face = app.state.face
+        self._background = app.state.background
         seldom_collected()
         self.entrance.open(app)
         if not tokens.has_template:
@@ -130,8 +130,8 @@ class Instance:
         await within(HTTP_SECONDS, lambda: self.engine.in_hand == 0)  # turns that were ended are told so
 
     def _unwanted(self, tenant: str, session: str, response: str) -> None:
-        if self._face is not None:
-            self._face.background.unwanted(tenant, session, response)
+        if self._background is not None:
+            self._background.unwanted(tenant, session, response)
 
 
 def seldom_collected() -> None:

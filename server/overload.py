@@ -12,7 +12,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.engine import Engine, TurnRefused
-from server.errors import as_api_error, error_response
+from server.error_responses import as_api_error, error_response
 
 TURNS = (
     "/v1/chat/completions",

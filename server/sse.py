@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError, ClientLeft, as_api_error
+from server.error_responses import as_api_error
+from server.errors import ApiError, ClientLeft
 
 T = TypeVar("T")
 logger = logging.getLogger("warmturn.http")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.errors import SENTENCES, ApiError
+from server.error_responses import SENTENCES
+from server.errors import ApiError
 from server.page import page_answer
 
 router = APIRouter(include_in_schema=False)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from scheduler.messages import Submit, pack_ids
 from server import response_objects as objects
+from server.background import background_of
 from server.body import JsonRoute
 from server.branches import (
     CHAIN,
@@ -74,7 +75,7 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
         )
     with ExitStack() as held:
         if body.background:
-            held.enter_context(face.background.slot())
+            held.enter_context(background_of(request).slot())
         branch = await branch_of(face, tenant, body, body.store, key, held)
         face.check(body, branch.session, choices=1)
         if key is not None and (again := await replayed(face, tenant, body, branch, key)) is not None:
@@ -114,7 +115,7 @@ async def retrieve_response(
 ) -> Response:
     """A response, also while it runs; or the events of one that runs in the background, or has."""
     face, tenant = face_of(request), request.state.tenant
-    running = face.background.get(tenant, response_id)
+    running = background_of(request).get(tenant, response_id)
     start = 0 if query.starting_after is None else query.starting_after + 1
     if running is not None:
         if not query.stream:
@@ -141,7 +142,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
     place = parsed_id(response_id, "resp")
     if place is None:
         raise no_response()
-    running = face.background.get(tenant, response_id)
+    running = background_of(request).get(tenant, response_id)
     if running is not None:
         await running.cancel()
     await ended(face, tenant, response_id)
@@ -164,7 +165,7 @@ async def end_chain(face: Face, tenant: str, name: str) -> None:
 async def cancel_response(response_id: str, request: Request) -> Response:
     """End a response in the background; one that is over stays as it is."""
     face, tenant = face_of(request), request.state.tenant
-    running = face.background.get(tenant, response_id)
+    running = background_of(request).get(tenant, response_id)
     if running is not None:
         await running.cancel()
     stored = await ended(face, tenant, response_id)
@@ -310,7 +311,7 @@ async def in_background(
         raise
     for event in reply.begin():
         reply.event(event)
-    face.background.start(session, reply, exchange, choices, held)
+    background_of(request).start(session, reply, exchange, choices, held)
     return told(recording.follow(0), session) if body.stream else body_of(queued)
 
 

@@ -85,9 +85,9 @@ async def test_its_events_are_the_same_whenever_one_comes(site: Site, after: int
 async def test_streamed_from_the_start_it_outlives_its_reader(site: Site) -> None:
     site.engine.pause_after = 2
     reader = asyncio.create_task(site.http.post("/v1/responses", json={**DETACHED, "stream": True}))
-    while not site.app.state.face.background._running:
+    while not site.app.state.background._running:
         await asyncio.sleep(0.01)
-    (id,) = [response for _, response in site.app.state.face.background._running]
+    (id,) = [response for _, response in site.app.state.background._running]
     reader.cancel()
     await asyncio.sleep(0.02)
     assert site.engine.running
@@ -334,7 +334,7 @@ async def test_one_whose_end_could_not_be_stored_has_failed(
         for of, name in ((site.log, "commit"), (site.log.responses, "put")):
             away.setattr(of, name, failing)
         site.engine.go.set()
-        while site.app.state.face.background._running:
+        while site.app.state.background._running:
             await asyncio.sleep(0.01)
     if verb == "DELETE":
         assert (await site.http.delete(f"/v1/responses/{id}")).status_code == 200
@@ -354,11 +354,11 @@ async def test_a_cancel_from_another_server_ends_that_response_only(site: Site) 
     id = await begin(site)
     await until(site, id, "in_progress")
     _, session, key = id.split("_")
-    site.app.state.face.background.unwanted("default", session, "another")
-    site.app.state.face.background.unwanted("other", session, key)
-    await asyncio.gather(*site.app.state.face.background._cancelling)
+    site.app.state.background.unwanted("default", session, "another")
+    site.app.state.background.unwanted("other", session, key)
+    await asyncio.gather(*site.app.state.background._cancelling)
     assert (await site.http.get(f"/v1/responses/{id}")).json()["status"] == "in_progress"
-    site.app.state.face.background.unwanted("default", session, key)
+    site.app.state.background.unwanted("default", session, key)
     await until(site, id, "cancelled")
 
 

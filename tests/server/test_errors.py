@@ -10,7 +10,7 @@ from http_face import HELLO, Site, events, served
 
 from scheduler.messages import FinishReason
 from server.engine import TurnRefused
-from server.errors import FORMS
+from server.error_responses import FORMS
 from server.log import LogFull, SessionExists, SessionLog, SessionMoved, UnknownSession
 
 SECRET = "s3cr3t"
