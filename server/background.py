@@ -37,6 +37,7 @@ class Running:
         self.cancelled = False  # how it ends otherwise is no failure then
         self.ends = False  # how it ended is being written: that is not to be cut short
         self.task: asyncio.Task[None] | None = None
+        self.released = asyncio.Event()  # it is over, and its session is free
 
     async def cancel(self) -> None:
         """End it: what it has said so far is committed. One whose reply is whole completes. Then it is over."""
@@ -85,6 +86,7 @@ class Background:
         kept.callback(self._running.pop, id)
         running.task = asyncio.create_task(self._run(session, running, exchange, choices))
         running.task.add_done_callback(lambda _: kept.close())
+        running.task.add_done_callback(lambda _: running.released.set())
 
     def unwanted(self, tenant: str, session: str, key: str) -> None:
         """End a response: a client of another server, which thinks that it runs here, has cancelled it."""

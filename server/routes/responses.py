@@ -119,6 +119,8 @@ async def retrieve_response(
     start = 0 if query.starting_after is None else query.starting_after + 1
     if running is not None:
         if not query.stream:
+            if running.reply.response.status not in UNFINISHED:
+                await running.released.wait()  # who reads that it is over may go on from it at once
             return body_of(running.reply.response)
         assert running.reply.recording is not None
         return told(running.reply.recording.follow(start))
