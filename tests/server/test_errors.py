@@ -247,7 +247,13 @@ async def test_every_route_refuses_unknown_parameters_of_the_url_by_their_name(s
     routes = [(method.upper(), path) for path, verbs in site.app.openapi()["paths"].items() for method in verbs]
     assert len(routes) >= 20
     for method, path in routes:
-        ids = {"session_id": "s", "response_id": "resp_s_1", "conversation_id": "conv_s", "item_id": "msg_s_1"}
+        ids = {
+            "session_id": "s",
+            "response_id": "resp_s_1",
+            "conversation_id": "conv_s",
+            "item_id": "msg_s_1",
+            "completion_id": "chatcmpl-s",
+        }
         url = path.format(**ids, index=0, model="demo")
         body: Any = None if method in ("GET", "DELETE") else {}
         for name, param in (("colour", "colour"), ("a%0Ab", None), ("", None)):
