@@ -1,7 +1,7 @@
 # Needs python3 >= 3.11, pip and make; everything else goes into .venv.
 #
 #   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
-#   make test | test-slow | test-architectures | test-thresholds | check | bench | bench-tiers | setup | pins
+#   make test [ARGS=tests/server/test_chat.py] | test-slow | test-architectures | test-thresholds | check | bench | bench-tiers | setup | pins
 #   make test-cuda | bench-gpu   on a machine with a GPU; with INSTALLED=1 in PYTHON as it is, without a network: it needs
 #                                torch, transformers, msgspec, pyzmq, llguidance, xxhash and pytest
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
@@ -35,8 +35,9 @@ serve: $(STAMP)
 
 setup: $(DEV_STAMP)
 
+# One worker per core, a file to a worker; ARGS=tests/server/test_chat.py for one file.
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile $(ARGS)
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/crash

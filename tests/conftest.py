@@ -6,6 +6,9 @@ import logging
 import os
 from collections.abc import Generator, Iterator
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; torch reads it when it is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from postgres_server import PostgresServer, installed, postgres_server
