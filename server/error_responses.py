@@ -6,7 +6,6 @@ OpenAI's shape, or where Anthropic's API is in Anthropic's.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ from starlette.types import Scope
 
 from server.anthropic_errors import error_body, speaks_anthropic
 from server.engine import EngineDied, EngineUnavailable, TurnRefused
-from server.errors import ApiError, ClientLeft, bad_request, unavailable
+from server.errors import NAME, ApiError, ClientLeft, bad_request, unavailable
 from server.log import (
     LogFull,
     LogUnavailable,
@@ -137,7 +136,6 @@ def install(app: FastAPI) -> None:
 
 # --- pydantic's findings ------------------------------------------------------------------------------------
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
 CODES = {
     "missing": "missing_required_parameter",
     "unknown": "unknown_parameter",

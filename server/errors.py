@@ -8,11 +8,13 @@ Messages never repeat what the client sent. ``server.error_responses`` makes Api
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
 
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")  # of a field, that may be repeated to a client
 INVALID = "invalid_request_error"
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}  # 4xx otherwise INVALID, 5xx server_error
 

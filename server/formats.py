@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from server.body import parse
 from server.errors import ApiError, bad_request
 from server.grammars import (
     GrammarCheck,
@@ -17,6 +16,7 @@ from server.grammars import (
     lark_grammar,
     regex_grammar,
 )
+from server.json_body import parse
 from server.strict import Harmless, Strict, wrong
 
 MAX_DESCRIPTION = 16_384  # characters

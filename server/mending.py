@@ -16,7 +16,7 @@ import sqlalchemy as sql
 from server.database import Database, Durability, LogDamaged, LogFull, LogUnavailable, url_of
 from server.pages import MAGIC, head_of
 from server.salvage import Salvage, resume, salvaged
-from server.tables import prepare
+from server.upgrade import prepare
 from server.wal import WAL_MAGIC, Wal, content
 
 logger = logging.getLogger("warmturn.sessions")

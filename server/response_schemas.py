@@ -11,8 +11,8 @@ from server.formats import Formatted
 from server.item_schemas import Items
 from server.message_schemas import MAX_TOOLS, Id
 from server.metadata import Metadata
+from server.query import Query
 from server.schemas import INT32, TurnRequest
-from server.session_schemas import Query
 from server.strict import Strict, missing, wrong
 from server.tool_schemas import (
     MAX_DESCRIPTION,

@@ -21,8 +21,9 @@ import sqlalchemy as sql
 from server.database import Database, Durability, LogDamaged, LogUnavailable
 from server.pages import Image
 from server.stored import row_of
-from server.tables import ANYONE, FORMAT, labels, prepare, responses, retries, sessions, tombstones, turns
+from server.tables import ANYONE, FORMAT, labels, responses, retries, sessions, tombstones, turns
 from server.timeline import Timeline
+from server.upgrade import prepare
 from server.wreck import NAME, Named, Wreck
 
 logger = logging.getLogger("warmturn.sessions")

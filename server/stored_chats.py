@@ -11,8 +11,8 @@ from pydantic import Field
 from scheduler.messages import Sampling
 from server.chat_rows import StoredChat
 from server.metadata import Metadata
+from server.query import FilteredQuery, Query
 from server.schemas import ChatRequest, ReplyRequest
-from server.session_schemas import FilteredQuery, Query
 from server.strict import Strict
 
 BEGUN = "chat_"  # how the sessions begin that a stored chat has begun

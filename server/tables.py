@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sql
 from sqlalchemy import Column, Index
 
-from server.database import REMEDY, LogDamaged, LogUnavailable
+from server.database import REMEDY, LogDamaged
 
 FORMAT = 6
 MIGRATION_LOCK = 0x7761726D  # of PostgreSQL: one server at a time prepares the tables
@@ -154,60 +154,6 @@ heartbeats = sql.Table(
 )
 
 ballast = sql.Table("ballast", metadata, Column("data", sql.LargeBinary, nullable=False))  # empty: see try_to_write
-
-
-def prepare(connection: sql.Connection) -> None:
-    """Make the tables of a new log, or bring those of an older one to this format; in the caller's transaction.
-    Raises LogUnavailable for a log of a later version, and where the names are taken by what is no log; LogDamaged."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(sql.select(sql.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-    if not sql.inspect(connection).has_table(log_format.name):
-        taken = metadata.tables.keys() & {*sql.inspect(connection).get_table_names()}
-        if len(taken) > 2:
-            raise damaged()
-        if taken:
-            raise LogUnavailable(
-                f"the session log cannot be opened: the database has a table {min(taken)} of another program: "
-                "give the log a database of its own"
-            )
-        metadata.create_all(connection)
-        connection.execute(sql.insert(log_format).values(version=FORMAT))
-    version = connection.execute(sql.select(log_format.c.version)).scalar()
-    if not isinstance(version, int):
-        raise damaged()
-    if not 1 <= version <= FORMAT:
-        raise LogUnavailable(
-            f"the session log has format {version}, and this version of warmturn reads formats 1 to {FORMAT}: "
-            "serve it with the version that wrote it"
-        )
-    if version != format_of_columns(connection):
-        raise damaged()
-    if version < FORMAT:
-        from server import upgrade
-
-        upgrade.from_format(version, connection)
-        connection.execute(sql.update(log_format).values(version=FORMAT))
-
-
-def format_of_columns(connection: sql.Connection) -> int:
-    """The format that the tables are of; 0 where they are of none."""
-
-    def lacks(table: sql.Table) -> set[str]:
-        there = inspector.get_columns(table.name) if inspector.has_table(table.name) else []
-        return {*table.columns.keys()} - {column["name"] for column in there}
-
-    inspector = sql.inspect(connection)
-    if "checksum" in lacks(turns):
-        return 1
-    if "server" in lacks(tombstones):
-        return 2
-    if responses.name not in inspector.get_table_names():
-        return 3
-    if "receipt" in lacks(turns):
-        return 4
-    if chats_index.name not in {index["name"] for index in inspector.get_indexes(responses.name)}:
-        return 5
-    return 0 if any(lacks(table) for table in metadata.tables.values()) else FORMAT
 
 
 def damaged() -> LogDamaged:

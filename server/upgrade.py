@@ -1,4 +1,4 @@
-"""How the tables of an older format become those of this one."""
+"""The tables of a log made, or brought from an older format to this one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,75 @@ import json
 import sqlalchemy as sql
 
 from scheduler.messages import unpack_ids
+from server.database import LogUnavailable
 from server.stored import columns_of
-from server.tables import ANYONE, metadata, responses, servers, sessions, tombstones, turns
+from server.tables import (
+    ANYONE,
+    FORMAT,
+    MIGRATION_LOCK,
+    chats_index,
+    damaged,
+    log_format,
+    metadata,
+    responses,
+    servers,
+    sessions,
+    tombstones,
+    turns,
+)
 from server.timeline import Row, Timeline, turns_within
+
+
+def prepare(connection: sql.Connection) -> None:
+    """Make the tables of a new log, or bring those of an older one to this format; in the caller's transaction.
+    Raises LogUnavailable for a log of a later version, and where the names are taken by what is no log; LogDamaged."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sql.select(sql.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+    if not sql.inspect(connection).has_table(log_format.name):
+        taken = metadata.tables.keys() & {*sql.inspect(connection).get_table_names()}
+        if len(taken) > 2:
+            raise damaged()
+        if taken:
+            raise LogUnavailable(
+                f"the session log cannot be opened: the database has a table {min(taken)} of another program: "
+                "give the log a database of its own"
+            )
+        metadata.create_all(connection)
+        connection.execute(sql.insert(log_format).values(version=FORMAT))
+    version = connection.execute(sql.select(log_format.c.version)).scalar()
+    if not isinstance(version, int):
+        raise damaged()
+    if not 1 <= version <= FORMAT:
+        raise LogUnavailable(
+            f"the session log has format {version}, and this version of warmturn reads formats 1 to {FORMAT}: "
+            "serve it with the version that wrote it"
+        )
+    if version != format_of_columns(connection):
+        raise damaged()
+    if version < FORMAT:
+        from_format(version, connection)
+        connection.execute(sql.update(log_format).values(version=FORMAT))
+
+
+def format_of_columns(connection: sql.Connection) -> int:
+    """The format that the tables are of; 0 where they are of none."""
+
+    def lacks(table: sql.Table) -> set[str]:
+        there = inspector.get_columns(table.name) if inspector.has_table(table.name) else []
+        return {*table.columns.keys()} - {column["name"] for column in there}
+
+    inspector = sql.inspect(connection)
+    if "checksum" in lacks(turns):
+        return 1
+    if "server" in lacks(tombstones):
+        return 2
+    if responses.name not in inspector.get_table_names():
+        return 3
+    if "receipt" in lacks(turns):
+        return 4
+    if chats_index.name not in {index["name"] for index in inspector.get_indexes(responses.name)}:
+        return 5
+    return 0 if any(lacks(table) for table in metadata.tables.values()) else FORMAT
 
 
 def from_format(version: int, connection: sql.Connection) -> None:

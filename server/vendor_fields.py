@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 from scheduler.messages import TokenLogprob
 from server.objects import PromptLogprob
 from server.strict import Strict, wrong
-from server.tokens import Tokens
 
 MAX_WORDS = 100
 MAX_WORD_CHARS = 100
@@ -109,17 +108,3 @@ def prompt_logprob(entry: TokenLogprob, most: int) -> dict[str, PromptLogprob] |
 def finite(logprob: float | None) -> float:
     """A number for JSON."""
     return FLOOR if logprob is None else max(logprob, FLOOR)
-
-
-def banned(words: Sequence[str], tokens: Tokens, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Bad words as sequences of token ids: as each begins a text, and as it follows a space, where that is another
-    first token and no more of them. Blocking: run it on the pool."""
-    found: dict[tuple[int, ...], None] = {}
-    for word in words:
-        bare = word.lstrip()
-        first = tuple(tokens.encode(bare, special=False))
-        spaced = tuple(tokens.encode(f" {bare}", special=False))
-        for ids in (first, spaced if len(spaced) == len(first) and spaced[:1] != first[:1] else ()):
-            if ids and ids[-1] < vocab_size:
-                found[ids] = None
-    return tuple(found)

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from scheduler.messages import Submit, pack_ids
+from server.bad_words import banned
 from server.body import JsonRoute
 from server.draft import Draft
 from server.errors import bad_request
@@ -27,7 +28,7 @@ from server.replies import ChatReply, Head, Reply, UsageWish
 from server.schemas import ChatRequest, ReplyRequest
 from server.stored_chats import BEGUN, asked, sent
 from server.tools import calls_of, is_read, reply_grammar
-from server.vendor_fields import NO_WISH, TokenWish, banned
+from server.vendor_fields import NO_WISH, TokenWish
 
 router = APIRouter(route_class=JsonRoute)
 Kept = tuple[dict[str, Any], list[dict[str, Any]]]  # of a chat that is stored: how it was asked for, what was sent

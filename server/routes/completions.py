@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from scheduler.messages import Submit, pack_ids
+from server.bad_words import banned
 from server.body import JsonRoute
 from server.completion_reply import CompletionReply
 from server.completion_schemas import CompletionRequest
@@ -21,7 +22,7 @@ from server.identity import Session, named_session
 from server.prompts import Prompt, completion_prompts, fed, room
 from server.replay import idempotency_of, replayed
 from server.replies import Head, Reply, UsageWish
-from server.vendor_fields import TokenWish, banned
+from server.vendor_fields import TokenWish
 
 router = APIRouter(route_class=JsonRoute)
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only

@@ -5,8 +5,9 @@ import json
 import pytest
 from http_face import HELLO, Call, Site, served
 
-from server.body import MAX_BYTES, MAX_DEPTH, MAX_PARTS, parse
+from server.body import MAX_BYTES
 from server.errors import ApiError
+from server.json_body import MAX_DEPTH, MAX_PARTS, parse
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}

@@ -9,8 +9,8 @@ import pytest
 from http_face import HELLO, Site, demo_tokens, events, reply_ids, served
 
 from scheduler.messages import unpack_ids
+from server.bad_words import banned
 from server.grammars import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
-from server.vendor_fields import banned
 
 END = 2
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
