@@ -1,7 +1,7 @@
 # Needs python3 >= 3.11, pip and make; everything else goes into .venv.
 #
 #   make serve [MODEL=<hub id or folder>] [ARGS="--port 9000 ..."]   the bundled demo model without MODEL
-#   make test [ARGS=tests/server/test_chat.py] | test-slow | test-architectures | test-thresholds | check | bench | bench-tiers | setup | pins
+#   make test [ARGS=tests/server/api/openai/test_chat.py] | test-slow | test-architectures | test-thresholds | check | bench | bench-tiers | setup | pins
 #   make test-cuda | bench-gpu   on a machine with a GPU; with INSTALLED=1 in PYTHON as it is, without a network: it needs
 #                                torch, transformers, msgspec, pyzmq, llguidance, xxhash and pytest
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
@@ -35,7 +35,7 @@ serve: $(STAMP)
 
 setup: $(DEV_STAMP)
 
-# One worker per core, a file to a worker; ARGS=tests/server/test_chat.py for one file.
+# One worker per core, a file to a worker; ARGS=tests/server/api/openai/test_chat.py for one file.
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile $(ARGS)
 
@@ -125,8 +125,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing the server's packages"
 	@$(PIP) install -q -c constraints.txt -e .
 	@echo "compiling for this processor"
-	@$(BIN)/python -m cache.native || true
-	@$(BIN)/python -m scheduler.program || true
+	@$(BIN)/python -m cache.attention.native || true
+	@$(BIN)/python -m scheduler.accel.cpu.program || true
 	@touch $(STAMP)
 
 # What tests, linters and their clients need, beside what serves.

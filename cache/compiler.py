@@ -29,7 +29,7 @@ _INSTRUCTIONS = {  # by what torch has found the processor to have
 }
 _PAIRS = "-mavx512bf16"
 _TILES = "-mamx-tile -mamx-bf16"
-_HEADERS = Path(__file__).with_name("kernels")
+_HEADERS = Path(__file__).parent / "attention" / "kernels"
 _PATIENCE = 300  # seconds that a compiler may take
 
 

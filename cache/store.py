@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Any
 
-from cache import state as states
-from cache.archive import Archive
-from cache.chain import Owner
-from cache.eviction import Shares, victim
-from cache.pages import Page, PagePool
-from cache.prefix import PrefixIndexes
-from cache.session import SessionCache
-from cache.session_memory import Acquired
+from cache.pages import state as states
+from cache.pages.eviction import Shares, victim
+from cache.pages.pages import Page, PagePool
+from cache.pages.prefix import PrefixIndexes
+from cache.pages.session import SessionCache
+from cache.pages.session_memory import Acquired
+from cache.segments.chain import Owner
+from cache.tiers.archive import Archive
 
 
 class SessionBusy(Exception):

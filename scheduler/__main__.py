@@ -12,8 +12,8 @@ import sys
 
 import msgspec
 
-from scheduler.imports import spare
-from scheduler.messages import EngineConfig
+from scheduler.import_savings import spare
+from scheduler.protocol import EngineConfig
 
 
 def main() -> int:

@@ -78,7 +78,7 @@ def checkup() -> Checkup:
 def sources() -> list[Path]:
     """The kernels that are compiled on the machine that runs them."""
     folders = (Path(cache.__file__).parent, Path(__file__).parent)
-    return [source for folder in folders for source in sorted((folder / "kernels").glob("*.cpp"))]
+    return [source for folder in folders for source in sorted(folder.rglob("kernels/*.cpp"))]
 
 
 def _trouble() -> str | None:

@@ -22,22 +22,22 @@ import torch
 import transformers
 from transformers.cache_utils import DynamicCache
 
-from cache.commands import Copy, Ordered, Plain, Room, Spare, Step, Way
-from cache.echo import Echoes
-from cache.layers import read_layers
-from cache.line import Line
-from cache.packed import PackedStep
-from cache.share import Share
-from cache.stream import put
+from cache.memory.stream import put
+from cache.pages.layers import read_layers
+from cache.pages.packed import PackedStep
 from scheduler import cores
-from scheduler.division import Seat, join
-from scheduler.loader import read_config, read_model
+from scheduler.forward.modes import PackedMode
+from scheduler.forward.rope import LongRope
+from scheduler.forward.trace import Trace
 from scheduler.logs import configure
-from scheduler.memory import spare
-from scheduler.messages import EngineConfig
-from scheduler.modes import PackedMode
-from scheduler.rope import LongRope
-from scheduler.trace import Trace
+from scheduler.model.loader import read_config, read_model
+from scheduler.model.memory import spare
+from scheduler.parallel.commands import Copy, Ordered, Plain, Room, Spare, Step, Way
+from scheduler.parallel.division import Seat, join
+from scheduler.parallel.echo import Echoes
+from scheduler.parallel.line import Line
+from scheduler.parallel.share import Share
+from scheduler.protocol import EngineConfig
 
 _DEATHSIG = 1  # PR_SET_PDEATHSIG of prctl
 

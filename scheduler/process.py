@@ -1,6 +1,6 @@
 """The engine process at work: it loads a model, tells the server, and runs steps until it is told to end.
 
-Speaks ``scheduler.messages`` over the zmq PAIR socket that the server has bound. Ends with status 0 on
+Speaks ``scheduler.protocol`` over the zmq PAIR socket that the server has bound. Ends with status 0 on
 ``Shutdown`` or when standard input closes (the server is gone), 2 where the model cannot be served.
 """
 
@@ -20,16 +20,19 @@ import msgspec
 import torch
 import zmq
 
-from scheduler.clerk import Clerk
-from scheduler.constraint import Grammars, tokenizer_of
-from scheduler.engine import Engine
-from scheduler.graphs import Graphs, capturer
-from scheduler.limits import Limits
-from scheduler.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
+from scheduler.core.clerk import Clerk
+from scheduler.core.constraint import Grammars, tokenizer_of
+from scheduler.core.engine import Engine
+from scheduler.core.limits import Limits
+from scheduler.core.scheduler import Scheduler
+from scheduler.core.text import Vocabulary
 from scheduler.logs import configure
-from scheduler.measure import describe
-from scheduler.memory import TooSmall, build_archive, build_store
-from scheduler.messages import (
+from scheduler.model.decode_graphs import Graphs, capturer
+from scheduler.model.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
+from scheduler.model.measurement import describe
+from scheduler.model.memory import TooSmall, build_archive, build_store
+from scheduler.model.runner import ModelRunner
+from scheduler.protocol import (
     Cancel,
     EngineConfig,
     Export,
@@ -47,9 +50,6 @@ from scheduler.messages import (
     Submit,
     ToEngine,
 )
-from scheduler.runner import ModelRunner
-from scheduler.scheduler import Scheduler
-from scheduler.text import Vocabulary
 
 log = logging.getLogger("warmturn.engine")
 

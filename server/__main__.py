@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from server.bench_config import BenchConfig
-from server.cluster_config import ClusterConfig
-from server.command_line import parse
-from server.config import ServeConfig, UsageError
-from server.doctor_config import DoctorConfig
-from server.session_verbs import SessionsCommand
+from server.config.bench_options import BenchConfig
+from server.config.cluster_options import ClusterConfig
+from server.config.command_line import parse
+from server.config.doctor_options import DoctorConfig
+from server.config.serve_options import ServeConfig, UsageError
+from server.config.sessions_options import SessionsCommand
 
 INTERRUPTED = 130  # as shells have it
 
@@ -20,15 +20,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = parse(sys.argv[1:] if arguments is None else arguments)
         if isinstance(config, DoctorConfig):
-            from server.doctor import doctor
+            from server.cli.doctor.doctor import doctor
 
             return doctor(config)
         if isinstance(config, BenchConfig):
-            from server.bench import bench
+            from server.cli.bench.bench import bench
 
             return bench(config)
         if isinstance(config, ClusterConfig):
-            from server.cluster import cluster
+            from server.cluster.cluster import cluster
 
             return cluster(config)
         if isinstance(config, ServeConfig):
@@ -36,10 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return serve(config)
         if isinstance(config, SessionsCommand):
-            from server.sessions_terminal import sessions
+            from server.cli.sessions_terminal import sessions
 
             return sessions(config)
-        from server.terminal import chat
+        from server.cli.terminal import chat
 
         return chat(config)
     except UsageError as error:

@@ -9,35 +9,23 @@ from fastapi import Depends, FastAPI
 from opentelemetry.trace import TracerProvider
 from starlette.types import ASGIApp
 
-from server import error_responses, telemetry
-from server.access import Access, LastResort
-from server.auth import Guard, Hosts, Keyring
-from server.background import Background
-from server.body import only_known_parameters
-from server.cors import Cors
+from server.api import routers
+from server.api.responses.background import Background
+from server.api.sessions.transfers import Transfers
+from server.chat.template import UNMEASURED, Stability
+from server.chat.tokens import Tokens
 from server.dispatch import Dispatch
-from server.engine import Engine
-from server.face import Face
-from server.log import SessionLog
-from server.overload import Overload
-from server.routes import (
-    capsules,
-    chat,
-    completions,
-    conversations,
-    health,
-    messages,
-    models,
-    page,
-    responses,
-    sessions,
-    stored_chats,
-    tokenize,
-)
-from server.template import UNMEASURED, Stability
-from server.tokens import Tokens
-from server.transfers import Transfers
-from server.vllm_names import VllmNames
+from server.engine.engine import Engine
+from server.http import error_responses, page_routes
+from server.http.body import only_known_parameters
+from server.log.session_log import SessionLog
+from server.middleware.access import Access, LastResort
+from server.middleware.auth import Guard, Hosts, Keyring
+from server.middleware.cors import Cors
+from server.middleware.overload import Overload
+from server.telemetry import traces
+from server.telemetry.vllm_names import VllmNames
+from server.turns.face import Face
 
 
 def create_app(
@@ -59,7 +47,7 @@ def create_app(
     calls the server by its address, as localhost, or by one of ``allowed_hosts``. Web pages of ``allowed_origins`` may
     call it (CORS). ``ignore_unknown``: unknown fields of bodies are left out instead of refused. ``vllm_names``:
     ``/metrics`` shows these too. Without a ``tracer_provider`` spans go where the environment says, if it does."""
-    own = telemetry.provider_of_environment() if tracer_provider is None else None
+    own = traces.provider_of_environment() if tracer_provider is None else None
     provider = tracer_provider or own
     app = App(
         title="warmturn",
@@ -69,14 +57,14 @@ def create_app(
         lifespan=lifespan,
         telemetry={
             "tracer_provider": provider,
-            "exclude": telemetry.untraced,
+            "exclude": traces.untraced,
             "auto_configure": False,
             "logs": False,  # they would hold what clients sent
             "operation_spans": False,
         },
         responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
     )
-    face = Face(engine, log, tokens, served_name, template, tracer=telemetry.tracer(provider))
+    face = Face(engine, log, tokens, served_name, template, tracer=traces.tracer(provider))
     face.metrics.log_opened(log.salvage, log.older)
     app.state.face = face
     app.state.background = Background(log)
@@ -85,13 +73,12 @@ def create_app(
     app.state.transfers = transfers
     app.state.telemetry = own
     app.state.ignore_unknown = ignore_unknown
-    chats = (chat, stored_chats, completions, messages)
-    for module in (capsules, sessions, *chats, responses, conversations, models, tokenize, health):
-        app.include_router(module.router, dependencies=[Depends(only_known_parameters)])
-    app.include_router(page.router)
+    for router in routers():
+        app.include_router(router, dependencies=[Depends(only_known_parameters)])
+    app.include_router(page_routes.router)
     error_responses.install(app)
     app.add_middleware(LastResort)
-    turns = [route for module in (chat, completions, responses, messages, sessions) for route in module.router.routes]
+    turns = [route for router in routers() for route in router.routes]
 
     def before(rest: ASGIApp) -> ASGIApp:
         guard = Guard(Overload(Dispatch(rest, turns), engine), Keyring(api_keys), Hosts(allowed_hosts))
@@ -117,4 +104,4 @@ async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
     yield
     await app.state.background.close()
     if app.state.telemetry is not None:
-        await telemetry.close(app.state.telemetry)
+        await traces.close(app.state.telemetry)

@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.body import body_of, tell_ignored
-from server.error_responses import ANSWERED, on_error
-from server.overload import TURNS, template_of
-from server.strict import validated
+from server.http.body import body_of, tell_ignored
+from server.http.error_responses import ANSWERED, on_error
+from server.middleware.overload import TURNS, template_of
+from server.schemas.strict import validated
 
 
 class Endpoint:

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Collection
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.cors import Cors
-from server.error_responses import error_response
 from server.errors import unavailable
-from server.page import page_answer
+from server.http.error_responses import error_response
+from server.http.page import page_answer
+from server.middleware.cors import Cors
 
 RETRY_AFTER = 2  # seconds; how long a model loads is not known before it has
 

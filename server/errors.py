@@ -3,7 +3,7 @@
     HTTPException (starlette)
     +-- ApiError            status, message, type, param and code are ours and safe to show
 
-Messages never repeat what the client sent. ``server.error_responses`` makes ApiErrors of all other exceptions.
+Messages never repeat what the client sent. ``server.http.error_responses`` makes ApiErrors of all other exceptions.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from server.claims import Key
-from server.engine import Engine
-from server.leases import BEAT_SECONDS
-from server.log import LogFull, LogUnavailable, SessionLog, SessionMoved
+from server.engine.engine import Engine
+from server.log.claims import Key
+from server.log.leases import BEAT_SECONDS
+from server.log.session_log import LogFull, LogUnavailable, SessionLog, SessionMoved
 
 logger = logging.getLogger("warmturn.sessions")
 

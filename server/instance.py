@@ -14,19 +14,20 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scheduler.messages import ModelFacts
-from server import data_dir, logs
-from server.config import ServeConfig, UsageError
-from server.engine_process import EngineProcess
+from scheduler.protocol import ModelFacts
+from server.config.serve_options import ServeConfig, UsageError
+from server.engine.engine_process import EngineProcess
 from server.entrance import Entrance
 from server.housekeeping import Housekeeper
-from server.log import LogUnavailable, SessionLog
-from server.logs import say
+from server.log import data_dir
+from server.log.session_log import LogUnavailable, SessionLog
+from server.telemetry import logs
+from server.telemetry.logs import say
 
 if TYPE_CHECKING:
-    from server.background import Background
-    from server.template import Stability
-    from server.tokens import Tokens
+    from server.api.responses.background import Background
+    from server.chat.template import Stability
+    from server.chat.tokens import Tokens
 
 T = TypeVar("T")
 
@@ -89,8 +90,8 @@ class Instance:
         except Exception as error:
             raise UsageError(f"the tokenizer cannot be loaded: {first_line(error)}") from error
         logs.adopt()
+        from server.api.sessions.transfers import Transfers
         from server.app import create_app
-        from server.transfers import Transfers
 
         config = self._config
         app = create_app(
@@ -167,8 +168,8 @@ def first_line(error: Exception) -> str:
 
 def load_tokens(config: ServeConfig) -> tuple[Tokens, Stability]:
     """The tokenizer of a configuration, with all that is measured on it. Raises what transformers likes."""
-    from server.template import stability  # imports transformers, and while it does the port is answered already
-    from server.tokens import Tokens
+    from server.chat.template import stability  # imports transformers, and while it does the port is answered already
+    from server.chat.tokens import Tokens
 
     file = config.response_template
     tokens = Tokens.load(config.source, None if file is None else json.loads(file.expanduser().read_text()))

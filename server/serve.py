@@ -17,15 +17,16 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server import data_dir, logs
-from server.config import ServeConfig, UsageError
-from server.connection import HttpConfig
-from server.engine import EngineFailed
-from server.engine_link import ENGINE_COMMAND
+from server.config.serve_options import ServeConfig, UsageError
+from server.engine.engine import EngineFailed
+from server.engine.engine_link import ENGINE_COMMAND
+from server.http.connection import HttpConfig
 from server.hub import look_for
 from server.instance import HTTP_SECONDS, Instance, opened_log, quiet, summary
-from server.log import SessionLog
-from server.logs import say
+from server.log import data_dir
+from server.log.session_log import SessionLog
+from server.telemetry import logs
+from server.telemetry.logs import say
 from server.torchless import without_torch
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -18,16 +18,16 @@ import torch
 from engine_kit import Kit
 from tiny_models import logits, model_of
 
-from cache import archive as archive_module
 from cache import files
-from cache import remover as remover_module
-from cache import saver as saver_module
-from cache.chain import Owner
-from cache.segment import Reader, timeline_hash
-from cache.shelf import folder_of
-from cache.tier import MemoryTier
-from scheduler.clerk import Clerk
-from scheduler.messages import Cancel, Export, Forget, Forgotten, Import, Imported, Inspect, Pin
+from cache.memory.tier import MemoryTier
+from cache.segments.chain import Owner
+from cache.segments.segment import Reader, timeline_hash
+from cache.tiers import archive as archive_module
+from cache.tiers import remover as remover_module
+from cache.tiers import saver as saver_module
+from cache.tiers.shelf import folder_of
+from scheduler.core.clerk import Clerk
+from scheduler.protocol import Cancel, Export, Forget, Forgotten, Import, Imported, Inspect, Pin
 
 LONGEST = 90  # tokens of a timeline
 CLOSE = 1e-3  # of two logits: rounding may choose either

@@ -1,6 +1,6 @@
 """Ways in which models write calls of tools."""
 
-from server.call_form import CallForm, ParameterForm
+from server.chat.call_form import CallForm, ParameterForm
 
 ARRAY = CallForm("[TOOL_CALLS] [", '{"name": "', '", "arguments": ', "}", ", ", "]")
 BARE = CallForm("", '{"name": "', '", "parameters": ', "}", several=False)

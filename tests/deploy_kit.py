@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from deploy.check_image.dockerfile import read
-from server.command_line import environment_variable
-from server.config import ServeConfig
-from server.engine_link import TERMINATE_GRACE
-from server.engine_process import EngineProcess
+from server.config.command_line import environment_variable
+from server.config.serve_options import ServeConfig
+from server.engine.engine_link import TERMINATE_GRACE
+from server.engine.engine_process import EngineProcess
 from server.instance import FLUSH_SECONDS, HTTP_SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,21 +15,26 @@ import pytest
 import torch
 from tiny_models import CONTEXT, MODES, greedy, make_tokenizer, model_of
 
-from cache.archive import Archive
-from cache.codec import Codec
-from cache.disk import DiskTier
-from cache.layers import read_layers
-from cache.pace import Pace
-from cache.pages import PagePool
-from cache.remote import RemoteTier
+from cache.memory.tier import MemoryTier
+from cache.pages.layers import read_layers
+from cache.pages.pages import PagePool
+from cache.segments.codec import Codec
 from cache.store import SessionStore
-from cache.tier import MemoryTier
-from scheduler.constraint import Grammars, tokenizer_of
-from scheduler.engine import Engine
-from scheduler.limits import Limits
-from scheduler.linear import pack
-from scheduler.measure import describe
-from scheduler.messages import (
+from cache.tiers.archive import Archive
+from cache.tiers.disk import DiskTier
+from cache.tiers.pace import Pace
+from cache.tiers.remote import RemoteTier
+from scheduler.accel.cpu.linear import pack
+from scheduler.core.constraint import Grammars, tokenizer_of
+from scheduler.core.engine import Engine
+from scheduler.core.limits import Limits
+from scheduler.core.scheduler import Scheduler
+from scheduler.core.text import Vocabulary
+from scheduler.forward.rope import LongRope
+from scheduler.model.measurement import describe
+from scheduler.model.probe import Verdict, probe
+from scheduler.model.runner import ModelRunner
+from scheduler.protocol import (
     Cancel,
     Delta,
     FinishReason,
@@ -41,11 +46,6 @@ from scheduler.messages import (
     Submit,
     pack_ids,
 )
-from scheduler.probe import Verdict, probe
-from scheduler.rope import LongRope
-from scheduler.runner import ModelRunner
-from scheduler.scheduler import Scheduler
-from scheduler.text import Vocabulary
 
 PAGE = 4  # small, so that short tests cross many pages
 END = 258

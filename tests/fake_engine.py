@@ -1,4 +1,4 @@
-"""An engine in the test's own process, behind the interface of ``server.engine``: scripted, no model, no socket.
+"""An engine in the test's own process, behind the interface of ``server.engine.engine``: scripted, no model, no socket.
 
 It answers every turn with ``reply`` (or with ``ids``), one token per delta, ends with the end-of-turn token, and
 honours max_tokens, stop strings, logprobs and cancellation. Attributes are its script; set them before the request.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from scheduler.messages import (
+from scheduler.protocol import (
     Delta,
     Exported,
     FinishReason,
@@ -25,9 +25,9 @@ from scheduler.messages import (
     TokenLogprob,
     unpack_ids,
 )
-from server.engine import EngineDied, EngineUnavailable, State, TurnRefused
-from server.tokens import Tokens
-from server.turns import Turn
+from server.chat.tokens import Tokens
+from server.engine.engine import EngineDied, EngineUnavailable, State, TurnRefused
+from server.engine.mailbox import Turn
 
 END = 2  # <|im_end|> of the demo model
 FACTS = ModelFacts(

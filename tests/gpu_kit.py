@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cache.layers import Layer, Scores
-from cache.paged import Plan
-from cache.tier import MemoryTier
+from cache.attention.paged import Plan
+from cache.memory.tier import MemoryTier
+from cache.pages.layers import Layer, Scores
 
 
 class Told:

@@ -18,9 +18,9 @@ from fake_engine import FakeEngine
 from fastapi import FastAPI
 
 import server.app
-from server.log import SessionLog
-from server.tokens import Tokens
-from server.transfers import Transfers
+from server.api.sessions.transfers import Transfers
+from server.chat.tokens import Tokens
+from server.log.session_log import SessionLog
 
 P = ParamSpec("P")
 MODEL = "demo"

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cache.attention import PackedAttention
-from scheduler.fusion import Fusion
-from scheduler.matrix import Matrix
-from scheduler.program import Kernel, kernel
-from scheduler.recording import Linear
+from cache.attention.attention import PackedAttention
+from scheduler.accel.cpu.fusion import Fusion
+from scheduler.accel.cpu.matrix import Matrix
+from scheduler.accel.cpu.program import Kernel, kernel
+from scheduler.accel.cpu.recording import Linear
 
 RECORDED = (23, 19)  # tokens of the two calls that are recorded
 LENGTHS = (1, 2, 19, 23, 33, 300)  # tokens of calls that follow

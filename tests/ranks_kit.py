@@ -16,10 +16,10 @@ import torch.distributed as dist
 from engine_kit import Eager, Outcome
 from tiny_models import greedy, model_of, save_model
 
-from cache.archive import Archive
-from scheduler.loader import Loaded, load
-from scheduler.messages import EngineConfig, Sampling, Stopping, Submit, pack_ids
+from cache.tiers.archive import Archive
+from scheduler.model.loader import Loaded, load
 from scheduler.process import build
+from scheduler.protocol import EngineConfig, Sampling, Stopping, Submit, pack_ids
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http_face import HOST, Site, site
 from starlette.types import ASGIApp
 
-from server.connection import HttpConfig
+from server.http.connection import HttpConfig
 from server.serve import HttpServer, listening
 
 MOST = 64  # connections

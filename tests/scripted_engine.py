@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from scheduler.messages import (
+from scheduler.protocol import (
     Cancel,
     Delta,
     EngineConfig,

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import scripted_engine
 
-from scheduler.messages import Delta, EngineConfig, Receipt, Stopping, Submit, pack_ids
-from server.engine import TurnStream
-from server.engine_process import EngineProcess
+from scheduler.protocol import Delta, EngineConfig, Receipt, Stopping, Submit, pack_ids
+from server.engine.engine import TurnStream
+from server.engine.engine_process import EngineProcess
 
 PATIENCE = 20.0  # seconds until a test that hangs fails
 

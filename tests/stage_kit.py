@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from cache.layers import read_layers
-from cache.pages import PagePool
-from cache.session import SessionCache
+from cache.memory.tier import MemoryTier
+from cache.pages.layers import read_layers
+from cache.pages.pages import PagePool
+from cache.pages.session import SessionCache
 from cache.store import SessionStore
-from cache.tier import MemoryTier
-from scheduler.linear import pack
-from scheduler.measure import session_of
-from scheduler.modes import Mode, PackedMode
-from scheduler.probe import Verdict, probe
-from scheduler.rope import LongRope
-from scheduler.runner import ModelRunner
+from scheduler.accel.cpu.linear import pack
+from scheduler.forward.modes import Mode, PackedMode
+from scheduler.forward.rope import LongRope
+from scheduler.model.measurement import session_of
+from scheduler.model.probe import Verdict, probe
+from scheduler.model.runner import ModelRunner
 
 PAGE = 4
 

@@ -9,11 +9,11 @@ from itertools import accumulate
 
 import torch
 
-from cache.pages import PagePool
-from cache.session import SessionCache
-from cache.session_memory import Acquired
+from cache.memory.tier import MemoryTier, PageShape
+from cache.pages.pages import PagePool
+from cache.pages.session import SessionCache
+from cache.pages.session_memory import Acquired
 from cache.store import SessionStore
-from cache.tier import MemoryTier, PageShape
 
 CPU = torch.device("cpu")
 SIZE = 4

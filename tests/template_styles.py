@@ -9,7 +9,7 @@ from pathlib import Path
 from http_face import demo_tokens
 from transformers import AutoTokenizer
 
-from server.tokens import Tokens
+from server.chat.tokens import Tokens
 
 FOLDER = Path(__file__).with_name("templates")
 

@@ -11,21 +11,22 @@ import torch
 from engine_kit import byte_grammars
 from tiny_models import greedy, make_model, make_tokenizer
 
-from cache import gpu, native, paged, transfer, trial, varlen
-from cache.layers import Layer, Scores, read_layers
-from cache.pages import Page, PagePool
+from cache.attention import gpu, native, paged, trial, varlen
+from cache.memory.stream import Coming, put
+from cache.memory.tier import MemoryTier, PageShape
+from cache.pages.layers import Layer, Scores, read_layers
+from cache.pages.pages import Page, PagePool
 from cache.store import SessionStore
-from cache.stream import Coming, put
-from cache.tier import MemoryTier, PageShape
-from scheduler.compiled import Compiling
-from scheduler.engine import Engine
-from scheduler.graphs import Graphs, capturer
-from scheduler.limits import Limits
-from scheduler.messages import Sampling, Stopping, Submit, pack_ids
-from scheduler.probe import probe
-from scheduler.runner import ModelRunner
-from scheduler.scheduler import Scheduler
-from scheduler.text import Vocabulary
+from cache.tiers import transfer
+from scheduler.accel.gpu.compiled import Compiling
+from scheduler.core.engine import Engine
+from scheduler.core.limits import Limits
+from scheduler.core.scheduler import Scheduler
+from scheduler.core.text import Vocabulary
+from scheduler.model.decode_graphs import Graphs, capturer
+from scheduler.model.probe import probe
+from scheduler.model.runner import ModelRunner
+from scheduler.protocol import Sampling, Stopping, Submit, pack_ids
 
 pytestmark = [
     pytest.mark.cuda,

@@ -33,7 +33,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_refuses_turns_that_cannot_be_kept_and_that_is_told(small_disk: Path, tmp_path: Path) -> None:
     data = small_disk / "data"
     data.mkdir()
-    log, port = tmp_path / "server.log", free_port()
+    log, port = tmp_path / "server.log.session_log", free_port()
     (data / f"server-{port}.log").symlink_to(log)  # there is room for what it says
     with ServerProcess(None, data, "--disk-space", "1M", "--disk-floor", "0", port=port) as server:
 

@@ -22,7 +22,7 @@ RULES = {
 }
 
 # What both processes need, and what imports nothing of ours.
-DOORS = ("scheduler.cgroups", "scheduler.extras", "scheduler.logs", "scheduler.messages")
+DOORS = ("scheduler.cgroups", "scheduler.extras", "scheduler.logs", "scheduler.protocol")
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -96,7 +96,7 @@ def test_no_module_compares_a_models_name(module: str) -> None:
         ("server/x.py", "def f():\n    from cache.pages import Pool"),
         ("scheduler/x.py", "from server.log import SessionLog"),
         ("scheduler/x.py", "import pydantic"),
-        ("cache/x.py", "import scheduler.messages"),
+        ("cache/x.py", "import scheduler.protocol"),
     ],
 )
 def test_a_wrong_import_would_be_found(module: str, code: str) -> None:
@@ -105,7 +105,7 @@ def test_a_wrong_import_would_be_found(module: str, code: str) -> None:
 
 def test_the_doors_are_open_to_the_server() -> None:
     allowed = (
-        "from scheduler.messages import Delta\nimport scheduler.messages\nfrom scheduler.cgroups import memory_limit\n"
+        "from scheduler.protocol import Delta\nimport scheduler.protocol\nfrom scheduler.cgroups import memory_limit\n"
     )
     assert forbidden("server/x.py", ast.parse(allowed)) == set()
 
@@ -127,3 +127,67 @@ def test_a_comparison_of_names_would_be_found(code: str) -> None:
 
 def test_a_script_may_ask_whether_it_is_one() -> None:
     assert names_a_model("cache/x.py", ast.parse("if __name__ == '__main__': pass")) == set()
+
+
+ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
+    "cache": "files compiler memory segments pages attention tiers store",
+    "scheduler": "protocol logs cgroups extras cores checkup import_savings accel.cpu accel.gpu forward parallel model "
+    "core process follower __main__",
+    "server": "errors config workers surrogates torchless log constraints schemas chat engine telemetry hub http "
+    "middleware turns api.ops api.openai api.sessions api.stored_chats api.responses api.anthropic api dispatch "
+    "entrance housekeeping app instance serve cluster cli __main__",
+}
+UNITS = [f"{top}.{name}" for top, names in ORDER.items() for name in names.split()]
+
+
+def dotted(module: str) -> str:
+    """``server.http.body`` of ``server/http/body.py``."""
+    return module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def unit_of(name: str) -> str | None:
+    """The innermost unit that a dotted name is in."""
+    inside = [unit for unit in UNITS if f"{name}.".startswith(f"{unit}.")]
+    return max(inside, key=len, default=None)
+
+
+def upward(module: str, tree: ast.Module) -> set[str]:
+    """What a module imports from units above its own, inside functions and for types only too."""
+    own = unit_of(dotted(module))
+    found = set()
+    for name in imports(tree):
+        unit = unit_of(name)
+        if own and unit and unit.split(".")[0] == own.split(".")[0] and UNITS.index(unit) > UNITS.index(own):
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_in_a_unit_and_imports_only_units_below(module: str) -> None:
+    assert dotted(module) in ORDER or module.endswith("__init__.py") or unit_of(dotted(module)) is not None
+    assert upward(module, MODULES[module]) == set()
+
+
+def test_an_import_from_above_would_be_found() -> None:
+    hidden = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from server.turns.exchange import Exchange"
+    assert upward("server/chat/prompts.py", ast.parse(hidden)) != set()
+    assert upward("cache/pages/session.py", ast.parse("def f():\n    from cache.store import SessionStore")) != set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    names = {dotted(module) for module in MODULES}
+    graph = {dotted(module): names & {*imports(tree)} - {dotted(module)} for module, tree in MODULES.items()}
+    assert circle_of(graph) == []
+    assert circle_of({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c"]
+
+
+def circle_of(graph: dict[str, set[str]]) -> list[str]:
+    """What remains, sorted, when modules that import nothing, or are imported by nobody, are taken away."""
+    left = dict(graph)
+    while True:
+        used = {name for targets in left.values() for name in targets}
+        kept = {name: {*targets} & left.keys() for name, targets in left.items() if targets & left.keys()}
+        kept = {name: targets for name, targets in kept.items() if name in used}
+        if kept == left:
+            return sorted(left)
+        left = kept

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.command_line import flag
-from server.config import ServeConfig
+from server.config.command_line import flag
+from server.config.serve_options import ServeConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

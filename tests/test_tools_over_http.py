@@ -14,7 +14,7 @@ import openai
 import pytest
 from server_process import ServerProcess
 
-from server.portable import PortableLog
+from server.log.portable import PortableLog
 
 KEYS = {"ann": "key-a", "bob": "key-b"}
 WEATHER: dict[str, Any] = {

@@ -5,9 +5,7 @@ make api-page
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,8 +14,8 @@ from typing import Any
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-import server.routes
-from server.strict import Strict
+from server.api import routers
+from server.schemas.strict import Strict
 
 ROOT = Path(__file__).resolve().parent.parent
 PINNED = ROOT / "tests" / "openai_schema" / "openai.json"
@@ -60,10 +58,8 @@ Anthropic's; they repeat nothing of what was sent. 429, 503 and 409 `session_bus
 
 def endpoints() -> Iterator[APIRoute]:
     """All routes, by path."""
-    found = []
-    for module in pkgutil.iter_modules(server.routes.__path__):
-        router = importlib.import_module(f"server.routes.{module.name}").router
-        found += [route for route in router.routes if isinstance(route, APIRoute) and route.include_in_schema]
+    routes = (route for router in routers() for route in router.routes)
+    found = [route for route in routes if isinstance(route, APIRoute) and route.include_in_schema]
     return iter(sorted(found, key=lambda route: (route.path, sorted(route.methods or ()))))
 
 

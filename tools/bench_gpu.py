@@ -24,7 +24,7 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, Qwen3Config
 
-from cache.trial import brief
+from cache.attention.trial import brief
 from tools.floors import Floors, measure
 from tools.served import Served
 from tools.tables import table

@@ -24,9 +24,9 @@ from typing import Any
 
 import httpx
 
-from server.bench_load import WORDS
-from server.bench_report import about
-from server.process_tree import resident
+from server.cli.bench.bench_load import WORDS
+from server.cli.bench.bench_report import about
+from server.engine.process_tree import resident
 from tools import random_model
 from tools.running import Server, Turn, serving
 from tools.tables import table

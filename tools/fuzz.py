@@ -31,7 +31,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from server.process_tree import resident
+from server.engine.process_tree import resident
 from tools.running import Server, serving
 
 SECONDS = 10.0  # for one request, at most

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from server.process_tree import resident
+from server.engine.process_tree import resident
 from tools.running import serving
 
 CLIENTS = (64, 128, 256)  # among these is the peak

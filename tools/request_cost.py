@@ -27,15 +27,15 @@ from typing import Any, cast
 import uvloop
 
 import server
-from scheduler.messages import Delta, FinishReason, ModelFacts, Receipt, Stats, Submit
+from scheduler.protocol import Delta, FinishReason, ModelFacts, Receipt, Stats, Submit
+from server.api.sessions.transfers import Transfers
 from server.app import create_app
-from server.connection import HttpConfig
-from server.engine import Engine, State, TurnRefused
-from server.log import SessionLog
+from server.chat.tokens import Tokens
+from server.engine.engine import Engine, State, TurnRefused
+from server.engine.mailbox import Turn
+from server.http.connection import HttpConfig
+from server.log.session_log import SessionLog
 from server.serve import HttpServer, listening
-from server.tokens import Tokens
-from server.transfers import Transfers
-from server.turns import Turn
 
 RUNS = 3
 WARM = 300  # requests before any is counted

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
-from server import bench
-from server.config import UsageError
-from server.process_tree import cpu_seconds
+from server.cli.bench import bench
+from server.config.serve_options import UsageError
+from server.engine.process_tree import cpu_seconds
 
 
 @dataclass

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scheduler.loader import prepare
-from scheduler.messages import EngineConfig, Sampling, Stopping, Submit, pack_ids
+from scheduler.model.loader import prepare
 from scheduler.process import build
+from scheduler.protocol import EngineConfig, Sampling, Stopping, Submit, pack_ids
 from tools.floors import synchronize
 from tools.random_model import DEMO, TOKENS
 

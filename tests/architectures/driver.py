@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from engine_kit import Outcome
 
-from scheduler.loader import Loaded
-from scheduler.memory import TooSmall
-from scheduler.messages import EngineConfig, FinishReason, Sampling, Stopping, Submit, TokenLogprob, pack_ids
+from scheduler.model.loader import Loaded
+from scheduler.model.memory import TooSmall
 from scheduler.process import build
+from scheduler.protocol import EngineConfig, FinishReason, Sampling, Stopping, Submit, TokenLogprob, pack_ids
 
 ROOMY = 32 << 20  # bytes of KV
 _STEP_LIMIT = 2_000

@@ -21,7 +21,7 @@ from architectures.oracle import Oracle
 from architectures.shapes import special_tokens
 from tiny_models import CONTEXT, make_tokenizer
 
-from scheduler.loader import Loaded, LoadFailed, prepare
+from scheduler.model.loader import Loaded, LoadFailed, prepare
 
 FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # fsync costs nothing there
 

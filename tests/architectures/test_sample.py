@@ -12,7 +12,7 @@ from architectures.oracle import Oracle
 from architectures.scenario import STRICT, Status, check
 from architectures.shapes import special_tokens
 
-from scheduler import loader
+from scheduler.model import loader
 
 # The mode in which each one is expected to run; None: it may also be refused.
 SAMPLE = {

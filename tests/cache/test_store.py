@@ -8,7 +8,7 @@ from array import array
 import pytest
 from store_bench import SIZE, Bench
 
-from cache.session import SessionCache
+from cache.pages.session import SessionCache
 from cache.store import SessionBusy
 
 # -- random histories -----------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import Any
 import sqlalchemy as sql
 from log_kit import assistant, user, with_made
 
-from server.log import SessionLog, SessionRecord, TurnRecord
-from server.tables import heartbeats, leases
+from server.log.session_log import SessionLog, SessionRecord, TurnRecord
+from server.log.tables import heartbeats, leases
 
 S = ("a", "s")
 NAMES = ("one", "two", "three", "four")

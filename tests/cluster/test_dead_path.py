@@ -19,9 +19,9 @@ from dead_path import NetworkPath, path_to
 from http_face import Site, site
 from postgres_server import PostgresServer
 
-from server import database
-from server.database import Database, LogUnavailable
-from server.log import SessionLog
+from server.log import database
+from server.log.database import Database, LogUnavailable
+from server.log.session_log import SessionLog
 
 ANSWER, PING, CONNECT = 2.0, 1.0, 2  # seconds of patience, in place of longer ones; libpq takes 2 at least
 HANGS = 60.0  # seconds after which a test fails that waits for ever
@@ -31,9 +31,9 @@ CHAT = "/v1/sessions/s/chat/completions"
 @pytest.fixture
 def path(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[NetworkPath, str]]:
     """A path to PostgreSQL, and the URL of a database behind it."""
-    monkeypatch.setattr("server.postgres.ANSWER_SECONDS", ANSWER)
-    monkeypatch.setattr("server.postgres.PING_SECONDS", PING)
-    monkeypatch.setattr("server.postgres.Patient.patience", PING)
+    monkeypatch.setattr("server.log.postgres.ANSWER_SECONDS", ANSWER)
+    monkeypatch.setattr("server.log.postgres.PING_SECONDS", PING)
+    monkeypatch.setattr("server.log.postgres.Patient.patience", PING)
     monkeypatch.setitem(database.CONNECTION, "connect_timeout", CONNECT)
     url = sql.make_url(postgres.new_database())
     with path_to(Path(str(url.query["host"])) / ".s.PGSQL.5432") as made:

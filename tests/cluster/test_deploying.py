@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from server import cluster, data_dir, logs
-from server.cluster_config import ClusterConfig
-from server.command_line import parse
-from server.config import ServeConfig, UsageError
-from server.replica import Replica, longest_goodbye, own_folder
+from server.cluster import cluster
+from server.cluster.replica import Replica, longest_goodbye, own_folder
+from server.config.cluster_options import ClusterConfig
+from server.config.command_line import parse
+from server.config.serve_options import ServeConfig, UsageError
+from server.log import data_dir
+from server.telemetry import logs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RAYSERVICE = ROOT / "deploy" / "kubernetes" / "rayservice.yaml"
@@ -40,7 +42,7 @@ def schema(deployment: dict[str, Any]) -> Any:
 def test_the_configuration_is_one_for_serve(ray: None) -> None:
     told = cluster.deployment(config("--replicas", "3", "--api-key", "ann=key1", "--port", "9000", *SHARED))
     (application,) = schema(told).applications
-    assert application.import_path == "server.cluster:build"
+    assert application.import_path == "server.cluster.cluster:build"
     assert [(d.name, d.num_replicas) for d in application.deployments] == [("Server", 3)]
     assert told["http_options"] == {"host": "127.0.0.1", "port": 9000}
 
@@ -129,7 +131,7 @@ def test_a_replica_is_told_what_the_command_was(ray: None, monkeypatch: pytest.M
         assert getattr(served, name) == getattr(given, name), name
     assert deployment.name == "Server"
     router = deployment._deployment_config.request_router_config.request_router_class
-    assert "server.cluster_router.SessionRouter" in str(router)
+    assert "server.cluster.cluster_router.SessionRouter" in str(router)
     assert deployment._deployment_config.graceful_shutdown_timeout_s == longest_goodbye(given) > 14
 
 

@@ -15,11 +15,11 @@ from cluster.lease_kit import S, dies, done, elsewhere, hold_once, living, rows,
 from log_kit import turn
 from postgres_server import PostgresServer
 
-from server import leases
-from server.database import CONNECTION, Database, LogFull, LogLocked
-from server.log import SessionBusy, SessionLog
-from server.tables import heartbeats
-from server.tables import leases as lease_rows
+from server.log import leases
+from server.log.database import CONNECTION, Database, LogFull, LogLocked
+from server.log.session_log import SessionBusy, SessionLog
+from server.log.tables import heartbeats
+from server.log.tables import leases as lease_rows
 
 
 def set_back(log: SessionLog, server: str) -> None:

@@ -16,10 +16,10 @@ import sqlalchemy as sql
 from cluster.lease_kit import NAMES, S, dies, done, elsewhere, hold_once, living, rows, say, settled, with_servers
 from log_kit import read, text, three_turns, turn, user, with_log
 
-from server import leases
-from server.log import Beside, SessionBusy, SessionLog, SessionMoved, StoredResponse, TurnRecord
-from server.tables import heartbeats
-from server.tables import leases as lease_rows
+from server.log import leases
+from server.log.session_log import Beside, SessionBusy, SessionLog, SessionMoved, StoredResponse, TurnRecord
+from server.log.tables import heartbeats
+from server.log.tables import leases as lease_rows
 
 
 def test_what_a_living_server_holds_is_busy(shared: str) -> None:

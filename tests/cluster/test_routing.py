@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.items import new_id
-from server.replies import Head
-from server.routing import session_of
+from server.http.routing import session_of
+from server.schemas.items import new_id
+from server.turns.replies import Head
 
 NGINX = (Path(__file__).resolve().parent.parent.parent / "deploy" / "nginx.conf").read_text()
 URLS = {
@@ -70,7 +70,7 @@ class Pickled:
 
 
 def test_rays_router_looks_at_the_header_then_at_the_url(ray: None) -> None:
-    from server.cluster_router import SessionRouter
+    from server.cluster.cluster_router import SessionRouter
 
     def key(session: str, path: str, http: bool = True) -> str | None:
         metadata = SimpleNamespace(session_id=session, internal_request_id="random", is_http_request=http)

@@ -16,11 +16,11 @@ from fake_engine import FakeEngine
 from http_face import demo_tokens
 from log_kit import read, text, three_turns, turn
 
-from server import leases
-from server.face import Face
-from server.log import Beside, SessionLog, SessionMoved, StoredResponse
-from server.routes.responses import end_chain
-from server.tables import responses, sessions
+from server.api.responses.routes import end_chain
+from server.log import leases
+from server.log.session_log import Beside, SessionLog, SessionMoved, StoredResponse
+from server.log.tables import responses, sessions
+from server.turns.face import Face
 
 T = TypeVar("T")
 K1, K2 = (StoredResponse(key, "queued", 1, "{}", "[]") for key in ("k1", "k2"))

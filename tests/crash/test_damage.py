@@ -15,12 +15,12 @@ from crash.damage import KINDS, content_of, damage
 from engine_kit import Kit
 from tiny_models import greedy, model_of
 
-from cache.chain import Owner
 from cache.files import Doubt
-from cache.segment import Reader
-from cache.shelf import file_name, folder_of
-from server.log import SessionDamaged, SessionLog
-from server.salvage import Salvage
+from cache.segments.chain import Owner
+from cache.segments.segment import Reader
+from cache.tiers.shelf import file_name, folder_of
+from server.log.recovery.salvage import Salvage
+from server.log.session_log import SessionDamaged, SessionLog
 
 DAMAGES = int(os.environ.get("CRASH_DAMAGES", "1000"))
 SESSIONS = 4

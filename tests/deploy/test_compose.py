@@ -13,8 +13,8 @@ from deploy_kit import DEPLOY, OTHERS, PORT, SETTINGS, VOLUMES, documents, longe
 
 from deploy.check_image.__main__ import GRACE
 from server import __version__
-from server.command_line import parse
-from server.config import ServeConfig
+from server.config.command_line import parse
+from server.config.serve_options import ServeConfig
 
 FILE = DEPLOY / "compose.yaml"
 [COMPOSE] = documents(FILE)

@@ -15,8 +15,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from deploy.check_image.dockerfile import Ignored, Instruction, Stage, context_files, read
-from server.command_line import environment_variable, parse
-from server.config import ServeConfig
+from server.config.command_line import environment_variable, parse
+from server.config.serve_options import ServeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = read((ROOT / "Dockerfile").read_text())

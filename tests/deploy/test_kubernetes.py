@@ -19,9 +19,9 @@ from deploy_kit import DEPLOY, GROUP, OTHERS, PORT, SETTINGS, USER, VOLUMES, doc
 from http_face import Site, served
 
 from server import __version__
-from server.auth import OPEN_PATHS
-from server.command_line import parse
-from server.config import ServeConfig
+from server.config.command_line import parse
+from server.config.serve_options import ServeConfig
+from server.middleware.auth import OPEN_PATHS
 
 PAGE = DEPLOY.parent / "docs" / "deploy.md"
 MANIFESTS = DEPLOY / "kubernetes"

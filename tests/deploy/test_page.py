@@ -7,7 +7,7 @@ import re
 from deploy_kit import DEPLOY, ROOT, SETTINGS, documents
 
 from server import __version__
-from server.command_line import flag
+from server.config.command_line import flag
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 FOREIGN = """--build --build-arg --cap-drop --from-literal --gpus --profile --read-only --rm --security-opt --set

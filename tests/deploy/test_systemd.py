@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from deploy_kit import DEPLOY, OTHERS, SETTINGS, longest_stop
 
-from server.command_line import parse
-from server.config import ServeConfig
+from server.config.command_line import parse
+from server.config.serve_options import ServeConfig
 
 UNIT = DEPLOY / "systemd" / "warmturn.service"
 PROGRAM = "/opt/warmturn/.venv/bin/warmturn"

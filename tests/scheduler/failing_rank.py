@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from scheduler import __main__ as engine
-from scheduler.modes import PackedMode
+from scheduler.forward.modes import PackedMode
 
 BESIDE = ThreadPoolExecutor(1)
 

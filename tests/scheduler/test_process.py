@@ -15,7 +15,7 @@ import torch
 import zmq
 from tiny_models import CONTEXT, greedy, model_of, save_model
 
-from scheduler.messages import (
+from scheduler.protocol import (
     Cancel,
     Delta,
     EngineConfig,

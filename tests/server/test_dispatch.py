@@ -9,7 +9,7 @@ import pytest
 from http_face import HELLO, Site, served
 
 from server import dispatch
-from server.overload import TURNS
+from server.middleware.overload import TURNS
 
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO},

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from scripted_server import PATIENCE, Server, gone, serving, wait
 
-from server.log import SessionLog, SessionRecord
+from server.log.session_log import SessionLog, SessionRecord
 
 TENANTS = ("held", "count", "endless")
 KEYS = [part for tenant in TENANTS for part in ("--api-key", f"{tenant}={tenant}-key")]

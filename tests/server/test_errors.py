@@ -8,10 +8,10 @@ import pytest
 from fake_engine import died
 from http_face import HELLO, Site, events, served
 
-from scheduler.messages import FinishReason
-from server.engine import TurnRefused
-from server.error_responses import FORMS
-from server.log import LogFull, SessionExists, SessionLog, SessionMoved, UnknownSession
+from scheduler.protocol import FinishReason
+from server.engine.engine import TurnRefused
+from server.http.error_responses import FORMS
+from server.log.session_log import LogFull, SessionExists, SessionLog, SessionMoved, UnknownSession
 
 SECRET = "s3cr3t"
 UNSUPPORTED: dict[str, Any] = {

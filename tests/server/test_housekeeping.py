@@ -7,7 +7,7 @@ import pytest
 from http_face import Site, served
 
 from server.housekeeping import Housekeeper
-from server.log import LogUnavailable, News
+from server.log.session_log import LogUnavailable, News
 
 PAST = int(time.time()) - 10
 

@@ -10,9 +10,9 @@ import pytest
 from http_face import HELLO, Site, demo_tokens, events, served
 from template_styles import HERMES, tokens_with
 
-from scheduler.messages import unpack_ids
+from scheduler.protocol import unpack_ids
 from server import surrogates
-from server.timeline import Message
+from server.log.timeline import Message
 
 HALF, MENDED = r'{"a": "\ud83d"}', r'{"a": "\ufffd"}'
 hermes = functools.partial(tokens_with, HERMES)
@@ -206,7 +206,7 @@ async def test_whatever_else_holds_one_is_a_line_of_the_log(
     def fails(*given: Any) -> None:
         "\ud83d".encode()
 
-    monkeypatch.setattr("server.routes.chat.chat_prompt", fails)
+    monkeypatch.setattr("server.api.openai.chat.chat_prompt", fails)
     response = await site.chat()
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_value"

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from http_face import Site, served
 
-from server.error_responses import as_api_error
+from server.http.error_responses import as_api_error
 from server.workers import Crowded, Hung, Workers
 
 PATIENCE = 20.0  # seconds until a test that hangs fails

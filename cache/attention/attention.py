@@ -1,0 +1,301 @@
+"""The attention function that transformers' modeling code calls in a packed step.
+
+Registered with ``AttentionInterface`` but without a mask function, so that transformers builds no ``[T, all
+keys]`` mask and hands on None. Each segment attends to its own session's keys only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from cache.attention import gpu, native
+from cache.pages.layers import Layer, Scores
+from cache.pages.packed import PackedStep
+
+_names = count()
+_attentions: WeakValueDictionary[int, PackedAttention] = WeakValueDictionary()
+_ROUND = 16
+
+# Tensors that layers pass along and that say nothing about which keys count.
+_HARMLESS = frozenset({"position_ids", "position_embeddings", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k"})
+
+
+class Unsupported(ValueError):
+    """The model asks its attention for something that a packed step does not compute."""
+
+
+class PackedAttention:
+    """Attention over the pages of the step in flight, for one loaded model.
+
+    ``transformed`` collects the layers that hand on other tensors than ``PackedCache.update`` gave them, ``sources``
+    says whose keys and values each layer has attended to.
+    """
+
+    def __init__(self, layers: list[Layer]) -> None:
+        self.layers = layers
+        self.number = next(_names)
+        self.name = f"warmturn_{self.number}"
+        self.transformed: set[int] = set()
+        self.sources: dict[int, int | None] = {}
+        self.calls = 0
+        self._step: PackedStep | None = None
+        AttentionInterface.register(self.name, self)
+        _attentions[self.number] = self
+
+    @contextmanager
+    def running(self, step: PackedStep) -> Iterator[None]:
+        """Within it, attention calls belong to ``step``."""
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """What modeling code calls; see ``attend``."""
+        self._refuse(attention_mask, kwargs)
+        if torch.compiler.is_compiling():
+            sinks, index = self.sinks(module, s_aux), module.layer_idx
+            out = torch.ops.warmturn.attend(query, key, value, self.number, index, scaling, softcap, sinks)
+            return out, None
+        return self.attend(module, query, key, value, scaling=scaling, softcap=softcap, s_aux=s_aux), None
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scaling: float | None,
+        softcap: float | None,
+        s_aux: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """``query [1, H, T, D]`` against ``key``, ``value`` as the layer has them after ``update``; returns
+        ``[1, T, H, Dv]``.
+        """
+        step, index = self._step, getattr(module, "layer_idx", None)
+        if step is None or not isinstance(index, int):
+            raise Unsupported("attention outside of a step")
+        self.calls += 1
+        self.sources[index] = self._source(step, key, value)
+        return self._over(step, index, query, key, value, scaling, softcap, self.sinks(module, s_aux))
+
+    def attend_compiled(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        index: int,
+        scaling: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The same for layer ``index`` where compiled code calls: ``key`` and ``value`` are not stored yet."""
+        step, source = self._step, self.sources.get(index)
+        if step is None or source is None:
+            raise Unsupported("compiled attention outside of a step, or over keys that are not in pages")
+        self.calls += 1
+        if source == index:
+            step.tier.write(index, step.write_index, key, value)
+        step.origins[id(key)] = (source, key, value)
+        return self._over(step, index, query, key, value, scaling, softcap, sinks)
+
+    def _over(
+        self,
+        step: PackedStep,
+        index: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+        layer = self.layers[index]
+        out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
+        source = self._source(step, key, value)
+        done = self._natively(step, layer, source, query[0], Scores(scale, softcap, sinks), out)
+        for number, first, keys, values in self._segments(step, index, key, value, done):
+            segment = step.segments[number]
+            rows = slice(segment.row, segment.row + segment.size)
+            seen = step.mask(number, layer, first)
+            out[rows] = attend(query[0, :, rows], keys, values, seen, scale, softcap, sinks).transpose(0, 1)
+        return out[None]
+
+    @staticmethod
+    def sinks(module: torch.nn.Module, given: torch.Tensor | None) -> torch.Tensor | None:
+        """Per head what is added to the sum of a softmax: what was given, else what the module has."""
+        return given if given is not None else getattr(module, "sinks", None)
+
+    @staticmethod
+    def _source(step: PackedStep, key: torch.Tensor, value: torch.Tensor) -> int | None:
+        """The layer whose pages hold just what ``key`` and ``value`` hold."""
+        origin = step.origins.get(id(key))
+        return origin[0] if origin is not None and origin[1] is key and origin[2] is value else None
+
+    def _natively(
+        self,
+        step: PackedStep,
+        layer: Layer,
+        source: int | None,
+        query: torch.Tensor,
+        scores: Scores,
+        out: torch.Tensor,
+    ) -> frozenset[int]:
+        """Let the device's own kernels fill rows of ``out``; the numbers of the segments that are done."""
+        if source is None:
+            return frozenset()
+        if query.device.type != "cpu":
+            return gpu.attend(step, layer, source, query, scores, out)
+        kernel = native.kernel()
+        if kernel is None:
+            return frozenset()
+        if not kernel.fits(step.tier.shapes[source], query.shape[0], query.shape[2], query.dtype, scores):
+            return frozenset()
+        plan = self._plan(step, layer)
+        kernel.attend(plan, source, query, scores, out)
+        return plan.numbers
+
+    def whole_plan(self, index: int) -> native.Plan | None:
+        """How the compiled kernel attends, in layer ``index``, to all segments of the step in flight; None where
+        there is none, or a segment is too long for it.
+        """
+        plan = self._plan(self._step, self.layers[index]) if self._step is not None else None
+        return plan if plan is not None and plan.whole else None
+
+    def _plan(self, step: PackedStep, layer: Layer) -> native.Plan:
+        if layer.kind not in step.plans:
+            step.plans[layer.kind] = native.Plan(step, layer)
+        plan = step.plans[layer.kind]
+        assert isinstance(plan, native.Plan)
+        return plan
+
+    def _segments(
+        self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor, done: frozenset[int]
+    ) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
+        """Per segment that is not ``done``: its number, the position of its first key, and K, V ``[keys, H, D]``."""
+        layer = self.layers[index]
+        source = self._source(step, key, value)
+        if source is not None:
+            size = step.tier.page_size
+            for number, segment in enumerate(step.segments):
+                if number in done:
+                    continue
+                first = step.first_page(segment, layer) * size
+                keys, values = step.tier.read(source, step.pages(segment, layer))
+                yield number, first, keys[: segment.stop - first], values[: segment.stop - first]
+            return
+        origin = step.origins.get(id(key))
+        self.transformed.add(index if origin is None else origin[0])
+        firsts = [layer.first_key(segment.start) for segment in step.segments]
+        if key.shape[2] != sum(s.stop - first for s, first in zip(step.segments, firsts, strict=True)):
+            raise Unsupported("a layer attends to keys that are not its session's")
+        at = 0
+        for number, (segment, first) in enumerate(zip(step.segments, firsts, strict=True)):
+            end = at + segment.stop - first
+            yield number, first, key[0, :, at:end].transpose(0, 1), value[0, :, at:end].transpose(0, 1)
+            at = end
+
+    @staticmethod
+    def _refuse(attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+        """What we do not compute must not be ignored: the probe then picks another mode, or refuses the model."""
+        unknown = [k for k, v in kwargs.items() if isinstance(v, torch.Tensor) and k not in _HARMLESS]
+        if attention_mask is not None or unknown:
+            raise Unsupported(f"attention needs {', '.join(unknown) or 'a mask of its own'}")
+
+
+def _attend_compiled(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, number: int, *rest: Any
+) -> torch.Tensor:
+    return _attentions[number].attend_compiled(query, key, value, *rest)
+
+
+def _shaped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """What a compiler must know of the result."""
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+# What compiled code sees of a step: one function that nobody looks into. It stores keys and values and attends.
+_library: Any = torch.library.Library("warmturn", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "attend(Tensor query, Tensor key, Tensor value, int number, SymInt layer, "
+    "float? scaling, float? softcap, Tensor? sinks) -> Tensor"
+)
+_library.impl("attend", _attend_compiled, "CompositeExplicitAutograd")
+torch.library.register_fake("warmturn::attend", _shaped, lib=_library)
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of one session: ``query [H, n, D]``, ``keys [m, Hk, D]``, ``values [m, Hk, Dv]``; returns
+    ``[H, n, Dv]``.
+
+    ``seen`` is bool ``[n, m]`` or None for all. ``softcap`` bounds scores as Gemma 2 does (s * tanh(x / s));
+    ``sinks`` ``[H]`` are logits that take part in the softmax and have no value (GPT-OSS).
+    """
+    k, v = keys.transpose(0, 1), values.transpose(0, 1)
+    if softcap is None and sinks is None:
+        grouped = k.shape[0] != query.shape[0]
+        rows = query.shape[1]
+        if seen is not None and query.device.type == "cpu" and query.dtype is not torch.float32:
+            query, k, v, seen = _rounded(query, k, v, seen)
+        mask = None if seen is None else seen[None, None]
+        out = F.scaled_dot_product_attention(query[None], k[None], v[None], mask, scale=scale, enable_gqa=grouped)
+        return out[0, :, :rows]
+    groups = query.shape[0] // k.shape[0]
+    k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
+    scores = (query @ k.transpose(1, 2)).float() * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        sink = sinks.float().reshape(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, -1)
+    return weights.to(v.dtype) @ v
+
+
+def _rounded(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same attention with queries and keys filled up to multiples of ``_ROUND``.
+
+    The half-precision CPU kernel keeps code for every pair of lengths that it has met, for ever: a server
+    meets them all.
+    """
+    rows, columns = -query.shape[1] % _ROUND, -keys.shape[1] % _ROUND
+    seen = F.pad(seen, (0, columns, 0, rows))
+    seen[seen.shape[0] - rows :, 0] = True  # a query that sees nothing gives NaN
+    wide = (0, 0, 0, columns)
+    return F.pad(query, (0, 0, 0, rows)), F.pad(keys, wide), F.pad(values, wide), seen

@@ -1,0 +1,82 @@
+"""A step in which every session feeds one token, laid out in memory that stays: what a CUDA graph reads when it runs
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cache.attention import paged
+from cache.memory.stream import put, refill
+from cache.memory.tier import MemoryTier
+from cache.pages.packed import PackedStep, Segment
+from cache.pages.session import SessionCache
+
+
+class Tables:
+    """The page tables of a step's sessions, a row each, on the device; only rows that have changed are sent there."""
+
+    def __init__(self, tier: MemoryTier, rows: int, pages: int) -> None:
+        assert tier.scratch is not None
+        self.device = torch.full((rows, pages), tier.scratch, dtype=torch.int32, device=tier.device)
+        self._nobody = np.array([tier.scratch])
+        self._held: list[np.ndarray[Any, Any]] = [self._nobody] * rows
+
+    @property
+    def width(self) -> int:
+        """Pages that a session may have."""
+        return self.device.shape[1]
+
+    def fill(self, sessions: Sequence[SessionCache], rows: int) -> int:
+        """Make the first ``rows`` those of ``sessions``, and nobody's behind them; how many were sent."""
+        wanted = [session.slots for session in sessions] + [self._nobody] * (rows - len(sessions))
+        changed = [row for row, slots in enumerate(wanted) if self._held[row] is not slots]
+        if not changed:
+            return 0
+        sent = np.zeros((len(changed), max(len(wanted[row]) for row in changed)), np.int32)
+        for at, row in enumerate(changed):
+            sent[at, : len(wanted[row])] = self._held[row] = wanted[row]
+        where = put(np.array(changed), self.device.device)
+        self.device[:, : sent.shape[1]].index_copy_(0, where, put(sent, self.device.device))
+        return len(changed)
+
+
+class DecodeStep(PackedStep):
+    """``rows`` tokens of as many sessions. Rows of nobody, as all are at first, stand at position 0 of the scratch."""
+
+    def __init__(self, tier: MemoryTier, tables: Tables, rows: int) -> None:
+        self.tier = tier
+        self.tokens = rows
+        self._tables = tables
+        self._nothing = tier.slots * tier.page_size  # in the scratch
+        self._numbers = put(self._rows([]), tier.device)
+        self.token_ids, self.positions = self._numbers[0:1], self._numbers[1:2]
+        self.write_index = self._numbers[2]
+        nobody = SessionCache("", None)
+        self.segments = [Segment(nobody, row, 1) for row in range(rows)]
+        self.origins = {}
+        self._masks, self._gathers = {}, {}
+        every = frozenset(range(rows))
+        places = [(row, 1) for row in range(rows)]
+        self.plans = {every: paged.Plan(every, places, tables.device[:rows], self.positions[0])}
+
+    def fill(self, sessions: Sequence[SessionCache]) -> None:
+        """From here on it is a step of ``sessions``, the next token of each; there may be fewer than rows."""
+        self._tables.fill(sessions, self.tokens)
+        refill(self._numbers, self._rows(sessions))
+
+    def _rows(self, sessions: Sequence[SessionCache]) -> np.ndarray[Any, Any]:
+        """Token, position and place of each row, ``[3, rows]`` int64."""
+        size, count = self.tier.page_size, len(sessions)
+        lengths = [session.length for session in sessions]
+        numbers = np.zeros((3, self.tokens), np.int64)
+        numbers[2, count:] = self._nothing
+        numbers[0, :count] = [session.token_ids[at] for session, at in zip(sessions, lengths, strict=True)]
+        numbers[1, :count] = lengths
+        numbers[2, :count] = [s.slots.item(at // size) for s, at in zip(sessions, lengths, strict=True)]
+        numbers[2, :count] = numbers[2, :count] * size + numbers[1, :count] % size
+        return numbers

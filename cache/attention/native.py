@@ -1,0 +1,196 @@
+"""The compiled attention: one call a layer for all sessions that feed few tokens, by tiles for any number.
+
+``kernels/attention.cpp`` computes it. It is used where it could be built and where, for the shapes at hand, it has
+shown to be right; everything else goes torch's way. ``python -m cache.attention.native`` builds it beforehand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cache.attention.trial import LAYERS, right
+from cache.compiler import NotBuilt, built, has_tiles
+from cache.memory.tier import PageShape
+from cache.pages.layers import Layer, Scores
+from cache.pages.packed import PackedStep
+
+log = logging.getLogger("warmturn.engine")
+
+SHORT = 32  # tokens of a segment up to which the kernel is the faster way; by tiles it is for any number
+_PIECE = 32  # tokens that are attended to together: their sums stay in a near cache
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_CPU = torch.device("cpu")
+_TRIED = (((300, 1), (20, 3), (0, 20)),)  # tokens cached and new of each session of a step: see ``trial.WORK``
+_TRIED_BY_TILES = (*_TRIED, ((150, 40), (0, 90), (3, 1)))
+
+
+class Call(ctypes.Structure):
+    """``Call`` of attention.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
+        *((name, ctypes.c_int64) for name in ("query_row", "query_head", "key_slot", "key_token", "key_head")),
+        *((name, ctypes.c_int64) for name in ("value_slot", "value_token", "value_head")),
+        *((name, ctypes.c_void_p) for name in ("out", "sinks", "first", "segments", "together")),
+        *((name, ctypes.c_int64) for name in ("count", "page", "heads", "key_heads", "key_dim", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("threads", "type")),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    )
+
+
+class Plan:
+    """Which segments of a step the kernel takes in layers of one kind, and what it must know of them.
+
+    ``numbers`` are those segments. Valid as long as the step.
+    """
+
+    def __init__(self, step: PackedStep, layer: Layer) -> None:
+        self.tier = step.tier
+        tiles = _by_tiles(step.tier.shapes.values())
+        self.numbers = frozenset(n for n, segment in enumerate(step.segments) if tiles or segment.size <= SHORT)
+        self.whole = len(self.numbers) == len(step.segments)
+        self._alive: list[Any] = []  # what the addresses point to
+        first = np.zeros(step.tokens, np.int64)
+        for segment in (step.segments[number] for number in self.numbers):
+            for i in range(segment.size):
+                first[segment.row + i] = layer.first_key(segment.start + i)
+        rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, number)], np.int64)
+        self._alive += [first, rows]
+        self.call = Call(first=first.ctypes.data, segments=rows.ctypes.data, count=len(rows), page=step.tier.page_size)
+        self.call.threads = torch.get_num_threads()
+        self.shape: PageShape | None = None  # that ``call`` is set to
+
+    def _rows(self, step: PackedStep, number: int) -> Iterator[tuple[int, ...]]:
+        """A ``Segment`` of attention.cpp for each piece of a segment."""
+        segment = step.segments[number]
+        table, hidden = segment.session.table(step.tier.device), segment.session.hidden
+        flags = np.frombuffer(bytes(segment.session.mask), np.uint8) if hidden else None
+        self._alive += [table, flags]
+        where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))
+        for at in range(0, segment.size, _PIECE):
+            size = min(_PIECE, segment.size - at)
+            yield table.data_ptr(), where, flagged, segment.row + at, size, segment.start + at
+
+    def read(self, source: int, heads: int) -> None:
+        """Point ``call`` to the pages of layer ``source``."""
+        call, shape = self.call, self.tier.shapes[source]
+        call.key, call.value = self.tier.keys[source].data_ptr(), self.tier.values[source].data_ptr()
+        call.heads = heads
+        if shape == self.shape:
+            return
+        self.shape = shape
+        call.key_heads, call.key_dim, call.value_dim = shape.key_heads, shape.key_dim, shape.value_dim
+        call.key_slot, call.key_token, call.key_head = self.tier.keys[source].stride()[:3]
+        call.value_slot, call.value_token, call.value_head = self.tier.values[source].stride()[:3]
+        call.type = _TYPES[shape.dtype]
+
+
+def _by_tiles(shapes: Iterable[PageShape]) -> bool:
+    """Whether the kernel takes all pages of these shapes by tiles."""
+    return has_tiles() and all(
+        shape.dtype is torch.bfloat16 and shape.key_dim % 32 == 0 and shape.value_dim % 32 == 0 for shape in shapes
+    )
+
+
+class Kernel:
+    """The compiled function. Shapes that it has not computed before are compared with torch first."""
+
+    def __init__(self, path: Path) -> None:
+        if torch.cpu._is_amx_tile_supported():
+            torch.cpu._init_amx()  # the system gives matrix units to those who ask
+        self._function = ctypes.CDLL(str(path)).warmturn_attend
+        self._function.argtypes = [ctypes.POINTER(Call)]
+        self.address = ctypes.cast(self._function, ctypes.c_void_p).value
+        self._together = together()
+        self._right: dict[tuple[Any, ...], bool] = {}
+
+    def fits(self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: Scores) -> bool:
+        """Whether the kernel can compute, and computes right, queries of so many heads over pages of ``shape``."""
+        capped, sinks = scores.softcap is not None, scores.sinks is not None
+        if dtype is not shape.dtype or shape.dtype not in _TYPES or shape.key_heads != shape.value_heads:
+            return False
+        if heads % shape.key_heads or dim != shape.key_dim:
+            return False
+        kind = (shape, heads, capped, sinks)
+        if kind not in self._right:
+            work = _TRIED_BY_TILES if _by_tiles([shape]) else _TRIED
+            self._right[kind] = right(
+                "the compiled attention", self._try, _CPU, shape, heads, capped, sinks, work, (True,), LAYERS[:2]
+            )
+        return self._right[kind]
+
+    def _try(self, step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+        self.attend(Plan(step, layer), 0, query, scores, out)
+
+    def attend(self, plan: Plan, source: int, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+        """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's segments,
+        into the same rows of ``out [T, H, Dv]`` (contiguous). The caller has asked ``fits``.
+        """
+        if not plan.numbers:
+            return
+        query = query if query.stride(2) == 1 else query.contiguous()
+        sinks = scores.sinks.detach().float().contiguous() if scores.sinks is not None else None
+        where = (query.data_ptr(), query.stride(0), query.stride(1), out.data_ptr())
+        self.prepare(plan, source, query.shape[0], where, scores, sinks)
+        if self._function(ctypes.byref(plan.call)):
+            raise MemoryError("no memory for attention")
+
+    def prepare(
+        self,
+        plan: Plan,
+        source: int,
+        heads: int,
+        where: tuple[int, int, int, int],
+        scores: Scores,
+        sinks: torch.Tensor | None,
+    ) -> int:
+        """The address of the call by which ``address`` computes what ``attend`` says; the plan's next one changes it.
+
+        ``where``: address of the queries, elements from head to head and from row to row, address of the output.
+        ``sinks``: those of ``scores``, float32 and contiguous.
+        """
+        plan.read(source, heads)
+        call = plan.call
+        call.query, call.query_head, call.query_row, call.out = where
+        call.scale, call.softcap = scores.scale, scores.softcap or 0.0
+        call.sinks = sinks.data_ptr() if sinks is not None else None
+        call.together = self._together
+        return ctypes.addressof(call)
+
+
+@cache
+def kernel() -> Kernel | None:
+    """The kernel of this process, built if need be; None, said once in the log, where it cannot be had."""
+    try:
+        return Kernel(built(Path(__file__).with_name("kernels") / "attention.cpp"))
+    except (NotBuilt, OSError, AttributeError) as error:
+        reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
+        log.info("attention is torch's alone, slower over long histories: %s", reason)
+        return None
+
+
+@cache
+def together() -> int | None:
+    """The address of the function by which all kernels of this process share out their work (``kernels/team.cpp``);
+    None where it cannot be had: then each works on one thread.
+    """
+    try:
+        function = ctypes.CDLL(str(built(Path(__file__).with_name("kernels") / "team.cpp"))).warmturn_together
+        return ctypes.cast(function, ctypes.c_void_p).value
+    except (NotBuilt, OSError, AttributeError):
+        return None
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    sys.exit(0 if kernel() is not None else 1)

@@ -1,0 +1,8 @@
+"""Memory in which pages lie: device, host, and copies between them.
+
+Owns: tiers of memory, pinned and huge pages, streams.
+
+May import: torch.
+
+Never knows: what a page holds.
+"""

@@ -1,0 +1,9 @@
+"""Pages and sessions: what a session has cached, and where each token of a step goes.
+
+Owns: the page pool, a session's cache, the prefix index, eviction order, layer kinds, states, the
+packed cache that a forward sees.
+
+May import: ``cache.memory``, ``cache.segments``.
+
+Never knows: how attention is computed, files, turns.
+"""

@@ -1,0 +1,222 @@
+"""One packed forward ``[1, T]`` over many sessions: where each token of a step is written and what it may look at.
+
+``PackedCache`` is the transformers ``Cache`` that unmodified modeling code updates; ``PackedStep`` is the layout of the
+step in flight, which the cache and the attention function share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+
+from cache.memory.stream import put
+from cache.memory.tier import MemoryTier
+from cache.pages.layers import Layer, Reach
+from cache.pages.session import SessionCache
+
+
+class NotInPlace(Exception):
+    """Code that works on what is in the cache cannot be compiled: how much that is differs from step to step."""
+
+
+class Segment(NamedTuple):
+    """``size`` new tokens of one session, rows ``row .. row + size`` of the packed batch."""
+
+    session: SessionCache
+    row: int
+    size: int
+
+    @property
+    def start(self) -> int:
+        """Position of the first new token: what the cache holds before this step."""
+        return self.session.length
+
+    @property
+    def stop(self) -> int:
+        """Length of the timeline after this step."""
+        return self.session.length + self.size
+
+
+class PackedStep:
+    """The layout of one step: T new tokens of several sessions in one row, no padding.
+
+    Valid until the sessions' lengths change, that is until the step is committed.
+    """
+
+    def __init__(self, work: Sequence[tuple[SessionCache, int]], tier: MemoryTier) -> None:
+        self.tier = tier
+        self.segments: list[Segment] = []
+        row = 0
+        for session, count in work:
+            self.segments.append(Segment(session, row, count))
+            row += count
+        self.tokens = row
+        self._masks: dict[tuple[int, Reach, int | None, int], torch.Tensor | None] = {}
+        self._gathers: dict[tuple[Reach, int | None], torch.Tensor] = {}
+        self.origins: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
+        self.plans: dict[Any, Any] = {}  # what kernels must know of it
+        positions = np.concatenate([np.arange(s.start, s.stop) for s in self.segments])
+        tokens = np.concatenate([np.asarray(s.session.owed(s.size), np.int64) for s in self.segments])
+        places = np.concatenate([self.places(s, s.start) for s in self.segments])
+        numbers = put(np.stack([tokens, positions, places]), tier.device)
+        self.token_ids, self.positions = numbers[0:1], numbers[1:2]  # [1, T] each
+        self.write_index = numbers[2]  # [T]
+
+    def first_page(self, segment: Segment, layer: Layer) -> int:
+        """Index in the page table of the first page that ``segment`` looks at in ``layer``."""
+        return layer.first_key(segment.start) // self.tier.page_size
+
+    def pages(self, segment: Segment, layer: Layer) -> torch.Tensor:
+        """The slots of the pages that ``segment`` looks at in ``layer``, in order."""
+        last = -(-segment.stop // self.tier.page_size)
+        return segment.session.table(self.tier.device)[self.first_page(segment, layer) : last]
+
+    def gather_index(self, layer: Layer) -> torch.Tensor:
+        """Slot * page_size + offset of every key that the step looks at in ``layer``, segment after segment."""
+        if layer.kind not in self._gathers:
+            places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.segments])
+            self._gathers[layer.kind] = put(places, self.tier.device)
+        return self._gathers[layer.kind]
+
+    def mask(self, number: int, layer: Layer, first: int) -> torch.Tensor | None:
+        """Which keys ``first .. stop`` each query of segment ``number`` may see, bool ``[size, keys]``; None:
+        all of them.
+        """
+        key = (number, layer.reach, layer.window, first)
+        if key not in self._masks:
+            self._masks[key] = self._mask(self.segments[number], layer, first)
+        return self._masks[key]
+
+    def _mask(self, segment: Segment, layer: Layer, first: int) -> torch.Tensor | None:
+        device = self.tier.device
+        hidden = segment.session.hidden > 0
+        if segment.size == 1 and not hidden and first == layer.first_key(segment.start):
+            return None
+        query = torch.arange(segment.start, segment.stop, device=device)[:, None]
+        key = torch.arange(first, segment.stop, device=device)[None]
+        seen = layer.sees(query, key)
+        if hidden:
+            flags = np.frombuffer(bytes(segment.session.mask) + b"\x01" * segment.size, np.bool_)[first:]
+            seen &= torch.from_numpy(flags.copy()).to(device)
+        return seen
+
+    def offsets(self) -> torch.Tensor:
+        """Position minus place in the step, of each row: ``[T]`` int64."""
+        return self.positions[0] - torch.arange(self.tokens, device=self.positions.device)
+
+    def places(self, segment: Segment, first: int) -> np.ndarray[Any, Any]:
+        """Slot * page_size + offset of positions ``first .. stop``, int64."""
+        size = self.tier.page_size
+        positions = np.arange(first, segment.stop)
+        return segment.session.slots[positions // size] * size + positions % size
+
+
+class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
+    """Stands for a layer where modeling code asks the cache about one; holds nothing itself."""
+
+    def __init__(self, layer: Layer, step: PackedStep, by_row: bool) -> None:
+        super().__init__()
+        self._step, self._by_row = step, by_row
+        self.is_sliding = layer.reach is not Reach.FULL
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the tier is the storage."""
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Never called: ``PackedCache.update`` does it."""
+        raise RuntimeError("a packed layer is updated through its cache")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Only a model that builds its own mask asks; it cannot run packed."""
+        raise RuntimeError("no mask fits a packed step")
+
+    def get_seq_length(self) -> int | torch.Tensor:
+        """See ``PackedCache.get_seq_length``."""
+        return _length(self._step, self._by_row)
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+
+class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
+    """The cache that a packed forward updates: writes new K/V to the sessions' pages.
+
+    ``update`` returns the K/V of all sessions, gathered, since some models work on it after the update (MLA expands its
+    latents). For a layer in ``in_place`` it returns the new K/V as they came: the load-time probe has seen the
+    layer hand on the very tensors it got, and the attention function reads the pages themselves. In compiled code it
+    only hands on: there the attention function stores as well, so all layers must be in ``in_place``. ``by_row``: see
+    ``get_seq_length``.
+    """
+
+    def __init__(self, layers: list[Layer], step: PackedStep, in_place: frozenset[int], *, by_row: bool = True) -> None:
+        # Not the constructor of a model's own subclass.
+        Cache.__init__(self, layers=[_Placeholder(layer, step, by_row) for layer in layers])
+        self.by_row = by_row
+        self.kinds = layers
+        self.step = step
+        self.in_place = in_place
+        self.compilable = all(number in in_place or not layer.stores for number, layer in enumerate(layers))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``key_states``, ``value_states``: ``[1, H, T, D]`` of the step's tokens; returns ``[1, H, T or all
+        keys, D]``.
+        """
+        if torch.compiler.is_compiling():
+            if not self.compilable:
+                raise NotInPlace
+            return key_states, value_states
+        tier = self.step.tier
+        tier.write(layer_idx, self.step.write_index, key_states, value_states)
+        if layer_idx not in self.in_place:
+            index = self.step.gather_index(self.kinds[layer_idx])
+            key_states = tier.keys[layer_idx].flatten(0, 1)[index].transpose(0, 1)[None]
+            value_states = tier.values[layer_idx].flatten(0, 1)[index].transpose(0, 1)[None]
+        # The tensors are kept, so that their identity stays theirs for the whole step.
+        self.step.origins[id(key_states)] = (layer_idx, key_states, value_states)
+        return key_states, value_states
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Indexer keys of sparse attention: ``[1, T, D]`` of the step's tokens; returns those of all keys,
+        ``[1, keys, D]``.
+        """
+        if torch.compiler.is_compiling():
+            raise NotInPlace
+        index = self.step.gather_index(self.kinds[layer_idx])
+        return self.step.tier.write_index(layer_idx, self.step.write_index, indexer_key_states)[index][None]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:
+        """The length of each row's own session ahead of the row's place in the step, ``[T]`` int64: code that adds the
+        place to it gets the position of every token. Code that needs one number for the whole step fails.
+
+        Without ``by_row`` 0, for models that were seen to ask for it outside of their layers although they had been
+        told positions.
+        """
+        return _length(self.step, self.by_row)
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Recurrent modules ask their session's own state instead."""
+        return False
+
+
+def _length(step: PackedStep, by_row: bool) -> int | torch.Tensor:
+    if not by_row:
+        return 0
+    if torch.compiler.is_compiling():
+        raise NotInPlace
+    return step.offsets()
+
+
+def packed_class(kind: type) -> type:
+    """``PackedCache``, also an instance of the model's own cache class where the model insists on that."""
+    if kind is DynamicCache or not issubclass(kind, DynamicCache):
+        return PackedCache
+    own = {name: value for name, value in vars(kind()).items() if name not in ("layers", "layer_class_to_replicate")}
+    return type("PackedCache", (PackedCache, kind), own)

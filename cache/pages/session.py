@@ -1,0 +1,174 @@
+"""The cache of one session: an exact token log, its attention mask, and the pages that hold its KV."""
+
+from __future__ import annotations
+
+import uuid
+from array import array
+from typing import Any
+
+import numpy as np
+import torch
+
+from cache.memory.stream import put
+from cache.pages import state as states
+from cache.pages.pages import Page
+from cache.segments.chain import Owner, Segment
+
+CHECKPOINTS = 8  # per session, the newest: turns that can be edited or regenerated without a full recompute
+
+
+def common_prefix(a: array[int], b: array[int]) -> int:
+    """How many leading tokens two timelines share."""
+    n = min(len(a), len(b))
+    if n == 0:
+        return 0
+    differ = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
+    first = int(differ.argmax())
+    return first if differ[first] else n
+
+
+class SessionCache:
+    """One timeline of tokens and the KV computed from it.
+
+    Invariants: ``length == len(mask)`` tokens have been fed, and ``token_ids[:length]`` are exactly those;
+    ``pages`` cover at least ``length`` tokens. ``token_ids`` runs ahead of ``length`` by what is still to be
+    fed: the rest of a prompt, or the pending token, the last one that was sampled. ``mask`` holds one flag per
+    fed token: 1, or 0 for a hidden one.
+
+    A ``stateful`` session also has a ``state`` at ``length`` that pages do not hold (recurrent layers, a
+    model's own cache object); it can be rewound to its ``checkpoints`` only, clones of the state at turn
+    boundaries that nobody changes.
+
+    The first ``saved_length`` tokens are stored below memory too, up to the segment ``saved``, or will be when the
+    write that is under way is done. A ``private`` session's KV came from a client and serves nobody else.
+    """
+
+    def __init__(self, tenant: str, name: str | None, stateful: bool = False) -> None:
+        self.tenant = tenant
+        self.name = name  # None: anonymous
+        self.token_ids: array[int] = array("i")
+        self.mask = bytearray()
+        self.pages: list[Page] = []
+        self.running = False
+        self.counted = 0  # pages for which our tenant is accountable
+        self.warm = False  # our pages count us as warm: running, or idle on the device
+        self.hidden = 0  # zeros in the mask
+        self.long = False  # computed on the long side of a RoPE threshold
+        self.source: array[int] | None = None  # what the encoder of an encoder-decoder model reads
+        self.stateful = stateful
+        self.state: Any = None
+        self.checkpoints: dict[int, Any] = {}
+        self.saved: Segment | None = None
+        self.saved_length = 0
+        self.private = False
+        self.asked = 0  # tokens of the newest turn's prompt
+        self.continued = False  # a turn has gone on from what another one left
+        self.pinned_until = 0.0  # Unix seconds: idle KV is evicted last until then
+        self._anonymous = uuid.uuid4().hex
+        self._table: torch.Tensor | None = None
+        self._slots: np.ndarray[Any, Any] | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens whose KV is stored."""
+        return len(self.mask)
+
+    @property
+    def cached(self) -> array[int]:
+        """The tokens whose KV is stored."""
+        return self.token_ids[: self.length]
+
+    def owed(self, count: int) -> array[int]:
+        """The next ``count`` tokens to feed."""
+        return self.token_ids[self.length : self.length + count]
+
+    @property
+    def owner(self) -> Owner:
+        """Under which name this session is stored below memory."""
+        return Owner(self.tenant, self.name or self._anonymous, self.name is not None)
+
+    @property
+    def shareable(self) -> array[int]:
+        """The cached tokens that any other timeline with the same beginning may reuse: those before the first
+        hidden one.
+        """
+        if self.private:
+            return array("i")
+        return self.token_ids[: self.mask.find(0) if self.hidden else self.length]
+
+    def reachable(self, prompt: array[int]) -> int:
+        """How much of ``prompt`` this cache already holds: the common prefix, less one token that must be left
+        to feed.
+        """
+        return min(common_prefix(self.cached, prompt), len(prompt) - 1)
+
+    def reach(self, length: int) -> int:
+        """The longest length up to ``length`` that this cache can be rewound to."""
+        if not self.stateful or length >= self.length:
+            return min(length, self.length)
+        return max((at for at in self.checkpoints if at <= length), default=0)
+
+    def checkpoint(self) -> None:
+        """Remember the state at this length; the oldest checkpoint is forgotten where there are too many."""
+        if self.stateful and self.length and self.length not in self.checkpoints:
+            self.checkpoints[self.length] = states.hosted(self.state)
+            while len(self.checkpoints) > CHECKPOINTS:
+                del self.checkpoints[min(self.checkpoints)]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state and its checkpoints; shared ones are counted with every holder."""
+        return states.nbytes([self.state, *self.checkpoints.values()]) if self.stateful else 0
+
+    def fed(self, count: int) -> None:
+        """``count`` more of ``token_ids`` have been fed by a step."""
+        assert self.length + count <= len(self.token_ids), (self.length, count, len(self.token_ids))
+        self.mask.extend(b"\x01" * count)
+
+    def hide(self, start: int, stop: int) -> None:
+        """Later tokens will not attend to tokens ``start..stop`` (they keep their positions)."""
+        stop = min(stop, self.length)
+        self.mask[start:stop] = bytes(stop - start)
+        self.hidden = self.mask.count(0)
+        if start < min(stop, self.saved_length):  # what is stored of them says otherwise
+            self.saved = self.saved.at(start) if self.saved is not None else None
+            self.saved_length = start if self.saved is not None else 0
+
+    def cut(self, length: int) -> None:
+        """Forget every token from ``length`` on; the store drops the pages behind it. ``length`` must be in reach."""
+        if self.stateful and length < self.length:
+            self.checkpoints = {at: state for at, state in self.checkpoints.items() if at <= length}
+            self.state = states.clone(self.checkpoints[length]) if length else None
+        del self.mask[length:]
+        del self.token_ids[length:]
+        self.hidden = self.mask.count(0) if self.hidden else 0
+        self.settle()
+
+    def settle(self) -> None:
+        """Bring ``saved`` in line with what has been cut off here, or lost below."""
+        while self.saved is not None and (self.saved.first >= self.length or self.saved.lost):
+            self.saved_length = min(self.saved_length, self.saved.first)
+            self.saved = self.saved.parent
+        self.saved_length = min(self.saved_length, self.length, self.saved.stop) if self.saved is not None else 0
+
+    @property
+    def slots(self) -> np.ndarray[Any, Any]:
+        """The page table: device slots of the pages in order, ``[pages]`` int64; another array when it is another."""
+        if self._slots is None:
+            self._slots = np.array([page.slot for page in self.pages], np.int64)
+        return self._slots
+
+    def table(self, device: torch.device) -> torch.Tensor:
+        """``slots`` on ``device``."""
+        if self._table is None:
+            self._table = put(self.slots, device)
+        return self._table
+
+    def move(self, device: torch.device) -> None:
+        """Take the state to ``device``; checkpoints stay in host memory."""
+        if self.stateful:
+            self.state = states.moved(self.state, device)
+
+    def moved(self) -> None:
+        """The page list or a page's slot has changed: the table is built anew when it is next read."""
+        self._table = self._slots = None

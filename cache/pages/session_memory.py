@@ -1,0 +1,50 @@
+"""Sessions in memory as the tiers below it see them: what ``cache.tiers.archive`` may ask of ``cache.store``."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, NamedTuple, Protocol
+
+from cache.pages.pages import PagePool
+from cache.pages.session import SessionCache
+
+
+class Acquired(NamedTuple):
+    """A session made ready for a turn: ``reused`` tokens of the prompt are cached, ``restored`` of them came
+    from the host.
+    """
+
+    session: SessionCache
+    reused: int
+    restored: int
+
+
+class SessionMemory(Protocol):
+    """The caches of all sessions in device and host memory; ``cache.store.SessionStore`` says what each method does.
+
+    ``stateful``: the model keeps states that are not paged, and ``skeleton`` is any one of them, to restore others by.
+    """
+
+    pool: PagePool
+    stateful: bool
+    skeleton: Any
+
+    def find(self, tenant: str, name: str) -> SessionCache | None: ...
+
+    def match(self, tenant: str, prompt: array[int], name: str | None = None) -> int: ...
+
+    def nearest(self, tenant: str, ids: array[int]) -> SessionCache | None: ...
+
+    def acquire(
+        self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True, long: bool | None = None
+    ) -> Acquired | None: ...
+
+    def name(self, session: SessionCache, name: str) -> None: ...
+
+    def release(self, session: SessionCache) -> None: ...
+
+    def discard(self, session: SessionCache) -> None: ...
+
+    def trim(self) -> None: ...
+
+    def is_long(self, length: int) -> bool: ...

@@ -1,0 +1,190 @@
+"""The tree of segments: which file holds which tokens of which timeline.
+
+A segment is one immutable file with the KV of tokens ``[first, stop)``. It goes on from another one, its parent, of
+which it keeps the tokens below ``first``; so a turn writes its new tokens only, a rewind goes on from an older segment,
+and a fork from another session's. The tree is in the files: each names its parent and the hash of what comes before it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cache.segments.segment import Header, lengths_of, timeline_hash
+
+Place = tuple[str, str]  # folder and name of a file
+
+
+class Owner(NamedTuple):
+    """Whose timeline a segment continues: a session by its name, or an anonymous one by an id made up for it."""
+
+    tenant: str
+    session: str
+    named: bool
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """One file in a tier below memory.
+
+    ``states`` are the lengths at which it holds the state of recurrent layers. ``refs`` counts children, heads and
+    readers: a segment without any is removed. ``dead``: its file is gone, was never completed, or
+    cannot be trusted; its descendants are lost with it.
+    """
+
+    owner: Owner
+    folder: str
+    name: str
+    sequence: int  # newer segments of an owner have higher ones
+    parent: Segment | None
+    first: int
+    tokens: array[int]
+    mask: bytes
+    after: bytes  # hash of the whole timeline [0, stop)
+    states: tuple[int, ...] = ()
+    long: bool = False
+    private: bool = False
+    orphan: bool = False  # its session was deleted: nobody's newest, kept for those who go on from it
+    nbytes: int = 0
+    refs: int = 0
+    dead: bool = False
+    local: bool = False  # the file is on disk, complete
+    remote: bool = False  # a copy of it is in the remote tier
+
+    @property
+    def stop(self) -> int:
+        """The length of the timeline that ends here."""
+        return self.first + len(self.tokens)
+
+    def chain(self) -> list[Segment]:
+        """From the root to this segment."""
+        found: list[Segment] = []
+        segment: Segment | None = self
+        while segment is not None:
+            found.append(segment)
+            segment = segment.parent
+        return found[::-1]
+
+    def extents(self, length: int | None = None) -> list[Extent]:
+        """Which tokens of the timeline, cut to ``length``, lie in which segment, in order."""
+        stop = self.stop if length is None else min(length, self.stop)
+        found: list[Extent] = []
+        for segment in reversed(self.chain()):
+            if segment.first < stop:
+                found.append(Extent(segment, segment.first, stop))
+                stop = segment.first
+        return found[::-1]
+
+    def timeline(self, length: int | None = None) -> tuple[array[int], bytearray]:
+        """Token ids and mask of ``[0, stop)``, or of the first ``length`` of them."""
+        ids: array[int] = array("i")
+        mask = bytearray()
+        for segment, first, stop in self.extents(length):
+            ids += segment.tokens[: stop - first]
+            mask += segment.mask[: stop - first]
+        return ids, mask
+
+    def reach(self, length: int, stateful: bool) -> int:
+        """The longest length up to ``length`` that can be loaded: any, or where a state was kept."""
+        if not stateful:
+            return min(length, self.stop)
+        kept = (at for segment, _, stop in self.extents(length) for at in segment.states if at <= min(stop, length))
+        return max(kept, default=0)
+
+    def cut(self, stop: int) -> None:
+        """Forget the tokens from ``stop`` on; the file is to be cut alike."""
+        ids, mask = self.timeline(stop)
+        self.tokens, self.mask = self.tokens[: stop - self.first], self.mask[: stop - self.first]
+        self.after = timeline_hash(ids.tobytes(), bytes(mask))
+        self.states = tuple(length for length in self.states if length <= stop)
+
+    @property
+    def lost(self) -> bool:
+        """Whether this segment or one before it is dead."""
+        return any(segment.dead for segment in self.chain())
+
+    def at(self, length: int) -> Segment | None:
+        """The segment of this chain that holds token ``length - 1``."""
+        return next((segment for segment in reversed(self.chain()) if segment.first < length), None)
+
+
+class Extent(NamedTuple):
+    """Tokens ``[first, stop)`` of a timeline, all of them in ``segment``."""
+
+    segment: Segment
+    first: int
+    stop: int
+
+
+@dataclass(eq=False)
+class Head:
+    """The newest segment of an owner: what is stored of that session."""
+
+    owner: Owner
+    tip: Segment
+    used: float  # Unix seconds
+    pinned_until: float = 0.0
+    partial: bool = False  # maybe its beginning only, kept for others or left by damage: a lower tier may hold more
+    recalled: bool = False  # its files have come from the remote tier, and no turn has used them yet
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self.owner.tenant
+
+    @property
+    def shareable(self) -> array[int]:
+        """The tokens that any other timeline with the same beginning may reuse, see ``PrefixIndex``."""
+        if self.tip.private:
+            return array("i")
+        ids, mask = self.tip.timeline()
+        hidden = mask.find(0)
+        return ids if hidden < 0 else ids[:hidden]
+
+
+class Found(NamedTuple):
+    """A segment whose file was read and that is not joined yet to what it says it goes on from."""
+
+    segment: Segment
+    parent: Place | None
+    before: bytes  # hash of the timeline up to its first token
+    created: float  # Unix seconds
+
+    def joins(self, before: Segment | None) -> bool:
+        """Make it go on from ``before``, if that is what it was written after."""
+        segment, ids, mask = self.segment, b"", b""
+        if before is None:
+            if self.parent is not None or segment.first:
+                return False
+        elif segment.first > before.stop or (before.owner.tenant, before.long) != (segment.owner.tenant, segment.long):
+            return False
+        else:
+            kept, flags = before.timeline(segment.first)
+            ids, mask = kept.tobytes(), bytes(flags)
+        segment.parent = before
+        after = timeline_hash(ids + segment.tokens.tobytes(), mask + segment.mask)
+        return timeline_hash(ids, mask) == self.before and after == segment.after
+
+
+def found(header: Header, place: Place) -> Found:
+    """What the header of a file says of it."""
+    folder, _, name = (header.parent or "").partition("/")
+    segment = Segment(
+        owner=Owner(header.tenant, header.session, header.named),
+        folder=place[0],
+        name=place[1],
+        sequence=header.sequence,
+        parent=None,
+        first=header.first,
+        tokens=array("i", header.tokens),
+        mask=header.mask,
+        after=header.after,
+        states=lengths_of((*(entry.name for entry in header.tensors), *header.facts)),
+        long=header.long,
+        private=header.private,
+        orphan=header.orphan,
+        nbytes=header.size,
+        local=True,
+    )
+    return Found(segment, (folder, name) if header.parent is not None else None, header.before, header.created)

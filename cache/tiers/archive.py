@@ -1,0 +1,392 @@
+"""The tiers below memory as the session store sees them: sessions go down when idle and come back when wanted."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cache.files import Doubt
+from cache.pages.pages import Page
+from cache.pages.session import SessionCache, common_prefix
+from cache.pages.session_memory import SessionMemory
+from cache.segments.chain import Head, Owner, Segment
+from cache.segments.codec import Codec
+from cache.tiers import loader
+from cache.tiers.background import Background
+from cache.tiers.courier import Courier
+from cache.tiers.disk import DiskTier
+from cache.tiers.excerpt import cut, excerpt
+from cache.tiers.loader import Load, Loader, Piece
+from cache.tiers.pace import Pace
+from cache.tiers.remote import RemoteTier
+from cache.tiers.remover import Remover
+from cache.tiers.saver import Saver
+
+_LOADS = 4  # at once, each on a thread of its own: each holds pages that nobody computes with yet
+_STUCK = 10.0  # seconds without a byte after which a load is not waited for
+_PENDING = 2 << 30  # bytes that may be on their way to disk, or a quarter of the device tier if that is less
+
+Told = Callable[[int, int], None]
+
+
+@dataclass(eq=False)
+class Fetch:
+    """A timeline on its way up for a turn that waits for it.
+
+    Where it has not ``begun``, ask again: too much else is under way, or the device has no ``room`` now. When ``done``,
+    ``tokens`` beyond the ``have`` that memory held are cached, up to ``length`` at most, in an idle session that any
+    turn may go on from; ``recalled``: they came over the remote tier. ``miss`` tells why they are not all there.
+    """
+
+    begun: bool = True
+    room: bool = True
+    done: bool = False
+    length: int = 0
+    have: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    recalled: bool = False
+    miss: str | None = None
+    load: Load | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing has come from the disk for so long that it is not worth waiting for."""
+        return self.load is not None and not self.done and time.monotonic() - self.load.touched > _STUCK
+
+
+class Archive:
+    """Disk and remote tier of a session store. Everything here runs on the store's thread; files are read and
+    written on others, and ``poll`` takes in what they have done.
+    """
+
+    def __init__(
+        self,
+        store: SessionMemory,
+        disk: DiskTier,
+        codec: Codec = Codec.EXACT,
+        remote: RemoteTier | None = None,
+        remote_budget: int | None = None,
+    ) -> None:
+        """Finds again what is on disk; slow where that is much."""
+        self.disk = disk
+        self.pace = Pace()
+        self._store = store
+        self._background = Background()
+        self._writer = self._background.lane("kv-writer", 1)
+        pool = store.pool
+        limit = min(_PENDING, pool.device.slots * pool.page_bytes // 4)
+        self.saver = Saver(pool, disk, self._writer, codec, limit)
+        self.saver.saved = self._saved
+        self.loader = Loader(pool, self._background.lane("kv-reader", _LOADS))
+        self.courier: Courier | None = None
+        if remote is not None:
+            self.courier = Courier(disk, remote, self._background.lane("kv-remote", 1), remote_budget)
+        self._fetches: dict[Owner, Fetch] = {}
+        self._arriving: dict[Load, Owner] = {}  # whose session each load will be
+        self._taking: dict[object, Owner] = {}  # and each import whose files are looked at
+        self._forgetting: dict[Owner, list[Callable[[], None]]] = {}  # while their files are in use
+        self._cutting: set[Owner] = set()  # forgotten, and their files being cut to what others share with them
+        self.remover = Remover(disk, self._writer)
+        disk.scan()
+        self.remover.pump()
+
+    # -- every step -------------------------------------------------------------------------------------------------
+
+    def poll(self, idle: bool = True) -> None:
+        """Take in what was read and written, and begin what is to be written; ``idle``: no turn runs or waits."""
+        self._background.poll()
+        self.saver.rest(idle)
+        self.saver.pump()
+        self.saver.look()
+        self._store.trim()
+        for owner in [owner for owner in self._forgetting if not self.disk.uses(owner)]:
+            self._remove(owner, self._forgetting.pop(owner))
+        self.remover.pump()
+
+    @property
+    def _skeleton(self) -> Any:
+        return self._store.skeleton if self._store.stateful else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way or could be begun."""
+        return self._background.busy or self.saver.ready or bool(self._forgetting)
+
+    @property
+    def errors(self) -> int:
+        """Writes, reads and removals that failed."""
+        return self.saver.errors + self.loader.errors + self.remover.errors
+
+    @property
+    def held(self) -> Counter[Page]:
+        """How often each page is held by a write."""
+        return self.saver.held
+
+    def flush(self, seconds: float) -> None:
+        """Write everything that is not on disk yet, for at most so long."""
+        until = time.monotonic() + seconds
+        while self.saver.pending and time.monotonic() < until:
+            self.saver.pump(everything=True)
+            time.sleep(0.002)
+            self._background.poll()
+            self.remover.pump()
+
+    def close(self) -> None:
+        """Finish what is being written and let the threads end."""
+        self._background.close()
+        self.disk.shelf.close()
+
+    def check_integrity(self) -> None:
+        """Assert what the disk tier's tree promises, and that nobody runs on what is being read."""
+        self.disk.check_integrity()
+        assert all(load.session.running for load in self._arriving)
+
+    # -- up ---------------------------------------------------------------------------------------------------------
+
+    def fetch(self, tenant: str, name: str | None, prompt: array[int]) -> Fetch | None:
+        """Bring up what is stored of ``prompt``, where that is more than memory holds and sooner there than computed.
+        None: there is nothing to bring up.
+        """
+        owner = Owner(tenant, name, True) if name is not None else None
+        if owner is None or self._store.find(tenant, owner.session) is not None:
+            return self._sought(tenant, name, owner, prompt)
+        if self.courier is not None and self.courier.recalls(owner):
+            return Fetch(begun=False)
+        fetch = self._sought(tenant, name, owner, prompt)
+        if (fetch is None or fetch.begun) and self.disk.hurt(owner):
+            fetch = fetch or Fetch(done=True)
+            fetch.miss = fetch.miss or "damaged"
+        return fetch
+
+    def _sought(self, tenant: str, name: str | None, owner: Owner | None, prompt: array[int]) -> Fetch | None:
+        """See ``fetch``."""
+        head, shared = self._best(tenant, owner, prompt)
+        if head is None:
+            return None
+        have = self._store.match(tenant, prompt, name)
+        length = head.tip.reach(min(shared, len(prompt) - 1), self._store.stateful)
+        if length <= have:
+            return None
+        if any(segment.owner in self._cutting or segment.owner in self._forgetting for segment in head.tip.chain()):
+            return Fetch(begun=False)
+        if (under_way := self._fetches.get(head.owner)) is not None:
+            return under_way if under_way.length >= length or under_way.stuck else Fetch(begun=False)
+        if len(self._fetches) >= _LOADS:
+            stuck = all(fetch.stuck for fetch in self._fetches.values())
+            return Fetch(done=True, miss="recompute_cheaper") if stuck else Fetch(begun=False)
+        extents = [extent for extent in head.tip.extents(length) if extent.stop > have]
+        nbytes = sum(s.nbytes * (stop - first) // max(1, len(s.tokens)) for s, first, stop in extents)
+        if not self.pace.prefers_loading(nbytes, length - have):
+            return Fetch(done=True, miss="recompute_cheaper")
+        return self._fetch(head, length)
+
+    def _best(self, tenant: str, owner: Owner | None, prompt: array[int]) -> tuple[Head | None, int]:
+        """The stored timeline that shares the most with ``prompt``."""
+        long = self._store.is_long(len(prompt))
+        head, shared = self.disk.match(tenant, prompt, long)
+        own = self.disk.head(owner) if owner is not None else None
+        if own is not None and own.tip.private and own.tip.long is long:
+            in_common = common_prefix(own.tip.timeline()[0], prompt)
+            if in_common > shared:
+                return own, in_common
+        return head, shared
+
+    def _fetch(self, head: Head, length: int) -> Fetch:
+        """Reserve pages and have the rest of the timeline read into them."""
+        owner, tip = head.owner, head.tip
+        ids, mask = tip.timeline(length)
+        acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), long=tip.long)
+        if acquired is None:
+            return Fetch(begun=False, room=False)
+        fetch = self._fetches[owner] = Fetch(length=length, have=acquired.reused, recalled=head.recalled)
+        head.recalled = False
+        acquired.session.private = tip.private
+        extents = [extent for extent in tip.extents(length) if extent.stop > fetch.have]
+        pieces = [
+            Piece(self.disk.folder / s.folder, s.name, s.first, first, stop, s.after) for s, first, stop in extents
+        ]
+        self.disk.hold(tip)
+        self.disk.touch(head)
+
+        def finish(load: Load) -> None:
+            del self._fetches[owner]
+            if load.broken is None:
+                self.pace.loaded(load.nbytes, load.seconds)
+            else:
+                fetch.miss = "damaged"
+                if load.doubt:
+                    self.disk.condemn(extents[load.broken].segment)
+            self._settle(load, ids, mask, tip, owner)
+            self.disk.let_go(tip)
+            fetch.tokens, fetch.seconds, fetch.done = load.tokens, load.seconds, True
+
+        fetch.load = Load(acquired.session, pieces, fetch.have, length, self._skeleton)
+        self._arriving[fetch.load] = owner
+        self.loader.start(fetch.load, finish)
+        return fetch
+
+    def _settle(self, load: Load, ids: array[int], mask: bytearray, tip: Segment | None, owner: Owner) -> None:
+        """The session of a finished load is idle from now on, under its own name where that is free; it is dropped
+        where it was forgotten meanwhile.
+        """
+        session = load.session
+        if self._arriving.pop(load, None) is None:
+            load.tokens = 0
+            self._store.discard(session)
+            return
+        loader.settle(load, ids, mask)
+        if load.tokens and tip is not None:
+            session.saved, session.saved_length = tip.at(session.length), session.length
+        if owner.named:
+            self._store.name(session, owner.session)
+        head = self.disk.head(owner)
+        if head is not None:
+            session.pinned_until = max(session.pinned_until, head.pinned_until)
+        self._store.release(session)
+
+    def take(self, owner: Owner, folder: Path, fingerprint: str, told: Callable[[int, str | None], None]) -> None:
+        """Make the files of an ``export`` in ``folder`` the KV of a session, which serves nobody else. ``told`` gets
+        the tokens that are cached now, and why they are not all.
+        """
+
+        ticket = object()
+        self._taking[ticket] = owner
+
+        def found(outcome: Segment | Exception) -> None:
+            if self._taking.pop(ticket, None) is None:  # forgotten meanwhile
+                return told(0, None)
+            if isinstance(outcome, Exception):
+                return told(0, outcome.reason if isinstance(outcome, Doubt) else "unreadable")
+            ids, mask = outcome.timeline()
+            acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), reuse=False, long=outcome.long)
+            if acquired is None:
+                return told(0, "no_room")
+            acquired.session.private = True
+            pieces = [Piece(folder, s.name, s.first, first, stop, s.after) for s, first, stop in outcome.extents()]
+
+            def finish(load: Load) -> None:
+                self._settle(load, ids, mask, None, owner)
+                told(load.tokens, None if load.broken is None else "damaged")
+
+            load = Load(acquired.session, pieces, 0, len(ids), self._skeleton)
+            self._arriving[load] = owner
+            return self.loader.start(load, finish)
+
+        self._writer.submit(lambda: loader.read_chain(folder, fingerprint), found)
+
+    # -- down -------------------------------------------------------------------------------------------------------
+
+    def forget(self, owner: Owner, told: Callable[[], None]) -> None:
+        """Remove what the tiers hold of a session; ``told`` is called when the files are gone, never where one could
+        not be unlinked.
+        """
+        self.disk.forget(owner)
+        if self.courier is not None:
+            self.courier.refuse(owner)
+        self._arriving = {load: whose for load, whose in self._arriving.items() if whose != owner}
+        self._taking = {ticket: whose for ticket, whose in self._taking.items() if whose != owner}
+        self._forgetting.setdefault(owner, []).append(told)
+
+    def _remove(self, owner: Owner, told: list[Callable[[], None]]) -> None:
+        """Nothing of a forgotten session is in use any more: its files go, here and then in the remote tier."""
+        mark = None if self.courier is None else self.courier.refuse(owner)
+
+        def gone() -> None:
+            for tell in told:
+                tell()
+
+        def unlinked() -> None:
+            if self.courier is None:
+                gone()
+            else:
+                # with what had just come from there
+                self.courier.forget(owner, mark, lambda: self.remover.remove(owner, gone))
+
+        shared = self.disk.orphans(owner)
+        if not shared:
+            self.remover.remove(owner, unlinked)
+            return
+        self._cutting.add(owner)
+        timelines = [segment.timeline() for segment in shared]
+
+        def finish(outcome: list[int | None] | Exception) -> None:
+            self._cutting.discard(owner)
+            sizes = [None] * len(shared) if isinstance(outcome, Exception) else outcome
+            for segment, size in zip(shared, sizes, strict=True):
+                self.disk.recut(segment, size)
+            self.remover.remove(owner, unlinked)
+
+        work = list(zip(shared, timelines, strict=True))
+        self._writer.submit(lambda: [self._cut(segment, *timeline) for segment, timeline in work], finish)
+
+    def _cut(self, segment: Segment, ids: array[int], mask: bytearray) -> int | None:
+        """On the writer's thread: what others need of a file takes its place; its bytes, None where that failed."""
+        folder, name = self.disk.folder / segment.folder, segment.name
+        try:
+            return cut(folder, name, segment.owner, ids, mask, folder, name, orphan=True)
+        except (Doubt, OSError):
+            return None
+
+    def pin(self, owner: Owner, until: float) -> None:
+        """Evict a session's files last until then (Unix seconds)."""
+        head = self.disk.head(owner)
+        if head is not None:
+            head.pinned_until = until
+
+    def export(
+        self, owner: Owner, session: SessionCache | None, ids: array[int] | None, folder: Path, told: Told
+    ) -> None:
+        """Put what is stored of a session's timeline ``ids`` (None: whatever it is) into a new ``folder`` as 000000.kv,
+        000001.kv...; ``told`` gets the number of files and the tokens in them. A fork that no turn has run on yet has
+        nothing of its own: then it is what its tenant's other sessions share with it.
+        """
+        tip = self._written(session)
+        if tip is None and (head := self.disk.head(owner)) is not None:
+            tip = head.tip
+        if ids is not None and _shared(tip, ids) < len(ids) - 1:  # the last token of a reply is not fed
+            tip = max(tip, *self._relatives(owner.tenant, ids), key=lambda end: _shared(end, ids))
+        if tip is None:
+            return told(0, 0)
+        length = tip.stop if ids is None else _shared(tip, ids)
+        length = tip.reach(length, self._store.stateful)
+        extents = tip.extents(length)
+        self.disk.hold(tip)
+
+        def copied(outcome: int | Exception) -> None:
+            self.disk.let_go(tip)
+            told(*((0, 0) if isinstance(outcome, Exception) else (outcome, length)))
+
+        self._writer.submit(lambda: excerpt(self.disk.folder, extents, owner, folder), copied)
+        return None
+
+    def _written(self, session: SessionCache | None) -> Segment | None:
+        """The newest file of a session in memory, which is being written if it is idle and not all of it is stored."""
+        if session is not None and not session.running:
+            self.saver.write_now(session)
+        return None if session is None else session.saved
+
+    def _relatives(self, tenant: str, ids: array[int]) -> tuple[Segment | None, Segment | None]:
+        """What others have stored that shares the most with ``ids``: the nearest in memory, and on disk."""
+        head, _ = self.disk.match(tenant, ids, self._store.is_long(len(ids)))
+        return self._written(self._store.nearest(tenant, ids)), None if head is None else head.tip
+
+    def _saved(self, written: SessionCache, segment: Segment) -> None:
+        """A file is there, of what ``written`` held; a named session may have become another one meanwhile."""
+        owner = segment.owner
+        session = self._store.find(owner.tenant, owner.session) if owner.named else written
+        head = self.disk.head(owner)
+        if session is not None and head is not None:
+            head.pinned_until = max(head.pinned_until, session.pinned_until)
+        if owner.named and self.courier is not None:
+            self.courier.upload(segment)
+
+
+def _shared(tip: Segment | None, ids: array[int]) -> int:
+    """How many tokens a stored timeline shares with ``ids``."""
+    return 0 if tip is None else common_prefix(tip.timeline()[0], ids)

@@ -1,0 +1,394 @@
+"""What is stored on disk: the tree of segments and the sessions it belongs to, within a budget."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from cache.pages.eviction import Shares, victim
+from cache.pages.prefix import PrefixIndexes
+from cache.segments.chain import Found, Head, Owner, Place, Segment
+from cache.tiers.shelf import Shelf, Stranger, folder_of
+
+
+class DiskTier:
+    """The segments of one model (one ``fingerprint``), whose files are on a ``shelf``.
+
+    Belongs to one thread and does no I/O but the scan: what nobody needs any more is collected in ``doomed`` (with its
+    bytes) for a thread that unlinks it, and how much is free is told to it by whoever measured that. Eviction takes
+    what other models left, then the head that was used longest ago, first one of a tenant that holds more than its
+    ``share`` of the budget, pinned ones last; what is being read or goes on being written stays.
+
+    Invariants: see ``check_integrity``.
+    """
+
+    def __init__(self, root: Path, fingerprint: str, budget: int, floor: int = 0, share: float = 1.0) -> None:
+        """``budget``: bytes of all files; ``floor``: bytes of the file system that stay free."""
+        self.shelf = Shelf(root, fingerprint)
+        self.folder = self.shelf.folder
+        self.fingerprint = fingerprint
+        self.budget = budget
+        self.used = 0
+        self.damaged = 0  # files that failed their checks
+        self.evictions = 0  # sessions that had to make room
+        self.heads: OrderedDict[Owner, Head] = OrderedDict()  # least recently used first
+        self.doomed: dict[Path, int] = {}
+        self.free: int | None = None  # bytes of the file system, as of the last measurement
+        self.leaving = 0  # bytes of what is doomed or being unlinked
+        self._floor = floor
+        self._shares = Shares(share, budget)  # bytes
+        self._strangers: list[Stranger] = []  # least recently used last
+        self._hurt: set[str] = set()  # folders that have lost files to damage, and got none since
+        self._planned: dict[Segment, None] = {}  # begun, not complete
+        self._holds: Counter[Segment] = Counter()  # the ends of chains that are being read
+        self._known: dict[Place, Segment] = {}  # living and local
+        self._folders: defaultdict[str, list[Segment]] = defaultdict(list)  # the same by folder
+        self._index: PrefixIndexes[Head] = PrefixIndexes()
+
+    # -- finding ----------------------------------------------------------------------------------------------------
+
+    def match(self, tenant: str, prompt: array[int], long: bool) -> tuple[Head | None, int]:
+        """The stored session of ``tenant`` with the longest prefix of ``prompt``, and that prefix in tokens."""
+        return self._index.match(tenant, long, prompt)
+
+    def head(self, owner: Owner) -> Head | None:
+        """What is stored of a session."""
+        return self.heads.get(owner)
+
+    def hurt(self, owner: Owner) -> bool:
+        """Whether files of a session were damaged, and none was written since."""
+        return bool(self._hurt) and folder_of(owner) in self._hurt
+
+    def segments_in(self, folders: Collection[str]) -> list[Segment]:
+        """The files that lie in these folders."""
+        return [segment for folder in folders for segment in self._folders.get(folder, ())]
+
+    def touch(self, head: Head) -> None:
+        """A turn uses this session."""
+        head.used = time.time()
+        self.heads.move_to_end(head.owner)
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def begin(self, segment: Segment) -> bool:
+        """Make room for a segment that is to be written, ``nbytes`` by estimate, and keep its parent; False, and
+        nothing evicted, where there is none.
+        """
+        if not self._make_room(segment.nbytes, segment.parent):
+            return False
+        if segment.parent is not None:
+            segment.parent.refs += 1
+        self._count(segment, segment.nbytes)
+        self._planned[segment] = None
+        return True
+
+    def lacks(self, nbytes: int) -> bool:
+        """Whether so many bytes would leave less of the file system free than the floor."""
+        if self.free is None:
+            return False
+        coming = nbytes + sum(segment.nbytes for segment in self._planned)
+        return coming + self._floor > self.free + self.leaving
+
+    def complete(self, segment: Segment, nbytes: int) -> None:
+        """The file is there: it is the newest of its owner from now on, unless it was forgotten meanwhile."""
+        del self._planned[segment]
+        self._count(segment, nbytes - segment.nbytes)
+        segment.nbytes = nbytes
+        segment.local = True
+        self._enter(segment)
+        self._hurt.discard(segment.folder)
+        if segment.lost:
+            self._bury(segment)
+        else:
+            self._lead(segment.owner, segment, time.time())
+
+    def abandon(self, segment: Segment) -> None:
+        """The file could not be written."""
+        del self._planned[segment]
+        self._bury(segment)
+
+    def forget(self, owner: Owner) -> None:
+        """Drop what is stored of a session; what others go on from stays theirs."""
+        for segment in self._planned:
+            segment.dead |= segment.owner == owner
+        self._hurt.discard(folder_of(owner))
+        head = self.heads.get(owner)
+        if head is not None:
+            self._drop(head)
+
+    def orphans(self, owner: Owner) -> list[Segment]:
+        """The segments of a forgotten session that others go on from, each cut to what these share with it and held;
+        the files are to be cut alike, and then ``recut`` is told.
+        """
+        if folder_of(owner) not in self._folders:
+            return []
+        needed: dict[Segment, int] = {}
+        for segment in (*self._known.values(), *self._planned):
+            if segment.parent is not None and segment.parent.owner == owner and segment.parent.local:
+                needed[segment.parent] = max(needed.get(segment.parent, 0), segment.first)
+        found = [segment for segment, stop in needed.items() if not segment.orphan or stop < segment.stop]
+        for segment in found:
+            segment.cut(needed[segment])
+            segment.orphan = True
+            self.hold(segment)
+        for head in [head for head in self.heads.values() if head.tip in needed]:
+            self._index.put(owner.tenant, head.tip.long, head)
+        return found
+
+    def recut(self, segment: Segment, nbytes: int | None) -> None:
+        """An orphan's file has been cut; None: it could not be, and goes."""
+        if nbytes is None:
+            self.condemn(segment)
+        elif not segment.dead:
+            self._count(segment, nbytes - segment.nbytes)
+            segment.nbytes = nbytes
+        self.let_go(segment)
+
+    def condemn(self, segment: Segment) -> None:
+        """A file failed its checks: every session that builds on it is cut back to what comes before it."""
+        if segment.dead:
+            return
+        self.damaged += 1
+        for head in [head for head in self.heads.values() if segment in head.tip.chain()]:
+            self._hurt.add(folder_of(head.owner))
+            if segment.parent is not None:
+                self._lead(head.owner, segment.parent, head.used)
+            else:
+                self._drop(head)
+        if not segment.dead:  # somebody still refers to it
+            self._bury(segment)
+
+    def hold(self, segment: Segment) -> None:
+        """Keep a chain on disk while it is read."""
+        segment.refs += 1
+        self._holds[segment] += 1
+
+    def let_go(self, segment: Segment) -> None:
+        """The reverse of ``hold``."""
+        self._holds[segment] -= 1
+        if not self._holds[segment]:
+            del self._holds[segment]
+        self._unrefer(segment)
+
+    def uses(self, owner: Owner) -> bool:
+        """Whether files of a session are being written or read."""
+        held = (segment for tip in self._holds for segment in tip.chain())
+        return any(segment.owner == owner for segment in (*self._planned, *held))
+
+    def bytes_of(self, owner: Owner) -> int:
+        """Bytes of all files that a session's timeline lies in, also those that it shares."""
+        head = self.heads.get(owner)
+        return 0 if head is None else sum(segment.nbytes for segment in head.tip.chain())
+
+    # -- starting ---------------------------------------------------------------------------------------------------
+
+    def scan(self) -> None:
+        """Find again what an earlier process has written; temporary, damaged and superseded files are removed. Raises
+        OSError, BlockingIOError where another process has the folder.
+        """
+        self._strangers = self.shelf.open()
+        fresh, doubtful, unread = self.shelf.read()
+        for place in doubtful:
+            self._reject(place)
+        self.measured(self.shelf.measure())
+        self.adopt(fresh, unread=unread)
+
+    def adopt(self, fresh: dict[Place, Found], used: float | None = None, unread: Collection[Place] = ()) -> None:
+        """Take files into the tree, but for those that go on from ``unread`` ones. Their sessions were used last when
+        they were written, or at ``used``.
+        """
+        grown = [segment for place in fresh for segment in self._grow(place, fresh, unread)]
+        for segment in sorted(grown, key=lambda segment: segment.sequence):
+            head = self.heads.get(segment.owner)
+            if segment.orphan:
+                continue
+            if head is None or head.tip.sequence < segment.sequence:
+                created = fresh[segment.folder, segment.name].created
+                self._lead(segment.owner, segment, created if used is None else used)
+        for segment in grown:
+            self._collect(segment)
+        for segment in grown:
+            head = self.heads.get(segment.owner)
+            if head is not None and head.tip is segment:
+                head.partial = segment.refs > 1 or segment.folder in self._hurt
+        self.heads = OrderedDict(sorted(self.heads.items(), key=lambda item: item[1].used))
+        self._make_room(0)
+
+    def decline(self, places: Iterable[Place]) -> None:
+        """Files that were to be adopted, and that nobody wants any more."""
+        for place in places:
+            path = self.folder / place[0] / place[1]
+            if place not in self._known and path not in self.doomed:
+                self._doom(path, 0)
+
+    def measured(self, free: int | None, removed: int = 0) -> None:
+        """Take in a measurement, made when ``removed`` bytes of what was doomed had been unlinked."""
+        self.free = free
+        self.leaving -= removed
+
+    def _grow(self, place: Place, fresh: dict[Place, Found], unread: Collection[Place]) -> list[Segment]:
+        """The segment of a file and those before it that were not known yet; a broken chain ends before the break."""
+        line = [place]
+        while line[-1] in fresh and line[-1] not in self._known and len(line) <= len(fresh):
+            parent = fresh[line[-1]].parent
+            if parent is None:
+                break
+            line.append(parent)
+        if line[-1] in unread:
+            return []
+        grown = []
+        for at in reversed(line):
+            if at not in fresh or at in self._known:
+                continue
+            segment, parent = fresh[at].segment, fresh[at].parent
+            if not fresh[at].joins(self._known.get(parent) if parent is not None else None):
+                self._reject(at)
+                continue
+            self._enter(segment)
+            if segment.parent is not None:
+                segment.parent.refs += 1
+            self._count(segment, segment.nbytes)
+            grown.append(segment)
+        return grown
+
+    def _reject(self, place: Place) -> None:
+        """A file that cannot be trusted goes; counted once."""
+        path = self.folder / place[0] / place[1]
+        self._hurt.add(place[0])
+        if path not in self.doomed:
+            self.damaged += 1
+            self.doomed[path] = 0
+
+    # -- making room ------------------------------------------------------------------------------------------------
+
+    def _make_room(self, nbytes: int, parent: Segment | None = None) -> bool:
+        """Evict until ``nbytes`` more fit the budget and leave the floor free; False, and nobody evicted, where they
+        cannot beside what has to stay: the chain of ``parent``, and what is being written or read.
+        """
+        lacking = self.used + sum(stranger.nbytes for stranger in self._strangers) + nbytes - self.budget
+        if self.free is not None:
+            coming = nbytes + sum(segment.nbytes for segment in self._planned)
+            lacking = max(lacking, coming + self._floor - self.free - self.leaving)
+        if lacking <= 0:
+            return True
+        kept = self._kept(parent)
+        spare = self.used - sum(segment.nbytes for segment in kept)
+        if lacking > spare + sum(stranger.nbytes for stranger in self._strangers):
+            return False
+        while lacking > 0 and self._strangers:
+            stranger = self._strangers.pop()
+            self._doom(stranger.folder, stranger.nbytes)
+            lacking -= stranger.nbytes
+        aim = self.used - lacking
+        while self.used > aim and (head := self._victim(kept)) is not None:
+            self._drop(head)
+            self.evictions += 1
+        return self.used <= aim
+
+    def _victim(self, kept: set[Segment]) -> Head | None:
+        return victim((head for head in self.heads.values() if head.tip not in kept), self._shares.over)
+
+    def _kept(self, parent: Segment | None) -> set[Segment]:
+        """What cannot be removed now: chains that are read or goes on being written, and that of ``parent``."""
+        kept: set[Segment] = set()
+        for tip in (*self._planned, *self._holds, parent):
+            segment = tip
+            while segment is not None and segment not in kept:
+                kept.add(segment)
+                segment = segment.parent
+        return {segment for segment in kept if segment.local or segment in self._planned}
+
+    def _doom(self, path: Path, nbytes: int) -> None:
+        self.doomed[path] = nbytes
+        self.leaving += nbytes
+
+    # -- the tree ---------------------------------------------------------------------------------------------------
+
+    def _lead(self, owner: Owner, segment: Segment, used: float) -> None:
+        """Make ``segment`` the newest of ``owner``."""
+        segment.refs += 1
+        head = self.heads.get(owner)
+        if head is None:
+            head = self.heads[owner] = Head(owner, segment, used)
+        else:
+            self._index.remove(owner.tenant, head.tip.long, head)
+            old, head.tip, head.used, head.partial = head.tip, segment, used, False
+            self._unrefer(old)
+        self.heads.move_to_end(owner)
+        self._index.put(owner.tenant, segment.long, head)
+
+    def _drop(self, head: Head) -> None:
+        del self.heads[head.owner]
+        self._index.remove(head.owner.tenant, head.tip.long, head)
+        self._unrefer(head.tip)
+
+    def _unrefer(self, segment: Segment) -> None:
+        segment.refs -= 1
+        self._collect(segment)
+
+    def _collect(self, segment: Segment) -> None:
+        """Remove a segment that nobody refers to, and then maybe those before it."""
+        here: Segment | None = segment
+        while here is not None and here.refs == 0 and here.local:
+            self._bury(here, collect=False)
+            here = here.parent
+
+    def _bury(self, segment: Segment, collect: bool = True) -> None:
+        segment.dead = True
+        self._count(segment, -segment.nbytes)
+        if segment.local:
+            segment.local = False
+            self._leave(segment)
+            self._doom(self.folder / segment.folder / segment.name, segment.nbytes)
+        if segment.parent is not None:
+            segment.parent.refs -= 1
+            if collect:
+                self._collect(segment.parent)
+
+    def _enter(self, segment: Segment) -> None:
+        self._known[segment.folder, segment.name] = segment
+        self._folders[segment.folder].append(segment)
+
+    def _leave(self, segment: Segment) -> None:
+        del self._known[segment.folder, segment.name]
+        self._folders[segment.folder].remove(segment)
+        if not self._folders[segment.folder]:
+            del self._folders[segment.folder]
+
+    def _count(self, segment: Segment, nbytes: int) -> None:
+        self.used += nbytes
+        self._shares.add(segment.owner.tenant, nbytes)
+
+    # -- checking ---------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Assert what must hold whenever nobody is in here: the ancestors of a living local segment are living and
+        local (but for one that is still being read), who refers to a segment is counted, and so are the bytes; every
+        head is in the prefix index.
+        """
+        living = {*self._known.values(), *self._planned}
+        assert self.used == sum(segment.nbytes for segment in living)
+        refs: Counter[Segment] = Counter(self._holds)
+        refs.update(head.tip for head in self.heads.values())
+        refs.update(segment.parent for segment in living if segment.parent is not None)
+        reading = {segment for tip in self._holds for segment in tip.chain()}
+        for segment in living:
+            assert segment.refs == refs[segment], (segment, refs[segment])
+            assert segment.local is (segment not in self._planned)
+            assert refs[segment] or segment in self._planned, segment
+            parent = segment.parent
+            assert parent is None or parent.local or parent in self._planned or segment in reading or segment.lost
+            assert not segment.dead or segment in self._planned
+        for place, segment in self._known.items():
+            assert place == (segment.folder, segment.name)
+            assert segment in self._folders[segment.folder]
+        assert sum(map(len, self._folders.values())) == len(self._known)
+        for owner, head in self.heads.items():
+            assert head.owner == owner
+            assert head.tip.local
+            assert not head.tip.lost
+        assert self._index.check_integrity() == sum(bool(head.shareable) for head in self.heads.values())
+        assert self.leaving >= sum(self.doomed.values())

@@ -1,0 +1,81 @@
+"""A session's part of the tree of segments, as files of its own.
+
+A segment may hold more than one session's tokens (a fork goes on from the middle of it) and tokens that its own session
+has left (a rewind, an edit). What leaves this machine with a session holds its timeline and no word besides.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from cache.segments.chain import Extent, Owner
+from cache.segments.segment import Reader, lengths_of, timeline_hash, write
+
+
+def excerpt(files: Path, extents: Iterable[Extent], owner: Owner, folder: Path) -> int:
+    """Put the timeline of ``extents``, files below ``files``, into the new ``folder`` as 000000.kv, 000001.kv...: how
+    many there are. A file that is wholly ``owner``'s is linked, others are cut. Raises Doubt or OSError.
+    """
+    folder.mkdir(mode=0o700)
+    ids, mask, count = array("i"), bytearray(), 0
+    for segment, first, stop in extents:
+        ids += segment.tokens[: stop - first]
+        mask += segment.mask[: stop - first]
+        source, name = files / segment.folder, f"{count:06d}.kv"
+        if segment.owner == owner and segment.stop == stop:
+            link(source / segment.name, folder / name)
+        else:
+            cut(source, segment.name, owner, ids, mask, folder, name)
+        count += 1
+    return count
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file at another place, or a copy of it. Raises OSError."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copyfile(source, target, follow_symlinks=False)
+
+
+def cut(
+    source: Path,
+    name: str,
+    owner: Owner,
+    ids: array[int],
+    mask: bytearray,
+    folder: Path,
+    target: str,
+    orphan: bool = False,
+) -> int:
+    """Write what a file holds of the timeline ``ids``, ``mask``, which ends in it, as ``owner``'s; may take its own
+    place. The new file's bytes. Raises Doubt or OSError.
+    """
+    with Reader(source, name) as reader:
+        header, stop = reader.header, len(ids)
+        size = stop - header.first
+        reached = {at for at in lengths_of((*reader.names, *header.facts)) if at <= stop}
+        tensors = {
+            entry.name: reader.read(entry.name)[:size] if entry.paged else reader.read(entry.name)
+            for entry in header.tensors
+            if entry.paged or reached.issuperset(lengths_of((entry.name,)))
+        }
+        header = msgspec.structs.replace(
+            header,
+            tenant=owner.tenant,
+            session=owner.session,
+            named=owner.named,
+            stop=stop,
+            tokens=header.tokens[: 4 * size],
+            mask=header.mask[:size],
+            after=timeline_hash(ids.tobytes(), bytes(mask)),
+            orphan=orphan,
+            facts={path: fact for path, fact in header.facts.items() if reached.issuperset(lengths_of((path,)))},
+        )
+        return write(folder, target, header, tensors).size

@@ -1,0 +1,79 @@
+"""Unlinking: what no session needs any more leaves the disk, on another thread, again and again until it is gone."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from cache import files
+from cache.segments.chain import Owner
+from cache.tiers.background import Lane
+from cache.tiers.disk import DiskTier
+from cache.tiers.shelf import folder_of
+
+_PAUSE = 5.0  # seconds until what could not be unlinked is tried again
+
+
+class _Removed(NamedTuple):
+    """Files that could not be unlinked, and the bytes that are free now."""
+
+    left: list[Path]
+    free: int | None
+
+
+class Remover:
+    """Takes what the disk tier has ``doomed`` to the thread of ``lane``."""
+
+    def __init__(self, disk: DiskTier, lane: Lane) -> None:
+        self.errors = 0
+        self.left: dict[Path, int] = {}  # could not be unlinked
+        self._disk = disk
+        self._lane = lane
+        self._resting_until = 0.0
+
+    def pump(self) -> None:
+        """Begin to remove what is doomed, unless that has just failed."""
+        if (self.left or self._disk.doomed) and time.monotonic() >= self._resting_until:
+            self.remove()
+
+    def remove(self, owner: Owner | None = None, told: Callable[[], None] | None = None) -> None:
+        """Begin to remove what is doomed; ``told`` is called when no file of ``owner`` is left."""
+        doomed, self._disk.doomed = self.left | self._disk.doomed, {}
+        self.left = {}
+
+        def finish(outcome: _Removed | Exception) -> None:
+            if isinstance(outcome, Exception):
+                outcome = _Removed(list(doomed), None)
+            left = {path: doomed[path] for path in outcome.left}
+            self._disk.measured(outcome.free, sum(doomed.values()) - sum(left.values()))
+            if left:
+                self.left |= left
+                self.errors += 1
+                self._resting_until = time.monotonic() + _PAUSE
+            if told is not None and (owner is None or folder_of(owner) not in {path.parent.name for path in self.left}):
+                told()
+
+        self._lane.submit(lambda: _Removed(remove_all(list(doomed)), self._disk.shelf.measure()), finish)
+
+
+def remove_all(doomed: list[Path]) -> list[Path]:
+    """Unlink files, and their folders where these are empty then; remove folders of other models whole. Those left."""
+    left: list[Path] = []
+    for path in doomed:
+        if path.suffix != ".kv":
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        try:
+            files.remove(path.parent, [path.name])
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            continue  # no file of ours is there
+        except OSError:
+            left.append(path)
+            continue
+        with suppress(OSError):
+            path.parent.rmdir()
+    return left

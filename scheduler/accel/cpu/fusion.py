@@ -1,0 +1,298 @@
+"""Modules whose forward runs as a program: found by recording a step, kept where they say what the module said.
+
+A module is recorded twice, with different numbers of tokens; what it does must be the same both times. A module that
+cannot be recorded is left alone, and its children are tried instead. The modeling code above them stays in charge.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from cache.attention import native
+from cache.attention.attention import PackedAttention
+from scheduler.accel.cpu.chain import Ahead, Chain, alike
+from scheduler.accel.cpu.layer import Layer
+from scheduler.accel.cpu.program import Kernel, Program
+from scheduler.accel.cpu.recorder import Unrecordable
+from scheduler.accel.cpu.recording import Asked, Linear, Recording, record
+
+log = logging.getLogger("warmturn.engine")
+
+
+class Fused:
+    """One module that runs as a program."""
+
+    def __init__(
+        self, module: torch.nn.Module, recording: Recording, kernel: Kernel, attention: PackedAttention
+    ) -> None:
+        self.module = module
+        self._original: Callable[..., Any] = module.forward
+        self._recording = recording
+        self._attention = attention
+        self._programs = [Program(piece, kernel) for piece in recording.pieces]
+        limits = [matrix.limit for matrix in recording.matrices if matrix.limit is not None]
+        self._limit = min(limits) if limits else None  # rows
+        compiled, asked = native.kernel(), recording.asked
+        one = compiled is not None and len(asked) == 1
+        self._layer = Layer(recording.pieces, asked[0], attention, kernel, compiled) if one else None
+        self._kernel = kernel
+        self._chain: Chain | None = None  # that it is the first of
+        self._behind: list[Fused] = []  # those after it
+        self._hooks: list[Any] = []  # of all of these, filled by whoever hooks one
+        self._ahead: Ahead | None = None  # what the first one has computed for it
+        self._own = vars(module)
+        self._forward = self.forward
+
+    def install(self) -> None:
+        """From here on the module runs as a program."""
+        self.module.forward = self._forward
+        self.module._compiled_call_impl = self._called
+
+    def remove(self) -> None:
+        """The module runs as it did."""
+        self.module.__dict__.pop("forward", None)
+        self.module.__dict__.pop("_compiled_call_impl", None)
+        self._ahead = None
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call of the module gives: torch asks here first. Hooks, and what somebody has put in the place of its
+        forward, are not passed over.
+        """
+        ahead, self._ahead = self._ahead, None
+        own = self._own
+        passed_over = own.get("forward") is not self._forward or own["_forward_hooks"] or own["_forward_pre_hooks"]
+        if ahead is not None and not passed_over and ahead.fits(args, kwargs):
+            return ahead.result
+        return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward gives; that is asked where the arguments are of another kind than recorded."""
+        called = self._recording.match(args, kwargs)
+        if called is None:
+            return self._original(*args, **kwargs)
+        inputs, cache, rows = called
+        if self._limit is not None and rows > self._limit:
+            return self._original(*args, **kwargs)
+        for fused in self._behind:  # of a step that has failed
+            fused._ahead = None
+        results = self._chain.run(cache, inputs, rows) if self._chain is not None and not self._hooked else None
+        if results is not None:
+            for fused, (hidden, result) in zip(self._behind, pairwise(results), strict=True):
+                fused._ahead = Ahead(hidden, (args, kwargs), result)
+            return results[0]
+        if self._layer is not None:
+            outputs = self._layer.run(cache, inputs, rows)
+            if outputs is not None:
+                return self._recording.assemble(outputs)
+        return self.compute(inputs, partial(self._attend, cache))
+
+    def compute(self, inputs: list[torch.Tensor], attend: Callable[[Asked, list[torch.Tensor]], torch.Tensor]) -> Any:
+        """The pieces one after the other, ``attend`` between them."""
+        rows = inputs[0].shape[self._recording.axis]
+        between: dict[tuple[str, int], torch.Tensor] = {}
+        outputs: list[torch.Tensor] = []
+        for number, program in enumerate(self._programs):
+            if number:
+                attended = attend(self._recording.asked[number - 1], outputs)
+                between["attention", 0] = attended.view(rows, -1)
+            for external in program.externals:
+                if external.kind == "carried":
+                    between.setdefault(("carried", external.number), torch.empty(rows, *external.shape))
+            program.place_inputs(inputs)
+            program.place_between(between)
+            outputs = program.place_outputs(rows)
+            program.run(rows)
+        return self._recording.assemble(outputs)
+
+    @property
+    def _hooked(self) -> bool:
+        """Whether somebody else is called between the layers of the chain: what is changed in place is not noticed."""
+        return any(self._hooks) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+    def leads_to(self, other: Fused) -> bool:
+        """Whether both can be in a chain, one right after the other."""
+        if self._layer is None or other._layer is None or self._limit != other._limit:
+            return False
+        mine, theirs = (one.after.outputs[0][1] for one in (self._layer, other._layer))
+        same = (mine.shape, mine.axis, mine.dtype) == (theirs.shape, theirs.axis, theirs.dtype)
+        return same and self._recording.alike(other._recording)
+
+    def lead(self, behind: list[Fused]) -> None:
+        """Be the first of a chain; of none, where nobody is behind it."""
+        layers = [one._layer for one in (self, *behind) if one._layer is not None]
+        self._behind, self._chain = behind, Chain(layers, self._kernel) if behind else None
+        modules = [one.module for one in (self, *behind)]
+        self._hooks = [hooks for each in modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
+
+    def _attend(self, cache: Any, asked: Asked, outputs: list[torch.Tensor]) -> torch.Tensor:
+        query, key, value = outputs
+        key, value = cache.update(key, value, asked.layer)
+        return self._attention.attend(asked.module, query, key, value, **asked.options)
+
+
+class Fusion:
+    """The fused modules of one model."""
+
+    def __init__(self, attention: PackedAttention, linear: Linear, kernel: Kernel) -> None:
+        self._attention, self._linear, self._kernel = attention, linear, kernel
+        self._fused: list[Fused] = []
+
+    def __len__(self) -> int:
+        return len(self._fused)
+
+    def install(self) -> None:
+        """From here on the modules run as programs."""
+        for fused in self._fused:
+            fused.install()
+
+    def remove(self) -> None:
+        """The model is as it was."""
+        for fused in self._fused:
+            fused.remove()
+
+    def find(self, root: torch.nn.Module, steps: Callable[[], Iterator[None]]) -> None:
+        """Fuse, and install, what can be of ``root``. ``steps()`` feeds two steps of different length, one at each
+        turn.
+        """
+        trying = list(_children(root))
+        while trying:
+            found = self._record(trying, steps)
+            for fused in found.values():
+                fused.install()
+                self._fused.append(fused)
+            trying = [child for module in trying if module not in found for child in _children(module)]
+        self._link(steps)
+
+    def unlink(self) -> None:
+        """Every module is computed when it is called."""
+        for fused in self._fused:
+            fused.lead([])
+
+    def _link(self, steps: Callable[[], Iterator[None]]) -> None:
+        """Chain those that are called one after the other, each once in a step."""
+        after: dict[Fused, Fused] = {}
+        with listening(self._fused) as calls:
+            for _ in steps():
+                times = Counter(call.fused for call in calls)
+                for one, other in pairwise(calls):
+                    if one.leads_to(other) and times[one.fused] == times[other.fused] == 1:
+                        after[one.fused] = other.fused
+                calls.clear()
+        for first in after.keys() - set(after.values()):
+            behind, last = [], first
+            while last in after:
+                last = after[last]
+                behind.append(last)
+            first.lead(behind)
+
+    def _record(self, modules: list[torch.nn.Module], steps: Callable[[], Iterator[None]]) -> dict[Any, Fused]:
+        found: dict[Any, Fused] = {}
+        watches = [Watch(module, partial(record, self._attention, self._linear)) for module in modules]
+        with watching(watches):
+            for _ in steps():
+                pass
+        for watch in watches:
+            try:
+                found[watch.module] = watch.fused(self._kernel, self._attention)
+            except Unrecordable as error:
+                log.debug("%s runs as it is: %s", type(watch.module).__name__, error)
+        return found
+
+
+class Called(NamedTuple):
+    """One call of a fused module."""
+
+    fused: Fused
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+
+    def leads_to(self, other: Called) -> bool:
+        """Whether ``other`` got what this one gave, and else the same."""
+        got = bool(other.args) and other.args[0] is self.out
+        same = alike((self.args, self.kwargs), (other.args, other.kwargs))
+        return got and same and self.fused.leads_to(other.fused)
+
+
+@contextmanager
+def listening(modules: list[Fused]) -> Iterator[list[Called]]:
+    """Within it calls of fused modules are listed."""
+    calls: list[Called] = []
+
+    def heard(fused: Fused, *args: Any, **kwargs: Any) -> Any:
+        calls.append(Called(fused, args, kwargs, fused.forward(*args, **kwargs)))
+        return calls[-1].out
+
+    for fused in modules:
+        fused.module.forward = partial(heard, fused)
+    try:
+        yield calls
+    finally:
+        for fused in modules:
+            fused.install()
+
+
+class Watch:
+    """One module that is recorded whenever it is called."""
+
+    def __init__(self, module: torch.nn.Module, record: Callable[..., tuple[Any, Recording]]) -> None:
+        self.module = module
+        self._record = record
+        self._original: Callable[..., Any] = module.forward
+        self._recordings: list[Recording] = []
+        self._refused: Unrecordable | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module says; what it did is noted."""
+        if self._refused is None:
+            try:
+                out, recording = self._record(self.module, self._original, args, kwargs)
+                self._recordings.append(recording)
+                return out
+            except Unrecordable as error:
+                self._refused = error
+        return self._original(*args, **kwargs)
+
+    def fused(self, kernel: Kernel, attention: PackedAttention) -> Fused:
+        """The module as a program that says what the module said. Raises ``Unrecordable``."""
+        if self._refused is not None or len(self._recordings) < 2:
+            raise self._refused or Unrecordable("not called")
+        first = self._recordings[0]
+        if any(other.signature != first.signature for other in self._recordings[1:]):
+            raise Unrecordable("it does not do the same each time")
+        if first.tokens == self._recordings[-1].tokens:
+            raise Unrecordable("only one length was seen")
+        fused = Fused(self.module, first, kernel, attention)
+        for recording in self._recordings:
+            recording.compare(fused.compute)
+        return fused
+
+
+@contextmanager
+def watching(watches: list[Watch]) -> Iterator[None]:
+    """Within it calls of the watched modules are recorded."""
+    for watch in watches:
+        watch.module.forward = watch.forward
+    try:
+        yield
+    finally:
+        for watch in watches:
+            watch.module.__dict__.pop("forward", None)
+
+
+def _children(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Modules that are called: what only holds others is passed through, and so is what somebody
+    has wrapped."""
+    for child in module.children():
+        if "forward" in vars(child) or isinstance(child, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+            yield from _children(child)
+        else:
+            yield child

@@ -1,0 +1,379 @@
+"""Weights of linear maps packed for the CPU: a decode step is bound by the speed at which weights are read.
+
+Our own kernel reads bfloat16 in tiles, oneDNN its own blocked layout; either is up to twice as fast as a plain weight.
+Which modules are linear maps, and for which shapes packing pays, is measured on the loaded model. A packed weight
+replaces the plain one.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from itertools import chain, islice
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from scheduler.accel.cpu.matrix import TYPES, Matrix
+from scheduler.accel.cpu.program import kernel, product
+
+_SMALLEST = 1 << 16  # elements: a smaller weight stays in the processor's caches, and a call costs more than reading it
+_TRIED = 8  # weights of one shape that are timed together, so that they come from memory as in a real step
+# Rows, and what the packed way may take of the plain time: decode must gain. Prefill must not lose; a product with our
+# tiles may take longer, since in a program nothing is made of its result before it is used.
+_MOST = {1: 0.95, 256: 1.03}
+_MOST_TILED = {1: 0.95, 256: 1.25}
+_FEW = (1, 4, 16)  # rows up to which our kernel may be faster on plain weights
+_MOST_READING = 1.1  # of torch's time: a module that runs as a program saves more than that elsewhere
+_ROUNDS = 7
+_LARGE = 1000.0
+_ROUNDING = 1e-5  # what the order of a float32 sum may change: many times its precision
+_SECONDS = 0.1  # of a measurement; each way is timed once at least
+
+Map = Callable[[torch.Tensor], torch.Tensor]
+
+
+class PackedLinear:
+    """One module whose ``forward`` reads a packed weight; ``remove`` puts the plain one back, to the bit.
+
+    The module's ``weight`` is then a ``Shadow``: other code may still ask for it.
+    """
+
+    def __init__(self, module: torch.nn.Module, flipped: bool, way: Way) -> None:
+        """``flipped``: the module keeps its weight ``[in, out]``. Raises what ``way`` does where it cannot pack it."""
+        plain: Any = _weight(module)
+        self.touched = False
+        self.module = module
+        self._flipped = flipped
+        self._plain = weakref.ref(plain)  # alive while it is somebody else's as well: an embedding's table
+        matrix = plain.detach()
+        self.packed, self.forward = way(matrix.t().contiguous() if flipped else matrix, module._parameters.get("bias"))
+
+    def install(self) -> None:
+        """From here on the module runs packed, and the plain weight is not kept."""
+        self.module._parameters["weight"] = Shadow(self, _weight(self.module))  # type: ignore[assignment]
+        self.module.forward = self.forward
+
+    def remove(self) -> None:
+        """The module is as it was before ``install``, its weight the same object if that still lives."""
+        del self.module.forward
+        plain: Any = self._plain()
+        self.module._parameters["weight"] = torch.nn.Parameter(self.dense(), False) if plain is None else plain
+
+    def dense(self) -> torch.Tensor:
+        """The weight as the module had it, a copy."""
+        matrix = self.packed.dense()
+        return matrix.t().contiguous() if self._flipped else matrix
+
+
+class Shadow(torch.Tensor):
+    """Stands where a packed module had its weight: shape, dtype and device are right, and whatever else is done with
+    it is done with an unpacked copy. That is right but slow, so it is noted; writing to it fails.
+    """
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, of: PackedLinear, like: torch.Tensor) -> Shadow:
+        shadow: Shadow = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+        return shadow
+
+    def __init__(self, of: PackedLinear, like: torch.Tensor) -> None:
+        self._of = of
+        self._is_param = True  # for isinstance(weight, torch.nn.Parameter)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # declared as of an instance there
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func._schema.is_mutable:
+            raise RuntimeError("a packed weight cannot be written")
+        args, kwargs = torch.utils._pytree.tree_map_only(cls, cls._dense, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _dense(self) -> torch.Tensor:
+        self._of.touched = True
+        return self._of.dense()
+
+
+class Packing:
+    """The packed modules of one model, and the weights of linear maps that our own kernel can read."""
+
+    def __init__(self, answers: dict[str, bool]) -> None:
+        self._answers = answers
+        self._modules: list[PackedLinear] = []
+        self._matrices: dict[torch.nn.Module, Matrix] = {}
+
+    def matrix(self, module: torch.nn.Module) -> tuple[Matrix, torch.Tensor | None] | None:
+        """The weight and the bias of a linear map; None where it is none, or not for our kernel."""
+        matrix = self._matrices.get(module)
+        return (matrix, module._parameters.get("bias")) if matrix is not None else None
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    @property
+    def nbytes(self) -> int:
+        """What the packed weights take."""
+        return sum(one.packed.nbytes for one in self._modules)
+
+    def add(self, module: PackedLinear) -> None:
+        """Install one."""
+        module.install()
+        self._modules.append(module)
+        if isinstance(module.packed, Matrix):
+            self._matrices[module.module] = module.packed
+
+    def read(self, module: torch.nn.Module, matrix: Matrix) -> None:
+        """One whose plain weight our kernel reads where it lies."""
+        self._matrices[module] = matrix
+
+    def pays(self, what: str, plain: list[Map], packed: list[Map], x: torch.Tensor, most: float) -> bool:
+        """Whether ``packed`` takes no more than ``most`` of the time of ``plain``. What was measured once, at this
+        load or an earlier one, stays: a model says the same to the last bit after a restart.
+        """
+        asked = f"{what} {x.shape[1]} {torch.backends.cpu.get_cpu_capability()}"
+        if asked not in self._answers:
+            self._answers[asked] = _ratio(plain, packed, x) <= most
+        return self._answers[asked]
+
+    def settle(self) -> None:
+        """Unpack what other code than its own module has read since it was packed."""
+        for one in self._modules:
+            if one.touched:
+                one.remove()
+                self._matrices.pop(one.module, None)
+        self._modules = [one for one in self._modules if not one.touched]
+
+    def remove(self) -> None:
+        """The model is as it was."""
+        self._matrices.clear()
+        while self._modules:
+            self._modules.pop().remove()
+
+
+@torch.no_grad()
+def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None) -> Packing:
+    """Pack the weights of ``model`` that lie on a CPU, where that pays. ``answers`` holds what was measured at an
+    earlier load, and then what was at this one.
+    """
+    packing = Packing({} if answers is None else answers)
+    alike: defaultdict[Any, list[torch.nn.Module]] = defaultdict(list)
+    for module in model.modules():
+        if _could_be_linear(module):
+            alike[type(module), _weight(module).shape, _weight(module).dtype].append(module)
+    for group in alike.values():
+        with suppress(Exception):  # whatever a module raises at made-up input, or oneDNN where it has no kernel
+            if not _pack_alike(group, packing):
+                _read_alike(group, packing)
+    _leave_files(model, packing)
+    return packing
+
+
+def _leave_files(model: torch.nn.Module, packing: Packing) -> None:
+    """Weights lie in the files that they were read from, mapped as a whole while one tensor still looks into them: the
+    few that are not packed get memory of their own.
+    """
+    rest = [t for t in chain(model.parameters(), model.buffers()) if type(t) in (torch.nn.Parameter, torch.Tensor)]
+    if sum(t.nbytes for t in rest) <= packing.nbytes:
+        for tensor in rest:
+            if not tensor.untyped_storage().resizable():  # not torch's own
+                tensor.data = tensor.data.clone()
+
+
+def _could_be_linear(module: torch.nn.Module) -> bool:
+    """Whether a module has what a linear map needs and nothing more; quantised and distributed weights are none."""
+    weight = module._parameters.get("weight")
+    return (
+        type(weight) is torch.nn.Parameter
+        and weight.dim() == 2
+        and weight.device.type == "cpu"
+        and weight.dtype in TYPES
+        and module._parameters.keys() <= {"weight", "bias"}
+        and not module._buffers
+        and not module._modules
+        and "forward" not in vars(module)  # somebody has wrapped it
+    )
+
+
+def _ways(dtype: torch.dtype) -> Iterator[Way]:
+    """How weights of ``dtype`` can be packed here, the best first."""
+    ours = kernel()
+    if ours is not None and ours.tiles and dtype is torch.bfloat16:
+        yield _tiled
+    if dtype in _dtypes():
+        yield _reordered
+
+
+@cache
+def _dtypes() -> frozenset[torch.dtype]:
+    """What oneDNN multiplies on this machine."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return frozenset()
+    found = {torch.float32}
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        found.add(torch.bfloat16)
+    if torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        found.add(torch.float16)
+    return frozenset(found)
+
+
+def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
+    """Pack modules of one class and shape if the first of them are faster packed, but for any that says something
+    else then; whether it was done.
+    """
+    flipped = _is_flipped(group[0])
+    if flipped is None or _weight(group[0]).numel() < _SMALLEST:
+        return False
+    plain: list[Map] = [module.forward for module in group[:_TRIED]]
+    for way in _ways(_weight(group[0]).dtype):
+        candidates = (PackedLinear(module, flipped, way) for module in group)  # one at a time: in memory twice
+        tried = list(islice(candidates, _TRIED))
+        if not _pays(packing, way, group[0], flipped, plain, [one.forward for one in tried]):
+            continue
+        made_up = _made_up(group[0], 2, flipped)
+        for module, one in zip(group, chain(tried, candidates), strict=True):
+            if _equal(one.forward(made_up), module.forward(made_up)):
+                packing.add(one)
+        return True
+    return False
+
+
+def _pays(
+    packing: Packing, way: Way, module: torch.nn.Module, flipped: bool, plain: list[Map], packed: list[Map]
+) -> bool:
+    for rows, most in (_MOST_TILED if way is _tiled else _MOST).items():
+        made_up = _made_up(module, rows, flipped)
+        if not _equal(packed[0](made_up), plain[0](made_up)):
+            return False
+        if not packing.pays(f"{way.__name__} {_kind(module)}", plain, packed, made_up, most):
+            return False
+    return True
+
+
+def _kind(module: torch.nn.Module) -> str:
+    """What modules have in common that are measured together."""
+    weight = _weight(module)
+    return f"{type(module).__name__} {tuple(weight.shape)} {weight.dtype}"
+
+
+def _read_alike(group: list[torch.nn.Module], packing: Packing) -> None:
+    """Let our kernel read the plain weights of modules of one class and shape, for as many rows as that pays."""
+    ours, flipped = kernel(), _is_flipped(group[0])
+    if ours is None or flipped is None:
+        return
+    small = _weight(group[0]).numel() < _SMALLEST
+    if flipped and not small:
+        return
+    matrices = [
+        Matrix(_weight(module).detach().t() if flipped else _weight(module).detach(), False) for module in group
+    ]
+    limit: int | None = None
+    if not small:
+        plain: list[Map] = [module.forward for module in group[:_TRIED]]
+        reading: list[Map] = [product(matrix, None, _weight(group[0]).dtype, ours) for matrix in matrices[:_TRIED]]
+        limit = 0
+        for rows in _FEW:
+            made_up = _made_up(group[0], rows, flipped)
+            if not packing.pays(f"plain {_kind(group[0])}", plain, reading, made_up, _MOST_READING):
+                break
+            limit = rows
+    for module, matrix in zip(group, matrices, strict=True):
+        matrix.limit = limit
+        if limit != 0:
+            packing.read(module, matrix)
+
+
+def _is_flipped(module: torch.nn.Module) -> bool | None:
+    """Whether a linear map keeps its weight as ``[in, out]``; None where it is no linear map."""
+    weight, bias = _weight(module), module._parameters.get("bias")
+    for flipped in (False, True):
+        with suppress(Exception):
+            x = _made_up(module, 2, flipped)
+            if _equal(F.linear(x, weight.t() if flipped else weight, bias), module.forward(x)):
+                return flipped
+    return None
+
+
+def _made_up(module: torch.nn.Module, rows: int, flipped: bool) -> torch.Tensor:
+    """An input ``[1, rows, in]``; the last row is large, to meet what clamps."""
+    weight = _weight(module)
+    generator = torch.Generator().manual_seed(rows)
+    made_up = torch.randn(1, rows, weight.shape[0 if flipped else 1], generator=generator)
+    made_up[:, -1] *= _LARGE
+    return made_up.to(weight.dtype)
+
+
+def _weight(module: torch.nn.Module) -> torch.Tensor:
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
+def _equal(got: Any, want: Any) -> bool:
+    """Every row equal but for rounding."""
+    if type(want) is not torch.Tensor or got.shape != want.shape or got.dtype != want.dtype:
+        return False
+    error = (got.float() - want.float()).norm(dim=-1)
+    return bool((error <= _rounding(want.dtype) * want.float().norm(dim=-1)).all())
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """What the order of a sum may change, root mean square over that of the result."""
+    return max(torch.finfo(dtype).eps, _ROUNDING)
+
+
+def _ratio(plain: list[Map], packed: list[Map], x: torch.Tensor) -> float:
+    """The best time of all ``packed`` over that of all ``plain``; in turns, so that what else runs slows both."""
+    best, began = [float("inf")] * 2, time.thread_time()
+    for way in (plain, packed):
+        way[0](x)  # the first call of a shape makes its kernel
+    for _ in range(_ROUNDS):
+        for i, way in enumerate((plain, packed)):
+            start = time.thread_time()
+            for run in way:
+                run(x)
+            best[i] = min(best[i], time.thread_time() - start)
+        if time.thread_time() - began > _SECONDS:
+            break
+    return best[1] / best[0]
+
+
+class _Reordered:
+    """``[out, in]`` in oneDNN's own layout."""
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        self.data: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, None)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def dense(self) -> torch.Tensor:
+        return self.data.to_dense()
+
+
+Way = Callable[[torch.Tensor, torch.Tensor | None], tuple[Matrix | _Reordered, Map]]
+
+
+def _tiled(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[Matrix, Map]:
+    ours = kernel()
+    assert ours is not None
+    packed = Matrix(matrix, True)
+    return packed, product(packed, bias, matrix.dtype, ours)
+
+
+def _reordered(matrix: torch.Tensor, bias: torch.Tensor | None) -> tuple[_Reordered, Map]:
+    packed = _Reordered(matrix)
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def forward(input: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = multiply(input, packed.data, bias, "none", [], "")
+        return out
+
+    return packed, forward

@@ -1,0 +1,46 @@
+"""A weight as the products of a program read it: as it lies, or in tiles."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from cache.memory import huge
+
+TILED = 3  # beside the types of plain elements
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+GROUP, _DEPTH, _COLUMNS = 64, 32, 16
+
+
+class Matrix:
+    """``[out, inside]``. ``limit``: rows up to which it multiplies at least as fast as torch; None: any number."""
+
+    def __init__(self, weight: torch.Tensor, tiled: bool, limit: int | None = None) -> None:
+        """``weight [out, inside]``: kept as it is where it is plain, copied where it is ``tiled``."""
+        self.out, self.inside = weight.shape
+        self.kind = TILED if tiled else TYPES[weight.dtype]
+        self.data = _tiled(weight) if tiled else weight.contiguous()
+        self.limit = limit
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes."""
+        return self.data.nbytes
+
+    def dense(self) -> torch.Tensor:
+        """``[out, inside]`` as it was given."""
+        if self.kind != TILED:
+            return self.data
+        tiles = self.data.view(-1, -(-self.inside // _DEPTH), GROUP // _COLUMNS, _DEPTH // 2, _COLUMNS, 2)
+        plain = tiles.permute(0, 2, 4, 1, 3, 5).reshape(-1, tiles.shape[1] * _DEPTH)
+        return plain[: self.out, : self.inside].contiguous()
+
+
+def _tiled(weight: torch.Tensor) -> torch.Tensor:
+    """Groups of columns, then depth, then 4 tiles ``[16 pairs, 16 columns, 2]``, padded with zeros; aligned."""
+    out, inside = weight.shape
+    padded = F.pad(weight, (0, -inside % _DEPTH, 0, -out % GROUP))
+    parts = padded.view(-1, GROUP // _COLUMNS, _COLUMNS, padded.shape[1] // _DEPTH, _DEPTH // 2, 2)
+    tiled = huge.empty(padded.numel(), weight.dtype)
+    tiled.view(parts.shape[0], parts.shape[3], 4, _DEPTH // 2, _COLUMNS, 2).copy_(parts.permute(0, 3, 1, 4, 2, 5))
+    return tiled

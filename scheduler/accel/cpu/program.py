@@ -1,0 +1,333 @@
+"""Pieces made into what program.cpp runs: which instructions stay, in which stages, and where each value lies.
+
+A stage is a run of instructions that every row takes alone, or one product with a weight. What is used in the stage
+that makes it lies in a scratch that all rows share, everything else in a row of the arena.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cache.attention.native import together
+from cache.compiler import NotBuilt, built
+from scheduler.accel.cpu.matrix import GROUP, TYPES, Matrix
+from scheduler.accel.cpu.piece import External, Opcode, Operation, Piece, Ref, Slot, Slots
+
+log = logging.getLogger("warmturn.engine")
+_SCRATCH, _ARENA, _FIXED = range(3)
+_ALIGNED = 16  # floats
+_ARENA_BYTES = 8 << 20  # aimed at, so that rows that are worked on together stay in a near cache
+_CHUNKS = (32, 256)  # rows: the fewest and the most that are worked on together
+
+
+class Call(ctypes.Structure):
+    """``Call`` of program.cpp."""
+
+    _fields_ = (
+        ("stages", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("instructions", ctypes.c_void_p),
+        ("externals", ctypes.c_void_p),
+        ("arena", ctypes.c_void_p),
+        ("prepared", ctypes.c_void_p),
+        ("width", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_each", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+        ("together", ctypes.c_void_p),
+    )
+
+
+class Kernel:
+    """The compiled functions, and the memory in which all programs run one after the other."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self.run, self.attend_between = library.warmturn_run, library.warmturn_attend_between
+        self.chain = library.warmturn_chain
+        self.run.argtypes = [ctypes.c_void_p]
+        self.attend_between.argtypes = [ctypes.c_void_p] * 3
+        self.chain.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self.together = together()
+        self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.together else 1  # at most
+        self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
+        self.memory = 0  # its address
+        self.rooms: dict[Any, Any] = {}  # see ``layer.Room``
+        self._memory = torch.zeros(0)
+
+    def reserve(self, floats: int) -> None:
+        """Let there be so much memory. It may move."""
+        if self._memory.numel() < floats + _ALIGNED:
+            self._memory = torch.zeros(floats + _ALIGNED)
+            self.memory = -(-self._memory.data_ptr() // 64) * 64
+
+
+@cache
+def kernel() -> Kernel | None:
+    """The kernel of this process, built if need be; None, said once in the log, where it cannot be had."""
+    try:
+        return Kernel(built(Path(__file__).with_name("kernels") / "program.cpp"))
+    except (NotBuilt, OSError, AttributeError) as error:
+        reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
+        log.info("modules run as they are, slower on a CPU: %s", reason)
+        return None
+
+
+class Program:
+    """One piece, ready to run."""
+
+    def __init__(self, piece: Piece, kernel: Kernel) -> None:
+        self._kernel = kernel
+        layout = _Layout(_stages(_needed(piece.operations)))
+        self.externals = layout.externals
+        instructions = np.array(layout.instructions or np.zeros((0, 13)), np.int64)
+        stages = np.array(layout.stages, np.int64)
+        self._inputs = [(i, e) for i, e in enumerate(self.externals) if e.kind == "input"]
+        outputs = [(i, e) for i, e in enumerate(self.externals) if e.kind == "output"]
+        self.outputs = sorted(outputs, key=lambda output: output[1].number)
+        self.outside = np.zeros((len(self.externals), 3), np.int64)  # ``External`` of program.cpp
+        self.outside[:, 2] = [TYPES[external.dtype or torch.float32] for external in self.externals]
+        self._alive = (layout.alive, instructions, stages)
+        width = layout.width | _ALIGNED  # rows that are a power of two apart would share the places of a cache
+        rows = _ARENA_BYTES // (4 * (width + layout.prepared)) // _CHUNKS[0] * _CHUNKS[0]
+        chunk = min(max(rows, _CHUNKS[0]), _CHUNKS[1])
+        self._arena, self._prepared = width * chunk, layout.prepared * chunk
+        scratch = max(-(-layout.scratch // _ALIGNED) * _ALIGNED, chunk * GROUP if layout.direct else 0)
+        self.call = Call(
+            stages=stages.ctypes.data,
+            count=len(stages),
+            instructions=instructions.ctypes.data,
+            externals=self.outside.ctypes.data,
+            width=width,
+            chunk=chunk,
+            scratch_each=scratch,
+            together=kernel.together,
+        )
+        self._pointer = ctypes.addressof(self.call)
+        self._memory = -1
+        kernel.reserve(self._arena + self._prepared + scratch * kernel.threads)
+
+    def place(self, number: int, address: int, stride: int) -> None:
+        """Where the rows of ``externals[number]`` are, and how many elements they are apart."""
+        self.outside[number, 0] = address
+        self.outside[number, 1] = stride
+
+    def place_inputs(self, inputs: list[torch.Tensor]) -> None:
+        """The tensors of the module's call; tokens lie one after the other."""
+        for number, external in self._inputs:
+            tensor = inputs[external.number]
+            self.place(number, tensor.data_ptr(), tensor.stride(external.axis))
+
+    def place_outputs(self, rows: int) -> list[torch.Tensor]:
+        """New tensors for what the piece leaves, in order."""
+        outputs = []
+        for number, external in self.outputs:
+            tensor = torch.empty((rows, *external.shape), dtype=external.dtype)
+            self.place(number, tensor.data_ptr(), tensor.stride(0))
+            outputs.append(tensor if external.axis == 0 else tensor.movedim(0, external.axis))
+        return outputs
+
+    def place_between(self, room: Mapping[tuple[str, int], torch.Tensor]) -> None:
+        """What other pieces left or will read, by kind and number: ``[rows, elements]`` each."""
+        for number, external in enumerate(self.externals):
+            if (external.kind, external.number) in room:
+                tensor = room[external.kind, external.number]
+                self.place(number, tensor.data_ptr(), tensor.stride(0))
+
+    def prepare(self, rows: int) -> int:
+        """The address of the call that runs ``rows`` rows."""
+        call = self.call
+        call.rows, call.threads = rows, min(torch.get_num_threads(), self._kernel.threads)
+        if self._memory != self._kernel.memory:
+            self._memory = call.arena = self._kernel.memory
+            call.prepared = call.arena + 4 * self._arena
+            call.scratch = call.prepared + 4 * self._prepared
+        return self._pointer
+
+    def run(self, rows: int) -> None:
+        """Over ``rows`` rows of externals that have been placed."""
+        if self._kernel.run(self.prepare(rows)):
+            raise MemoryError("no memory for a step")
+
+
+def product(
+    matrix: Matrix, bias: torch.Tensor | None, dtype: torch.dtype, kernel: Kernel
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``F.linear`` with one weight, as a program."""
+    piece = Piece(Slots())
+    row = piece.read(External("input", 0, dtype=dtype), matrix.inside)
+    out = piece.product(matrix, row.ids, matrix.out)
+    if bias is not None:
+        added = piece.pair(out.ids, piece.constant(bias.detach().float()).ids)
+        out = piece.compute(Opcode.ADD, matrix.out, *added)
+    piece.write(External("output", 0, dtype=dtype), Ref(out), matrix.out)
+    program = Program(piece, kernel)
+
+    def forward(input: torch.Tensor) -> torch.Tensor:
+        if input.dtype is not dtype:
+            raise RuntimeError(f"a linear map of {dtype} got {input.dtype}")
+        rows = input.reshape(-1, matrix.inside)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        result = torch.empty(rows.shape[0], matrix.out, dtype=input.dtype)
+        program.place(0, rows.data_ptr(), rows.stride(0))
+        program.place(1, result.data_ptr(), matrix.out)
+        program.run(rows.shape[0])
+        return result.view(*input.shape[:-1], matrix.out)
+
+    return forward
+
+
+class _Layout:
+    """Where everything lies, and the tables that say so."""
+
+    def __init__(self, stages: list[list[Operation]]) -> None:
+        self.externals: list[External] = []
+        self.instructions: list[list[int]] = []
+        self.stages: list[list[int]] = []
+        self.alive: list[Any] = []
+        self.width = self.scratch = self.prepared = 0  # floats of a row
+        self.direct = _direct([op for stage in stages for op in stage])
+        self._places: dict[Slot, tuple[int, int]] = {}
+        self._last = {ref.slot: op for stage in stages for op in stage for ref in op.refs}
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        number = {op.out: i for i, stage in enumerate(stages) for op in stage}
+        uses = ((i, ref.slot) for i, stage in enumerate(stages) for op in stage for ref in op.refs)
+        shared = {slot for i, slot in uses if number.get(slot) != i}
+        for stage in stages:
+            first = len(self.instructions)
+            for op in stage:
+                if op.code is Opcode.MATMUL:
+                    self._product(op)
+                elif op not in self.direct.values():
+                    self._instruction(op, op.out in shared)
+            if len(self.instructions) > first:
+                self.stages.append([first, len(self.instructions), *[0] * 6, -1])
+
+    def _product(self, op: Operation) -> None:
+        assert op.a is not None
+        matrix: Matrix = op.extra
+        self.alive.append(matrix)
+        weight = [matrix.data.data_ptr(), matrix.out, matrix.inside, matrix.kind]
+        if op.out in self.direct:
+            to = [0, self._external(self.direct[op.out])]
+        else:
+            to = [self._arena(op.out, -(-op.n // 64) * 64), -1]
+        self.stages.append([0, 0, *weight, self._places[op.a.slot][1], *to])
+
+    def _external(self, op: Operation) -> int:
+        if op.extra not in self.externals:
+            self.externals.append(op.extra)
+        return self.externals.index(op.extra)
+
+    def _instruction(self, op: Operation, shared: bool) -> None:
+        count, table, n = 0, 0, op.n
+        if op.code in (Opcode.LOAD, Opcode.STORE):
+            count = self._external(op)
+        elif op.code in (Opcode.COPY, Opcode.GATHER):
+            array = np.ascontiguousarray(op.extra)
+            self.alive.append(array)
+            count, table = len(array), array.ctypes.data
+        elif op.code in (Opcode.REDUCE_SUM, Opcode.REDUCE_MAX, Opcode.PACK):
+            count = op.extra
+        operands = [self._operand(ref) for ref in (op.a, op.b)]
+        if op.out not in self._places:
+            if op.code is Opcode.PACK:
+                self._places[op.out] = _SCRATCH, self.prepared
+                self.prepared += -(-op.n // 32) * 32
+            elif shared:
+                self._arena(op.out, op.n)
+            else:
+                self._scratched(op.out)
+        space, at = self._places[op.out]
+        self.instructions.append([op.code, n, at, space, 0, *operands[0], *operands[1], table, count])
+        for slot in {ref.slot for ref in op.refs}:
+            if self._last[slot] is op and self._places[slot][0] == _SCRATCH:
+                self._free[slot.size].append(self._places[slot][1])
+
+    def _operand(self, ref: Ref | None) -> tuple[int, int, int]:
+        if ref is None:
+            return 0, _SCRATCH, 0
+        if ref.slot.values is not None and ref.slot not in self._places:
+            padded = torch.zeros(ref.slot.size + _ALIGNED)
+            padded[: ref.slot.size] = ref.slot.values
+            self.alive.append(padded)
+            self._places[ref.slot] = _FIXED, padded.data_ptr()
+        space, at = self._places[ref.slot]
+        return at + ref.offset * (4 if space == _FIXED else 1), space, ref.period
+
+    def _arena(self, slot: Slot, size: int) -> int:
+        at, self.width = self.width, self.width + (-(-size // _ALIGNED) + 1) * _ALIGNED
+        self._places[slot] = _ARENA, at
+        return at
+
+    def _scratched(self, slot: Slot) -> None:
+        if self._free[slot.size]:
+            at = self._free[slot.size].pop()
+        else:
+            at, self.scratch = self.scratch, self.scratch + (-(-slot.size // _ALIGNED) + 1) * _ALIGNED
+        self._places[slot] = _SCRATCH, at
+
+
+def _direct(operations: list[Operation]) -> dict[Slot, Operation]:
+    """Products that are only written out: by what."""
+    uses = Counter(ref.slot for op in operations for ref in op.refs)
+    products = {op.out: op.n for op in operations if op.code is Opcode.MATMUL}
+    writes = [(op, op.a) for op in operations if op.code is Opcode.STORE and op.a is not None]
+    return {
+        ref.slot: op
+        for op, ref in writes
+        if uses[ref.slot] == 1 and products.get(ref.slot) == op.n and ref.offset == 0 and ref.period == 0
+    }
+
+
+def _needed(operations: list[Operation]) -> list[Operation]:
+    """Without those that nothing depends on."""
+    wanted: set[Slot] = set()
+    kept = []
+    for op in reversed(operations):
+        if op.code is Opcode.STORE or op.out in wanted:
+            wanted.update(ref.slot for ref in op.refs)
+            kept.append(op)
+    return kept[::-1]
+
+
+def _stages(operations: list[Operation]) -> list[list[Operation]]:
+    """Instructions and products by turns, each as early as what it reads allows."""
+    undone: defaultdict[Slot, int] = defaultdict(int)
+    for op in operations:
+        undone[op.out] += 1
+    stages: list[list[Operation]] = []
+    left = operations
+    while left:
+        for products in (False, True):
+            stage, rest = [], []
+            for op in left:
+                ready = all(ref.slot.values is not None or undone[ref.slot] == 0 for ref in op.refs)
+                if ready and (op.code is Opcode.MATMUL) is products:
+                    stage.append(op)
+                    undone[op.out] -= not products
+                else:
+                    rest.append(op)
+            for op in stage if products else ():
+                undone[op.out] -= 1
+            stages += [[op] for op in stage] if products else [stage] if stage else []
+            left = rest
+    return stages
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    sys.exit(0 if kernel() is not None else 1)

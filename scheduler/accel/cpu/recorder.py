@@ -1,0 +1,291 @@
+"""What a module does to the rows of a step, recorded by watching it once, as the pieces of a program.
+
+A row is one token. Beside every tensor that depends on the module's input two of integers are kept: which element of a
+row, and of which token, each of its elements is. Functions that only move data are called on those as well and so
+need no instruction; functions that compute become instructions; anything else is ``Unrecordable``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from scheduler.accel.cpu.piece import External, Ids, Opcode, Piece, Slot, Slots
+
+# A program keeps float32 where the module goes through one of these.
+_EXACT = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+
+
+class Unrecordable(Exception):
+    """The module does something that no program says; the message names it."""
+
+
+def _named(names: str) -> frozenset[Any]:
+    return frozenset(getattr(torch.ops.aten, name) for name in names.split() if hasattr(torch.ops.aten, name))
+
+
+# Functions that only move data.
+KEEPS = _named("_to_copy clone contiguous alias detach lift_fresh")  # the result has the elements of the argument
+RESHAPES = _named("view _unsafe_view _reshape_alias reshape")
+_REARRANGES = """
+    transpose permute t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk repeat flip roll
+    narrow unfold cat stack
+"""
+MOVES = KEEPS | RESHAPES | _named(_REARRANGES)
+
+
+class Rows(NamedTuple):
+    """Of every element of a tensor: its number (see ``piece``) and its token; both have the tensor's shape."""
+
+    elements: torch.Tensor
+    tokens: torch.Tensor
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+    """Records what is computed within it from ``inputs``; ``tokens`` is a number that no other size equals.
+
+    ``others`` are tensors that may say something else the next time: nothing may follow from them. ``functions`` are
+    torch's functions that compute, each with what records it: called with the recorder, the result and the arguments.
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        inputs: Sequence[torch.Tensor],
+        others: Sequence[torch.Tensor],
+        functions: Mapping[Any, Callable[..., None]],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._functions = functions
+        self.tokens = tokens
+        self.computed = 0  # functions, but for those that only move data
+        self.axes: list[int] = []  # of the tokens, in each input
+        self.slots = Slots()
+        self.pieces = [Piece(self.slots)]
+        self._paused = False
+        self._alive: list[Any] = [inputs, others]  # so that no other tensor gets the identity of one that was seen
+        self._rows: dict[int, Rows] = {}
+        self._sharing: defaultdict[int, set[int]] = defaultdict(set)  # by the address of their memory
+        self._others = {id(tensor) for tensor in others}
+        for number, tensor in enumerate(inputs):
+            axis = self.token_axis(tensor)
+            self.axes.append(axis)
+            external = External("input", number, _without(tensor.shape, axis), axis, tensor.dtype)
+            self.define(tensor, self.piece.read(external, tensor.numel() // tokens), axis)
+            self._sharing[_memory(tensor)].add(0)  # whoever called
+
+    @property
+    def piece(self) -> Piece:
+        """The one that is being recorded."""
+        return self.pieces[-1]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it nothing is recorded."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    # What others tell of functions that are recorded as a whole.
+
+    def product(self, weight: Any, bias: torch.Tensor | None, x: torch.Tensor, out: torch.Tensor) -> None:
+        """``out [1, T, out]`` is ``x`` times a weight, plus a bias; see ``matrix.Matrix``."""
+        axis, ids = self._row(x, x.shape)
+        if axis != x.dim() - 2 or len(ids) != weight.inside:
+            raise Unrecordable("a product within a token")
+        self.computed += 1
+        slot = self.piece.product(weight, ids, out.shape[-1])
+        if bias is not None:
+            operands = self.piece.pair(slot.ids, self.piece.constant(bias.detach().float()).ids)
+            slot = self.piece.compute(Opcode.ADD, out.shape[-1], *operands)
+        self.define(out, slot, axis)
+
+    def attend(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """``out [1, T, H, D]`` is attention of ``inputs``: they end this piece, and another begins."""
+        for tensor in inputs:
+            self.result(tensor)
+        self.computed += 1
+        self.pieces.append(Piece(self.slots, self.piece))
+        axis = self.token_axis(out)
+        external = External("attention", 0, _without(out.shape, axis), axis, out.dtype)
+        self.define(out, self.piece.read(external, out.numel() // self.tokens), axis)
+
+    def result(self, tensor: torch.Tensor) -> int:
+        """``tensor`` is what this piece gives; the axis of its tokens."""
+        axis, ids = self._row(tensor, tensor.shape)
+        number = sum(op.code is Opcode.STORE for op in self.piece.operations)
+        external = External("output", number, _without(tensor.shape, axis), axis, tensor.dtype)
+        self.piece.write(external, self.piece.whole(ids), len(ids))
+        return axis
+
+    # What torch's functions compute.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self._paused and func._can_decompose():  # as inference mode hands it on
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if not self._paused:
+            with self.paused():
+                try:
+                    self._see(func, args, kwargs or {}, tree_leaves(out))
+                except (TypeError, ValueError, LookupError, RuntimeError, AttributeError) as error:
+                    raise Unrecordable(f"{func} as it is called here") from error
+        return out
+
+    def _see(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> None:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self._alive += [tensors, outs]
+        name, others = func.overloadpacket, any(id(tensor) in self._others for tensor in tensors)
+        if func._schema.is_mutable:
+            name = self._elsewhere(name, args[0])
+        if not any(id(tensor) in self._rows for tensor in tensors):
+            if others and not all(isinstance(out, torch.Tensor) for out in outs):
+                raise Unrecordable(f"{name} of what is in no row")
+            self._others.update(id(out) for out in outs if others)
+        elif others:
+            raise Unrecordable(f"{name} with what is in no row")
+        elif not all(isinstance(out, torch.Tensor) and out.dtype in _EXACT for out in outs):
+            raise Unrecordable(f"{name} to another type")
+        elif name in MOVES:
+            self._move(name, func, args, kwargs, outs)
+        elif name in self._functions:
+            self.computed += 1
+            self._functions[name](self, outs[0], *args, **kwargs)
+            self._others.update(id(out) for out in outs[1:])
+        else:
+            raise Unrecordable(str(name))
+
+    def _move(self, name: Any, func: Any, args: Any, kwargs: Any, outs: list[torch.Tensor]) -> None:
+        moved = []
+        for part in (0, 1):
+            if name in KEEPS:
+                moved.append([self._part(args[0], part)])
+            elif name in RESHAPES:
+                moved.append([self._part(args[0], part).reshape(outs[0].shape)])
+            else:
+                changed = tree_map_only(torch.Tensor, partial(self._part, part=part), (args, kwargs))
+                moved.append(tree_leaves(func(*changed[0], **changed[1])))
+        for tensor, elements, tokens in zip(outs, *moved, strict=True):
+            self._know(tensor, Rows(elements, tokens))
+
+    def _elsewhere(self, name: Any, tensor: Any) -> Any:
+        """The function that does the same but in place: to rows that nobody else looks into."""
+        if id(tensor) in self._rows and self._sharing[_memory(tensor)] == {id(tensor)}:
+            return getattr(torch.ops.aten, name.__name__.removesuffix("_"), name)
+        raise Unrecordable(f"{name} is in place")
+
+    def _part(self, tensor: torch.Tensor, part: int) -> torch.Tensor:
+        if id(tensor) not in self._rows:
+            raise Unrecordable("a constant moved with rows")
+        return self._rows[id(tensor)][part]
+
+    # What the recorded functions below need.
+
+    def elementwise(self, out: torch.Tensor, code: Opcode, *operands: Any) -> None:
+        """``out`` is one instruction on tensors, rows or constants, or numbers, that are spread to its shape."""
+        axis, ids = self.spread(out.shape, *operands)
+        self.define(out, self.emit(code, *ids), axis)
+
+    def emit(self, code: Opcode, *ids: Ids) -> Slot:
+        """One instruction on elements."""
+        refs = self.piece.pair(*ids) if len(ids) == 2 else (self.piece.whole(ids[0]),)
+        return self.piece.compute(code, len(ids[0]), *refs)
+
+    def spread(self, shape: torch.Size, *operands: Any) -> tuple[int, list[Ids]]:
+        """The token axis of ``shape``, and the elements of each operand as one row of it meets them."""
+        known = [operand for operand in operands if id(operand) in self._rows]
+        axis = self._row(known[0], shape)[0]
+        ids = []
+        for operand in operands:
+            if id(operand) in self._rows:
+                own, found = self._row(operand, shape)
+                if own != axis:
+                    raise Unrecordable("tokens meet")
+                ids.append(found)
+            else:
+                ids.append(self._constant(operand, shape, axis))
+        return axis, ids
+
+    def number(self, value: float, n: int) -> Ids:
+        """One number, ``n`` times."""
+        return np.full(n, self.piece.constant(torch.tensor([value])).start)
+
+    def groups(self, tensor: torch.Tensor, dims: Any) -> tuple[int, Ids, int]:
+        """The token axis, the elements of a row with ``dims`` last, and how many elements those hold together."""
+        axis = self._row(tensor, tensor.shape)[0]
+        over = sorted({d % tensor.dim() for d in ([dims] if isinstance(dims, int) else dims or [])})
+        if axis in over or not over:
+            raise Unrecordable("a sum over tokens")
+        rest = [d for d in range(tensor.dim()) if d != axis and d not in over]
+        order = [d - (d > axis) for d in (*rest, *over)]
+        elements = self._rows[id(tensor)].elements.select(axis, 0).permute(order)
+        count = 1
+        for d in over:
+            count *= tensor.shape[d]
+        return axis, elements.flatten().numpy(), count
+
+    def reduce(self, code: Opcode, ids: Ids, count: int) -> Slot:
+        """One number per group of ``count`` elements."""
+        return self.piece.compute(code, len(ids) // count, self.piece.whole(ids), extra=count)
+
+    def _constant(self, operand: Any, shape: torch.Size, axis: int) -> Ids:
+        value = operand.detach() if isinstance(operand, torch.Tensor) else torch.tensor(float(operand))
+        if value.dim() >= len(shape) - axis and value.shape[axis - len(shape)] != 1:
+            raise Unrecordable("a constant that tells tokens apart")
+        slot = self.piece.constant(value.float().flatten())
+        ids = torch.arange(slot.start, slot.start + slot.size).view(value.shape).expand(shape)
+        return ids.select(axis, 0).flatten().numpy()
+
+    def _row(self, tensor: torch.Tensor, shape: torch.Size) -> tuple[int, Ids]:
+        """The token axis of a tensor that is spread to ``shape``, and the elements of a row in order."""
+        if id(tensor) not in self._rows:
+            raise Unrecordable("a constant in place of rows")
+        elements, tokens = (part.expand(shape) for part in self._rows[id(tensor)])
+        for axis in (a for a, size in enumerate(shape) if size == self.tokens):
+            row = elements.select(axis, 0)
+            if torch.equal(tokens, _numbers(shape, axis)) and torch.equal(elements, row.unsqueeze(axis).expand(shape)):
+                return axis, row.flatten().numpy()
+        raise Unrecordable("tokens meet")
+
+    def token_axis(self, tensor: torch.Tensor) -> int:
+        """The one axis as long as there are tokens. Raises Unrecordable where it is not plain which one is."""
+        axes = [axis for axis, size in enumerate(tensor.shape) if size == self.tokens]
+        if len(axes) != 1:
+            raise Unrecordable("no telling which axis is the tokens'")
+        return axes[0]
+
+    def define(self, tensor: torch.Tensor, slot: Slot, axis: int) -> None:
+        """``tensor`` holds, of every token, the slot's elements in order."""
+        elements = torch.arange(slot.start, slot.start + slot.size).view(_without(tensor.shape, axis))
+        self._alive.append(tensor)
+        self._know(tensor, Rows(elements.unsqueeze(axis).expand(tensor.shape), _numbers(tensor.shape, axis)))
+
+    def _know(self, tensor: torch.Tensor, rows: Rows) -> None:
+        self._rows[id(tensor)] = rows
+        self._sharing[_memory(tensor)].add(id(tensor))
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _numbers(shape: Sequence[int], axis: int) -> torch.Tensor:
+    """The token of every element of a tensor whose tokens lie along ``axis``."""
+    view = [1] * len(shape)
+    view[axis] = -1
+    return torch.arange(shape[axis]).view(view).expand(shape)

@@ -1,0 +1,376 @@
+"""One call of a module, recorded: what it was called with, the pieces of its program, and what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from cache.attention.attention import PackedAttention
+from cache.pages.packed import PackedCache
+from scheduler.accel.cpu.functions import COMPUTED
+from scheduler.accel.cpu.matrix import Matrix
+from scheduler.accel.cpu.piece import Opcode, Operation, Piece
+from scheduler.accel.cpu.recorder import Recorder, Unrecordable
+
+# A linear map as its weight and bias; None where the module is none.
+Linear = Callable[[torch.nn.Module], tuple[Matrix, torch.Tensor | None] | None]
+Kind = tuple[torch.dtype, int]  # of a tensor: its elements, and how many axes it has
+
+# Root mean square of a difference over that of the result: what rounding between functions may do.
+_ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+_PLAIN = (type(None), bool, str, int, float)
+_KNOWN = (*_PLAIN, torch.Tensor, PackedCache)
+_FEWEST = 2  # functions: torch computes one as fast as a program
+
+
+@dataclass
+class Asked:
+    """Attention that a module asked for: the module that did, its layer, and the options beside query, key, value."""
+
+    module: torch.nn.Module
+    layer: int
+    options: dict[str, Any]
+    given: list[torch.Tensor] = field(default_factory=list)
+    out: torch.Tensor | None = None
+
+
+@dataclass
+class Recording:
+    """See ``record``. Arguments are numbered as ``_spread`` gives them."""
+
+    tokens: int
+    called: list[Any]  # the form of the call
+    inputs: list[tuple[int, torch.Tensor]]
+    axes: list[int]  # of the tokens, in each input
+    same: list[tuple[int, Any]]  # arguments that must be what they were
+    ignored: list[tuple[int, Kind]]  # tensors on which nothing depended
+    untouched: list[tuple[int, type]]  # what the module did not look into
+    cache_at: int | None
+    pieces: list[Piece]
+    asked: list[Asked]
+    outputs: list[torch.Tensor | None]
+    form: TreeSpec
+    _rows: int = -1
+    _shapes: list[torch.Size] = field(default_factory=list)  # of the inputs where there are so many rows
+
+    @property
+    def axis(self) -> int:
+        """That of the tokens in the first input."""
+        return self.axes[0]
+
+    @property
+    def matrices(self) -> Iterator[Matrix]:
+        """The weights that it is multiplied with."""
+        return (op.extra for piece in self.pieces for op in piece.operations if op.code is Opcode.MATMUL)
+
+    @property
+    def signature(self) -> Any:
+        """What two recordings share that did the same, whatever the number of tokens."""
+        inputs = [(number, *_kind(tensor)) for number, tensor in self.inputs]
+        asked = [(one.layer, sorted(one.options)) for one in self.asked]
+        operations = [_signature(op) for piece in self.pieces for op in (None, *piece.operations)]
+        kinds = [out is None for out in self.outputs]
+        given = self.called, inputs, self.axes, self.same, self.ignored, self.untouched, self.cache_at
+        return given, asked, operations, kinds, self.form
+
+    def alike(self, other: Recording) -> bool:
+        """Whether both match the same calls, and give one tensor each."""
+        seen, others = (
+            (one.called, one.same, one.ignored, one.untouched, one.axes, one.cache_at, one.form, one._input_kinds)
+            for one in (self, other)
+        )
+        return seen == others and self.form.is_leaf()
+
+    @property
+    def _input_kinds(self) -> list[Any]:
+        pairs = zip(self.inputs, self.axes, strict=True)
+        return [(number, tensor.dtype, _with(tensor.shape, axis, 0)) for (number, tensor), axis in pairs]
+
+    def match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any, int] | None:
+        """The inputs, the cache and the number of tokens of a call; None if it is unlike the one that was recorded."""
+        called, given = _spread(args, kwargs)
+        if called != self.called:
+            return None
+        for number, value in self.same:
+            if given[number] is not value and (type(given[number]) is not type(value) or given[number] != value):
+                return None
+        for number, kind in self.ignored:
+            if not isinstance(given[number], torch.Tensor) or _kind(given[number]) != kind:
+                return None
+        if any(type(given[number]) is not kind for number, kind in self.untouched):
+            return None
+        inputs = [given[number] for number, _ in self.inputs]
+        if not isinstance(inputs[0], torch.Tensor) or inputs[0].dim() <= self.axis:
+            return None
+        rows = inputs[0].shape[self.axis]
+        if rows != self._rows:
+            self._rows, self._shapes = (
+                rows,
+                [_with(t.shape, a, rows) for (_, t), a in zip(self.inputs, self.axes, strict=True)],
+            )
+        for tensor, axis, shape, (_, seen) in zip(inputs, self.axes, self._shapes, self.inputs, strict=True):
+            if not isinstance(tensor, torch.Tensor) or tensor.shape != shape or tensor.dtype is not seen.dtype:
+                return None
+            if not _lies_in_rows(tensor, axis):
+                return None
+        cache = given[self.cache_at] if self.cache_at is not None else None
+        return (inputs, cache, rows) if self.cache_at is None or isinstance(cache, PackedCache) else None
+
+    def assemble(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """What the module gives, from what its last piece left."""
+        if len(self.outputs) == 1 and self.form.is_leaf():
+            return outputs[0]
+        left = iter(outputs)
+        return tree_unflatten([None if out is None else next(left) for out in self.outputs], self.form)
+
+    def compare(self, compute: Callable[[list[torch.Tensor], Callable[..., torch.Tensor]], Any]) -> None:
+        """Raises ``Unrecordable`` unless ``compute`` says what the module said. Lets go of what was kept for that."""
+        asked = iter(self.asked)
+
+        def attend(_: Asked, given: list[torch.Tensor]) -> torch.Tensor:
+            one = next(asked)
+            _equal(given, one.given)
+            assert one.out is not None
+            return one.out
+
+        out = compute([tensor for _, tensor in self.inputs], attend)
+        _equal(tree_flatten(out)[0], self.outputs)
+        self.inputs = [(number, tensor.to("meta")) for number, tensor in self.inputs]
+        self.outputs = [None if out is None else out.to("meta") for out in self.outputs]
+        self.pieces = []
+        for one in self.asked:
+            one.given, one.out = [], None
+
+
+def record(
+    attention: PackedAttention,
+    linear: Linear,
+    module: torch.nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Recording]:
+    """Call ``forward``, that of ``module``, and watch. Raises ``Unrecordable``; it may have been called then."""
+    _look_at(module, linear)
+    called, given = _spread(args, kwargs)
+    tokens = _tokens(given)
+    tensors = [(i, v) for i, v in enumerate(given) if isinstance(v, torch.Tensor)]
+    inputs = [(i, v) for i, v in tensors if _is_rows(v, tokens)]
+    others = [(i, v) for i, v in tensors if not _is_rows(v, tokens)]
+    caches = [(i, v) for i, v in enumerate(given) if isinstance(v, PackedCache)]
+    if len(caches) > 1 or len({id(tensor) for _, tensor in inputs}) < len(inputs):
+        raise Unrecordable("it got one thing twice")
+    recorder = Recorder(tokens, [tensor for _, tensor in inputs], [tensor for _, tensor in others], COMPUTED)
+    asked: list[Asked] = []
+    with ExitStack() as stack:
+        for part in module.modules():
+            if (found := linear(part)) is not None:
+                stack.enter_context(_product(recorder, part, *found))
+        if caches:
+            stack.enter_context(_attention(recorder, attention, caches[0][1], asked))
+        stack.enter_context(recorder)
+        try:
+            hidden = {key: _hidden(value) for key, value in kwargs.items()}
+            out = forward(*(_hidden(value) for value in args), **hidden)
+        except Exception as error:
+            raise error if isinstance(error, Unrecordable) else Unrecordable("it fails when it is watched") from error
+    outputs, form = tree_flatten(out)
+    _results(recorder, outputs, [tensor for _, tensor in inputs])
+    return out, Recording(
+        tokens=tokens,
+        called=called,
+        inputs=inputs,
+        axes=recorder.axes,
+        same=[(i, v) for i, v in enumerate(given) if isinstance(v, _PLAIN)],
+        ignored=[(number, _kind(tensor)) for number, tensor in others],
+        untouched=[(i, type(v)) for i, v in enumerate(given) if not isinstance(v, _KNOWN)],
+        cache_at=caches[0][0] if caches else None,
+        pieces=recorder.pieces,
+        asked=asked,
+        outputs=outputs,
+        form=form,
+    )
+
+
+class _Untouched:
+    """Stands for an argument of an unknown kind: a module that hands it on is recorded, one that looks at it is not."""
+
+    def _look(self, *args: Any) -> Any:
+        raise Unrecordable("it looks at an argument of an unknown kind")
+
+    __getattribute__ = __setattr__ = __getitem__ = __setitem__ = __contains__ = __iter__ = __len__ = __bool__ = _look
+    __call__ = __eq__ = __ne__ = __hash__ = __str__ = __repr__ = _look
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_hidden, value))
+    return value if isinstance(value, _KNOWN) else _Untouched()
+
+
+def _look_at(module: torch.nn.Module, linear: Linear) -> None:
+    """Refuse what would be left out by a program: a module within that somebody has wrapped, or that has hooks."""
+    for part in module.modules():
+        if part is module:
+            continue
+        if "forward" in vars(part) and linear(part) is None:
+            raise Unrecordable("a module within it is wrapped")
+        if part._forward_hooks or part._forward_pre_hooks:
+            raise Unrecordable("a module within it has hooks")
+
+
+def _results(recorder: Recorder, outputs: list[Any], inputs: list[torch.Tensor]) -> None:
+    """What the module gives ends its last piece: rows of its own, and enough of them to be worth a program."""
+    if not any(isinstance(one, torch.Tensor) for one in outputs):
+        raise Unrecordable("it returns nothing")
+    given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    for one in outputs:
+        if isinstance(one, torch.Tensor):
+            if one.untyped_storage().data_ptr() in given:
+                raise Unrecordable("it returns what it got")
+            before = one.shape[: recorder.result(one)]
+            if one.is_contiguous() and any(size != 1 for size in before):
+                raise Unrecordable("it returns what does not lie in rows")
+        elif one is not None:
+            raise Unrecordable("it returns more than tensors")
+    if recorder.computed < _FEWEST:
+        raise Unrecordable("it is a function of torch by another name")
+
+
+def _spread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """The form of a call: how many arguments, which keywords, which tuples of which length; and all that is given."""
+    form: list[Any] = [len(args), *kwargs]
+    given: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, (tuple, list)):
+            form += (type(value), len(value))
+            given += value
+        else:
+            form.append(None)
+            given.append(value)
+    return form, given
+
+
+def _with(shape: torch.Size, axis: int, rows: int) -> torch.Size:
+    return torch.Size((*shape[:axis], rows, *shape[axis + 1 :]))
+
+
+def _tokens(given: list[Any]) -> int:
+    """How many there are, from the first argument: ``[1, T, ...]`` or ``[T, n]``."""
+    first = next((value for value in given if isinstance(value, torch.Tensor)), None)
+    axis = 0 if first is not None and first.dim() == 2 else 1
+    if first is None or first.dim() < 2 or first.shape[axis] < 2 or any(size != 1 for size in first.shape[:axis]):
+        raise Unrecordable("it is not called with rows")
+    return first.shape[axis]
+
+
+def _kind(tensor: torch.Tensor) -> Kind:
+    return tensor.dtype, tensor.dim()
+
+
+def _is_rows(value: Any, tokens: int) -> bool:
+    """Whether it holds numbers of each token, one token after the other."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return False
+    axes = [axis for axis, size in enumerate(value.shape) if size == tokens]
+    return len(axes) == 1 and all(size == 1 for size in value.shape[: axes[0]]) and _lies_in_rows(value, axes[0])
+
+
+def _lies_in_rows(tensor: torch.Tensor, axis: int) -> bool:
+    """Whether the numbers of a token, if there is one, lie one after the other."""
+    return tensor.is_contiguous() or (tensor.shape[axis] > 0 and tensor.select(axis, 0).is_contiguous())
+
+
+@contextmanager
+def _product(recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: torch.Tensor | None) -> Iterator[None]:
+    """Within it a linear map is one product."""
+    before = vars(module).get("forward")
+    original = module.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with recorder.paused():
+            out: torch.Tensor = original(x)
+            recorder.product(matrix, bias, x, out)
+        return out
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
+@contextmanager
+def _attention(
+    recorder: Recorder, attention: PackedAttention, cache: PackedCache, asked: list[Asked]
+) -> Iterator[None]:
+    """Within it an update of the cache and the attention that follows are one call between two pieces, and nobody may
+    ask how long the cache is: the answer would be part of the program.
+    """
+    updated: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+    update, attend = cache.update, attention.attend
+
+    def watched_update(key: torch.Tensor, value: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
+        with recorder.paused():
+            out = update(key, value, layer, *args, **kwargs)
+        if out[0] is not key or out[1] is not value:
+            raise Unrecordable("keys are worked on after they are stored")
+        updated.append((key, value, layer))
+        return out
+
+    def watched(
+        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        if not updated or updated[-1][0] is not key or updated[-1][1] is not value or len(updated) != len(asked) + 1:
+            raise Unrecordable("attention to what another layer stored")
+        with recorder.paused():
+            out = attend(module, query, key, value, **options)
+            recorder.attend([query, key, value], out)
+        if any(
+            isinstance(option, torch.Tensor) and type(option) is not torch.nn.Parameter for option in options.values()
+        ):
+            raise Unrecordable("attention with a tensor of this step")
+        asked.append(Asked(module, updated[-1][2], options, [query, key, value], out))
+        return out
+
+    def length() -> torch.Tensor:
+        raise Unrecordable("it asks for the length of the cache")
+
+    cache.update, attention.attend = watched_update, watched  # type: ignore[method-assign, assignment]
+    cache.step.offsets = length  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del cache.update, attention.attend, cache.step.offsets
+
+
+def _signature(op: Operation | None) -> Any:
+    if op is None:
+        return None
+    refs = tuple((r.slot.start, r.offset, r.period, _values(r.slot.values)) for r in op.refs)
+    extra = op.extra
+    if op.code in (Opcode.COPY, Opcode.GATHER):
+        extra = extra.tobytes()
+    elif op.code in (Opcode.LOAD, Opcode.STORE):
+        extra = (extra.kind, extra.number, extra.shape, extra.axis, extra.dtype)
+    return op.code, op.n, op.out.start, refs, extra
+
+
+def _values(values: torch.Tensor | None) -> bytes | None:
+    return None if values is None else values.numpy().tobytes()
+
+
+def _equal(got: Sequence[Any], want: Sequence[Any]) -> None:
+    for one, other in zip(got, want, strict=True):
+        if other is None:
+            continue
+        difference = (one.float() - other.float()).square().mean().sqrt()
+        if one.shape != other.shape or not difference <= _ROUNDING[other.dtype] * other.float().square().mean().sqrt():
+            raise Unrecordable("the program does not say what the module says")

@@ -1,0 +1,8 @@
+"""Layers compiled by torch for GPUs.
+
+Owns: which layers are compiled and when they are used.
+
+May import: ``cache.attention``.
+
+Never knows: turns, sessions.
+"""

@@ -1,0 +1,192 @@
+"""Constraints: what a grammar allows a turn to say next, and the compiling of grammars beside the steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from copy import copy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from scheduler.core.text import Vocabulary
+from scheduler.protocol import GRAMMAR_LIMITS, GRAMMAR_STACK
+
+log = logging.getLogger("warmturn.engine")
+
+_KEPT = 64  # compiled grammars
+_KEPT_BYTES = 1 << 20  # of their text: compiled they take up to 50 times that
+_WORD = 32  # tokens in a word of a mask
+
+Mask = npt.NDArray[np.uint32]
+
+
+class Broken(Exception):
+    """This grammar cannot be compiled, or not be followed any further. The message holds nothing of its text."""
+
+
+class Constraint:
+    """The grammar of one turn, as far as its reply has come: ``matcher`` is this turn's own. ``words``: of a mask."""
+
+    def __init__(self, matcher: LLMatcher, words: int) -> None:
+        self.matcher = matcher
+        self.words = words
+
+    def allowed(self, unwanted: Sequence[int] = ()) -> Mask:
+        """What may come next, a bit a token, lowest first; the ids that end replies only where the grammar is complete.
+
+        ``unwanted`` tokens are left out while there are others. A grammar that breaks here tells when it is to accept.
+        """
+        mask = np.zeros(self.words, np.uint32)
+        self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if unwanted:
+            left = mask.copy()
+            for token in unwanted:
+                if token < len(left) * _WORD:
+                    left[token // _WORD] &= ~np.uint32(1 << token % _WORD)
+            if left.any():
+                return left
+        return mask
+
+    def accept(self, token: int) -> bool:
+        """The reply goes on with ``token``; whether the grammar admits nothing but its end now. Raises ``Broken``."""
+        if not self.matcher.consume_token(token) or self.matcher.is_error():
+            raise Broken("The grammar allows nothing behind what the reply says so far, or is too complex to go on.")
+        return bool(self.matcher.is_stopped())
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary on a thread of its own, and keeps a few.
+
+    A grammar that is asked for several times is compiled once: each turn gets a copy.
+    """
+
+    def __init__(self, make_tokenizer: Callable[[], LLTokenizer]) -> None:
+        """``make_tokenizer`` is called once, before the first compile: see ``tokenizer_of``."""
+        self._make_tokenizer = make_tokenizer
+        self._tokenizer: LLTokenizer | None = None
+        self._why_not = ""  # there is no tokenizer
+        self._limits = LLParserLimits(precompute_large_lexemes=False, verbose_errors=False, **GRAMMAR_LIMITS)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        usual = threading.stack_size(GRAMMAR_STACK)
+        self._pool.submit(int).result()  # the thread is there now
+        threading.stack_size(usual)
+        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._bytes = 0
+        self._askers: Counter[Future[LLMatcher]] = Counter()
+
+    def prepare(self) -> None:
+        """Make the tokenizer now: it holds the interpreter's lock, which the first turn with a grammar should not."""
+        if self._tokenizer is not None or self._why_not:
+            return
+        try:
+            self._tokenizer = self._make_tokenizer()
+        except Exception as error:  # somebody else's tokenizer: its model is served without grammars
+            self._why_not = "This model's tokenizer does not go with grammars."
+            log.warning("no grammars: %s", error)
+
+    def ask(self, grammar: str) -> Future[LLMatcher]:
+        """The compiled grammar, once it is; its exception is ``Broken``. What it gives is to be copied, not used.
+        Whoever asks calls ``leave`` once, when it has what it needs or needs nothing any more.
+        """
+        found = self._kept.get(grammar)
+        if found is None:
+            found = self._kept[grammar] = self._pool.submit(self._compile, grammar)
+            self._bytes += len(grammar)
+            while len(self._kept) > 1 and (len(self._kept) > _KEPT or self._bytes > _KEPT_BYTES):
+                self._bytes -= len(self._kept.popitem(last=False)[0])
+        self._kept.move_to_end(grammar)
+        self._askers[found] += 1
+        return found
+
+    def leave(self, grammar: str, asked: Future[LLMatcher]) -> None:
+        """One of those who asked for ``grammar`` waits no longer. A compile for which nobody waits does not begin."""
+        self._askers[asked] -= 1
+        if self._askers[asked]:
+            return
+        del self._askers[asked]
+        if asked.cancel() and self._kept.get(grammar) is asked:
+            del self._kept[grammar]
+            self._bytes -= len(grammar)
+
+    def constraint(self, compiled: LLMatcher) -> Constraint:
+        """For one turn, of what ``ask`` has given."""
+        assert self._tokenizer is not None
+        return Constraint(compiled.deep_copy(), -(-self._tokenizer.vocab_size // _WORD))
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        self.prepare()
+        if self._tokenizer is None:
+            raise Broken(self._why_not)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            raise Broken("The grammar cannot be compiled.")
+        return matcher
+
+
+def tokenizer_of(tokenizer: Any, ends: Sequence[int], width: int) -> LLTokenizer:
+    """A tokenizer of transformers as grammars need it: ``width`` logits, ``ends`` are the ids that end a reply. Raises
+    ``Broken`` where the text of a reply is not what its tokens say one by one.
+    """
+    count = max(width, len(tokenizer))
+    eos = list(ends) or [count]  # no logit has it: then a reply ends only where its grammar has to
+    count += not ends
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        plain = copy(fast)
+        plain.no_padding()
+        plain.no_truncation()
+        with suppress(ValueError):  # it does not know this kind of decoder
+            return LLTokenizer(plain.to_str(), n_vocab=count, eos_token=eos)
+    return LLTokenizer(TokenizerWrapper(Spelled(tokenizer, eos, count)), n_vocab=count, eos_token=eos)
+
+
+class Spelled:
+    """What ``TokenizerWrapper`` asks for, of any tokenizer: the bytes of each id, and ids of bytes.
+
+    Raises ``Broken`` where the bytes of tokens, joined, are not the text that they decode to.
+    """
+
+    def __init__(self, tokenizer: Any, ends: Sequence[int], count: int) -> None:
+        vocabulary = Vocabulary(tokenizer)
+        self.tokens = [vocabulary.spell(token)[1] or b"<[%d]>" % token for token in range(count)]
+        special = {*tokenizer.all_special_ids, *ends, *range(len(tokenizer), count)}
+        special |= {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        self.eos_token_id = ends[0]
+        self.bos_token_id = None
+        self.special_token_ids = sorted(special)
+        self._ids = {data: token for token, data in enumerate(self.tokens) if token not in special}
+        self._longest = max(map(len, self._ids))
+        self._check(vocabulary)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Any ids that spell ``text``: greedily, the longest first."""
+        ids = []
+        while text:
+            size = next((n for n in range(min(self._longest, len(text)), 0, -1) if text[:n] in self._ids), 0)
+            if not size:
+                break
+            ids.append(self._ids[text[:size]])
+            text = text[size:]
+        return ids
+
+    def _check(self, vocabulary: Vocabulary) -> None:
+        whole = [token for data, token in self._ids.items() if b"\xef\xbf\xbd" not in data and _is_text(data)]
+        for start in range(0, len(whole), max(1, len(whole) // 64)):
+            ids = [whole[start], *whole[start : start + 4]]
+            before, said = vocabulary.decode(ids[:1]), vocabulary.decode(ids)
+            if said != before + b"".join(self.tokens[token] for token in ids[1:]).decode():
+                raise Broken("its tokens, one by one, are not the text that they make together")
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return bool(data.decode())
+    except UnicodeDecodeError:
+        return False

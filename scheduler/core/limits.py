@@ -1,0 +1,44 @@
+"""What a turn may ask for."""
+
+from __future__ import annotations
+
+from array import array
+
+from scheduler.protocol import Refused, Submit
+
+
+class Limits:
+    """``context`` tokens in all, ids below ``vocab``, of which those below ``width`` have logits.
+
+    ``start`` is what the decoder of an encoder-decoder model begins with: then prompt and reply have a context each.
+    """
+
+    def __init__(self, context: int, vocab: int, start: tuple[int, ...] = (), width: int | None = None) -> None:
+        self.context = context
+        self.vocab = vocab
+        self.width = min(vocab, width or vocab)
+        self.start = start
+
+    def refuse(self, request: Submit, ids: array[int]) -> Refused | None:
+        """Why a request with this prompt cannot be served; None where it can."""
+        if any(not 0 <= token < self.width for token in request.sampling.logit_bias):
+            return Refused(request.turn, "invalid_prompt", "logit_bias holds a token id that is not in the vocabulary.")
+        if any(not word or not 0 <= word[-1] < self.width for word in request.sampling.bad_words):
+            return Refused(request.turn, "invalid_prompt", "bad_words holds a token id that is not in the vocabulary.")
+        if not ids:
+            return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
+        if min(ids) < 0 or max(ids) >= self.vocab:
+            return Refused(request.turn, "invalid_prompt", "The prompt holds a token id that is not in the vocabulary.")
+        if request.prompt_logprobs is not None and max(ids) >= self.width:
+            return Refused(request.turn, "invalid_prompt", "The prompt holds a token id that has no log-probability.")
+        if self.start and request.prompt_logprobs is not None:
+            return Refused(request.turn, "invalid_prompt", "An encoder gives its prompt no log-probabilities.")
+        limit = request.stopping.max_tokens
+        wanted = max(len(self.start or ids) + (1 if limit is None else limit), len(ids))
+        if wanted > self.context:
+            return Refused(
+                request.turn,
+                "context_length_exceeded",
+                f"The context is {self.context} tokens; {wanted} were asked for.",
+            )
+        return None

@@ -1,0 +1,268 @@
+"""Sampling: logits to tokens and log-probabilities, a batch at once, each row by its own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cache.memory.stream import Coming, put
+from scheduler.core.tally import Tally
+from scheduler.core.turn import Turn
+from scheduler.protocol import Sampling
+
+_STRETCH = 256  # tokens
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # of each byte of a mask
+_BARS = np.where(_BITS, np.float32(0), np.float32("-inf"))  # [256, 8]: what they add to the logits of 8 tokens
+
+
+class Sampled(NamedTuple):
+    """A drawn token; ``logprob`` and ``top`` (ids with log-probabilities, most likely first) where they were
+    asked for. ``usable``: its logits were numbers.
+    """
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    usable: bool = True
+
+
+class Sampler:
+    """Draws one token per row. A row's draw depends on its own logits, parameters and random numbers only."""
+
+    def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
+        self._eos = eos_token_ids
+        self._bars: torch.Tensor | None = None  # _BARS, on the device
+
+    def draw(self, logits: torch.Tensor, turns: Sequence[Turn]) -> Report:
+        """``logits [rows, V]`` float32, one row per turn. Nothing waits for the device."""
+        shaped = self._processed(logits, turns)
+        drawn = [i for i, turn in enumerate(turns) if not turn.request.sampling.greedy]
+        if len(drawn) == len(turns):
+            tokens = _draw(shaped, turns)
+        else:
+            tokens = _largest(shaped)
+            if drawn:
+                rows = put(np.array(drawn), tokens.device)
+                tokens[rows] = _draw(shaped[rows], [turns[i] for i in drawn])
+        return Report(logits, tokens, [turn.request.logprobs for turn in turns])
+
+    def _processed(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
+        """Penalties, biases, forbidden ends and words, and grammars; where no row has any, nothing is copied."""
+        changed = logits
+        bound: list[int] = []
+        penalised = [row for row, turn in enumerate(turns) if turn.request.sampling.penalised]
+        if penalised:
+            changed = logits.clone()
+            _penalise(changed, turns, penalised)
+        for row, turn in enumerate(turns):
+            wanted, ends = turn.request.sampling, self._forbidden(turn)
+            if turn.constraint is not None:
+                bound.append(row)
+                ends = []  # its mask knows them
+            elif wanted.bad_words:
+                ends = [*ends, *_completing(turn)]
+            if not (wanted.logit_bias or ends):
+                continue
+            if changed is logits:
+                changed = logits.clone()
+            if wanted.logit_bias:
+                ids = put(np.array(list(wanted.logit_bias)), logits.device)
+                changed[row, ids] += put(np.array(list(wanted.logit_bias.values()), np.float32), logits.device)
+            if ends:
+                changed[row, put(np.array(ends), logits.device)] = float("-inf")
+        return self._constrain(logits.clone() if changed is logits else changed, turns, bound) if bound else changed
+
+    def _constrain(self, logits: torch.Tensor, turns: Sequence[Turn], bound: list[int]) -> torch.Tensor:
+        """What the grammars of the rows in ``bound`` do not allow next becomes impossible, in place.
+
+        The masks are made while a GPU still computes the logits, and unpacked where these are.
+        """
+        masks = [c.allowed(self._forbidden(turns[i])) for i in bound if (c := turns[i].constraint) is not None]
+        if self._bars is None:
+            self._bars = put(_BARS, logits.device)
+        packed = put(np.stack(masks).view(np.uint8), logits.device)
+        bars = torch.nn.functional.embedding(packed.int(), self._bars).flatten(1)
+        width = min(bars.shape[1], logits.shape[1])
+        rows = put(np.array(bound), logits.device) if len(bound) < len(turns) else slice(None)
+        part = logits[rows]
+        part[:, :width] += bars[:, :width]
+        part[:, width:] = float("-inf")
+        logits[rows] = part
+        return logits
+
+    def _forbidden(self, turn: Turn) -> list[int]:
+        """Tokens that would end the turn before ``min_tokens``. With a grammar an end of sequence always ends it: where
+        that is to be ignored, it comes last.
+        """
+        stopping = turn.request.stopping
+        early = turn.generated < stopping.min_tokens
+        ends = early and not stopping.ignore_eos
+        if turn.constraint is not None:
+            ends = early or stopping.ignore_eos
+        return [*(stopping.stop_token_ids if early else ()), *(self._eos if ends else ())]
+
+
+class Report:
+    """Each row's token with its log-probability under the model itself (before penalties and temperature), and the top
+    ones, on their way from the device.
+    """
+
+    def __init__(self, logits: torch.Tensor, tokens: Sequence[int] | torch.Tensor, tops: Sequence[int | None]) -> None:
+        """``logits [rows, V]``, one token a row. ``tops[i]`` None: no log-probabilities for row i."""
+        chosen = tokens if isinstance(tokens, torch.Tensor) else put(np.array(tokens, np.int64), logits.device)
+        self._tops = tops
+        self._wanted = [i for i, top in enumerate(tops) if top is not None]
+        found = [chosen, _usable(logits)]
+        if self._wanted:
+            rows = put(np.array(self._wanted), logits.device)
+            scores = torch.log_softmax(logits[rows], -1)
+            best, ids = scores.topk(min(max(top or 0 for top in tops), scores.shape[-1]), -1)
+            found += [scores.gather(1, chosen[rows, None])[:, 0], best, ids]
+        self._coming = Coming(*found)
+
+    def read(self) -> list[Sampled]:
+        """All rows; waits for the device once."""
+        drawn, usable, *reported = (part.tolist() for part in self._coming.wait())
+        out = [Sampled(token, usable=fine) for token, fine in zip(drawn, usable, strict=True)]
+        for i, score, best_of, ids_of in zip(self._wanted, *reported, strict=True) if self._wanted else ():
+            top = tuple(zip(ids_of, best_of, strict=True))[: self._tops[i] or 0]
+            out[i] = Sampled(drawn[i], score, top, usable[i])
+        return out
+
+
+def _completing(turn: Turn) -> list[int]:
+    """Tokens that would complete one of the turn's bad words, all of which it would have generated itself."""
+    found = []
+    for *before, last in turn.request.sampling.bad_words:
+        size = len(before)
+        if size <= turn.generated and turn.ids[len(turn.ids) - size :].tolist() == before:
+            found.append(last)
+    return found
+
+
+def _penalise(logits: torch.Tensor, turns: Sequence[Turn], rows: Sequence[int]) -> None:
+    """OpenAI's presence and frequency penalties on generated tokens; the repetition penalty of Keskar et al. (2019) on
+    all. In place, on the few logits that they change.
+    """
+    places, penalties = [], []
+    for row in rows:
+        turn, wanted = turns[row], turns[row].request.sampling
+        if turn.tally is None:
+            turn.tally = Tally(turn.ids[: turn.prompt_length] if wanted.repetition_penalty != 1.0 else ())
+        ids, counts = turn.tally.read(turn.ids[turn.prompt_length :])
+        there = ids < logits.shape[1]  # some models embed more tokens than they say
+        ids, counts = ids[there], counts[there]
+        less = np.float32(wanted.frequency_penalty) * counts + np.float32(wanted.presence_penalty) * (counts > 0)
+        places.append(np.stack([np.full_like(ids, row), ids]))
+        penalties.append(np.stack([np.full_like(less, wanted.repetition_penalty), less]))
+    row, token = put(np.concatenate(places, 1), logits.device)
+    repeated, less = put(np.concatenate(penalties, 1), logits.device)
+    scores = logits[row, token]
+    logits[row, token] = torch.where(scores > 0, scores / repeated, scores * repeated) - less
+
+
+def _draw(logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
+    """One token a row by inverse transform: the first token at which the cumulative probability passes a random number.
+
+    The number comes from the turn's own generator, so a seed gives the same draw in any company.
+    """
+    device = logits.device
+    wanted = [turn.request.sampling for turn in turns]
+    temperature = put(np.array([w.temperature for w in wanted], np.float32), device)[:, None]
+    probs = torch.softmax(logits / temperature.clamp_min(1e-5), -1)
+    cut = [row for row, w in enumerate(wanted) if w.top_k > 0 or w.top_p < 1.0 or w.min_p > 0.0]
+    if len(cut) == len(wanted):
+        probs = _truncate(probs, wanted)
+    elif cut:
+        rows = put(np.array(cut), device)
+        probs[rows] = _truncate(probs[rows], [wanted[row] for row in cut])
+    number = put(np.array([turn.random.random() for turn in turns]), device)[:, None]
+    return _passed(probs, number)
+
+
+def _usable(rows: torch.Tensor) -> torch.Tensor:
+    """Whether all of a row are numbers, or impossible, and some are possible: bool ``[rows]``."""
+    if rows.device.type == "cpu":
+        return torch.from_numpy(np.isfinite(rows.numpy().max(-1)))
+    return torch.isfinite(rows.amax(-1))
+
+
+def _largest(rows: torch.Tensor) -> torch.Tensor:
+    """``rows.argmax(-1)``, the first of equals. On a CPU numpy finds it ten times as fast as torch."""
+    return torch.from_numpy(rows.numpy().argmax(-1)) if rows.device.type == "cpu" else rows.argmax(-1)
+
+
+def _passed(probs: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """The first token ``[rows]`` at which the sum of ``probs [rows, V]`` passes ``number [rows, 1]`` of the whole sum.
+
+    Summed in float64 in vocabulary order, by stretches first: only the one that is passed in is looked into.
+    """
+    rows, width = probs.shape
+    stretch = min(_STRETCH, width)
+    sums = probs.narrow(1, 0, width // stretch * stretch).view(rows, -1, stretch).sum(-1, dtype=torch.float64)
+    rest = probs.narrow(1, width - stretch, stretch)  # what is left over, as the end of a whole stretch
+    left = rest[:, stretch - width % stretch :].sum(-1, dtype=torch.float64)[:, None]
+    sums = torch.cat([sums, left], 1)
+    total = sums.cumsum(-1)
+    wanted = number * total[:, -1:]
+    last = (sums > 0) * torch.arange(1, sums.shape[1] + 1, device=probs.device)
+    at = torch.minimum(torch.searchsorted(total, wanted, right=True)[:, 0], last.amax(-1) - 1)  # none of sum 0
+    at = at.clamp(min=0)  # where there are no numbers
+    first = torch.clamp(at * stretch, max=width - stretch)
+    inside = probs.gather(1, first[:, None] + torch.arange(stretch, device=probs.device))
+    inside = inside * (first[:, None] + torch.arange(stretch, device=probs.device) >= (at * stretch)[:, None])
+    before = (total - sums).gather(1, at[:, None])
+    picked = torch.searchsorted(inside.double().cumsum(-1), wanted - before, right=True)[:, 0]
+    last = (inside > 0) * torch.arange(1, stretch + 1, device=probs.device)  # rounding must not pick one of
+    return (first + torch.minimum(picked, last.amax(-1) - 1)).clamp(min=0)  # probability 0
+
+
+def _truncate(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
+    """Zero what top-k, then nucleus (Holtzman et al., 2019), then min-p cut off; ``probs [rows, V]``. At least one
+    token stays, and of equals all or none.
+    """
+    if probs.device.type == "cpu":
+        found = [_least(row, w) for row, w in zip(probs.numpy(), wanted, strict=True)]
+        least = torch.tensor(found, dtype=torch.float32)[:, None]
+    else:
+        least = _least_of_all(probs, wanted)
+    return torch.where(probs >= least, probs, 0.0)
+
+
+def _least(row: npt.NDArray[np.float32], wanted: Sampling) -> float:
+    """The smallest probability in ``row [V]`` that stays. numpy sorts numbers thirty times as fast as torch sorts them
+    with their places.
+    """
+    width, few = len(row), 0 < wanted.top_k < len(row)
+    if few:
+        left = np.sort(np.partition(row, width - wanted.top_k)[width - wanted.top_k :])[::-1]
+        total = left.sum(dtype=np.float64)
+    elif wanted.top_p < 1.0:  # all others together are less than what a nucleus leaves out
+        total = row.sum(dtype=np.float64)
+        left = np.sort(row[row >= (1 - wanted.top_p) * total / width])[::-1]
+    else:
+        return float(np.float32(wanted.min_p) * row.max())
+    if not len(left):  # these are no numbers
+        return 0.0
+    last = len(left) - 1
+    if wanted.top_p < 1.0:
+        last = min(last, int(np.searchsorted(left.cumsum(dtype=np.float64), wanted.top_p * total)))
+    return float(max(left[last], np.float32(wanted.min_p) * left[0]))
+
+
+def _least_of_all(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
+    """``_least`` of all rows at once, where nobody waits for the device: ``[rows, 1]``."""
+    device, width = probs.device, probs.shape[-1]
+    ordered = probs.sort(-1, descending=True).values
+    top_k = put(np.array([min(w.top_k or width, width) for w in wanted]), device)[:, None]
+    kept = torch.where(torch.arange(width, device=device) < top_k, ordered, 0.0)
+    mass = kept.cumsum(-1, dtype=torch.float64)
+    # A sum reaches the whole before the rarest tokens: top_p 1 must still keep them.
+    share = put(np.array([w.top_p if w.top_p < 1.0 else 2.0 for w in wanted]), device)[:, None]
+    count = torch.searchsorted(mass, share * mass[:, -1:]) + 1
+    least = ordered.gather(-1, torch.minimum(count, top_k) - 1)
+    return torch.maximum(least, put(np.array([w.min_p for w in wanted], np.float32), device)[:, None] * ordered[:, :1])

@@ -1,0 +1,247 @@
+"""Continuous batching: which turns run, and how many tokens each of them feeds in the next step."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from cache.pages.session import common_prefix
+from cache.pages.session_memory import Acquired
+from cache.store import SessionStore
+from cache.tiers.archive import Fetch
+from scheduler.core.queue import FairQueue
+from scheduler.core.turn import Turn, TurnStatus
+from scheduler.protocol import FinishReason, Miss, Receipt
+
+_LOOK_AHEAD = 8  # waiting turns of one tenant that may be tried when the first one has to wait
+_PATIENCE = 32  # turns that may overtake one for which there is no room; then it is next
+
+
+class Scheduler:
+    """Waiting and running turns over one session store.
+
+    There is no prefill phase and no decode phase (the idea is vLLM's): a running turn owes the tokens that its
+    cache does not hold yet, one while decoding, more while prefilling, and every step feeds some of them
+    within a token budget.
+
+    Invariants: a running turn has a session that nobody else runs, a waiting one has none; pages for all that
+    a turn owed at admission are reserved then, so only decoding can run out of memory, and then the turn that
+    was admitted last waits again.
+    """
+
+    def __init__(
+        self, store: SessionStore, *, max_running: int, max_step_tokens: int, max_queued: int, reuse: bool = True
+    ) -> None:
+        """``reuse`` False: the model keeps nothing between forwards, so there is nothing to go on from."""
+        self.store = store
+        self.running: list[Turn] = []  # in order of admission
+        self.waiting = FairQueue(max_queued)
+        self.preemptions = 0
+        self.misses: Counter[Miss] = Counter()
+        self._max_running = max_running
+        self._reuse = reuse
+        self._max_step_tokens = max_step_tokens
+        self._turns: dict[str, Turn] = {}
+        self._names: set[tuple[str, str]] = set()
+        self._steps = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def find(self, turn: str) -> Turn | None:
+        """The unfinished turn of that id."""
+        return self._turns.get(turn)
+
+    def of_session(self, tenant: str, name: str) -> Turn | None:
+        """The unfinished turn of a named session."""
+        return next((t for t in self._turns.values() if (t.request.tenant, t.request.session) == (tenant, name)), None)
+
+    def busy(self, tenant: str, name: str | None) -> bool:
+        """Whether an unfinished turn names this session."""
+        return name is not None and (tenant, name) in self._names
+
+    def add(self, turn: Turn) -> None:
+        """Line a new turn up. Raises ``QueueFull``."""
+        self.waiting.add(turn, {t.request.tenant for t in self.running})
+        self._turns[turn.request.turn] = turn
+        if turn.request.session is not None:
+            self._names.add((turn.request.tenant, turn.request.session))
+
+    def schedule(self) -> list[tuple[Turn, int]]:
+        """The next step: turns, and how many tokens each feeds. Newly admitted ones have their receipt."""
+        self._steps += 1
+        if self.store.archive is not None:
+            self.store.archive.poll(idle=not len(self))
+        plan: dict[Turn, int] = {}
+        budget = self._max_step_tokens
+        for turn in self.running[:] if self.store.threshold is not None else ():
+            if turn.session is not None and turn.session.long is not self.store.is_long(len(turn.ids)):
+                self._suspend(turn)  # it has crossed a RoPE threshold: all of it is computed once more
+        for turn in sorted(self.running, key=self._urgency):
+            if budget > 0 and turn.status is TurnStatus.RUNNING and self._reserve(turn, plan):
+                plan[turn] = min(self._share(turn), budget)
+                budget -= plan[turn]
+        while budget > 0 and len(self.running) < self._max_running:
+            admitted = self._admit_next()
+            if admitted is None:
+                break
+            plan[admitted] = min(self._share(admitted), budget)
+            budget -= plan[admitted]
+        for turn, count in plan.items():
+            turn.last_step = self._steps
+            self.waiting.charge(turn.request.tenant, count)
+        return list(plan.items())
+
+    def finish(self, turn: Turn, reason: FinishReason) -> None:
+        """End a turn, waiting or running; its session is idle from now on and its KV stays."""
+        assert turn.finish_reason is None
+        if turn.session is not None:
+            self.running.remove(turn)
+            self.store.release(turn.session) if self._reuse else self.store.discard(turn.session)
+            turn.session = None
+        else:
+            self.waiting.remove(turn)
+        turn.status, turn.finish_reason = TurnStatus.FINISHED, reason
+        del self._turns[turn.request.turn]
+        if turn.request.session is not None:
+            self._names.discard((turn.request.tenant, turn.request.session))
+
+    def check_integrity(self) -> None:
+        """Assert the invariants above."""
+        for turn in self.running:
+            assert turn.status is TurnStatus.RUNNING
+            assert turn.session is not None
+            assert turn.session.running
+            assert turn.session.token_ids == turn.ids
+        assert all(t.status is TurnStatus.WAITING and t.session is None for t in self.waiting)
+        assert len(self._turns) == len(self.running) + len(self.waiting)
+
+    def _share(self, turn: Turn) -> int:
+        """Tokens that ``turn`` may feed in one step: all it owes, but a prompt's last token on its own where
+        sessions have
+        states, so that there is a checkpoint before it for those who continue the same prompt otherwise.
+        """
+        assert turn.session is not None
+        border = turn.prompt_length - 1 - turn.session.length
+        return border if self.store.stateful and border > 0 else turn.owes
+
+    def _urgency(self, turn: Turn) -> tuple[bool, int, int]:
+        """Decoding turns first, those that waited longest before others; then prefills, the least served
+        tenant's first.
+        """
+        decoding = turn.owes == 1
+        return (not decoding, turn.last_step if decoding else self.waiting.served(turn.request.tenant), turn.last_step)
+
+    # -- admission --------------------------------------------------------------------------------------------------
+
+    def _admit_next(self) -> Turn | None:
+        """Admit the next waiting turn that can run now."""
+        for turn in self.waiting.in_order(_LOOK_AHEAD):
+            if turn.compiling or self._awaits_prefix(turn) or self._awaits_fetch(turn):
+                continue
+            if (turn.fetch is None or turn.fetch.room) and self._admit(turn):
+                return turn
+            if turn.fetch is not None and not turn.fetch.tokens:
+                turn.fetch = None  # what memory holds now may be on disk by the time there is room
+            turn.overtaken += 1
+            if turn.overtaken > _PATIENCE:
+                return None
+        return None
+
+    def _awaits_prefix(self, turn: Turn) -> bool:
+        """Whether a running turn is about to compute more of this prompt than anyone has cached: then it is
+        worth waiting for.
+
+        That is what makes n choices, or a burst with one system prompt, prefill their trunk once.
+        """
+        if not (self._reuse and turn.reusable):
+            return False
+        cached = self.store.match(turn.scope, turn.ids)
+        for other in self.running:
+            if other.scope == turn.scope and other.session is not None and other.owes > 1:
+                promised = min(common_prefix(other.session.token_ids, turn.ids), len(turn.ids) - 1)
+                if self.store.stateful and promised < other.prompt_length - 1:
+                    continue  # there will be no checkpoint where they part
+                if promised > max(cached, other.session.length):
+                    return True
+        return False
+
+    def _awaits_fetch(self, turn: Turn) -> bool:
+        """Whether more of this prompt is on its way up from disk. A turn asks once, and again where that could not
+        begin.
+        """
+        archive = self.store.archive
+        if archive is None or not (self._reuse and turn.reusable):
+            return False
+        if turn.fetch is None or not turn.fetch.begun:
+            found = archive.fetch(turn.scope, turn.request.session, turn.ids)
+            turn.fetch = Fetch(done=True) if found is None else found
+        if turn.fetch.stuck:
+            turn.fetch = Fetch(done=True, miss=Miss.CHEAPER)
+        return turn.fetch.room and not turn.fetch.done
+
+    def _admit(self, turn: Turn) -> bool:
+        """Waiting -> running, with pages for all it owes; False where there is no room now."""
+        reuse = self._reuse and turn.reusable
+        closest = self.store.closest(turn.scope, turn.ids) if reuse and turn.receipt is None else (0, None)
+        acquired = self.store.acquire(turn.scope, turn.request.session, turn.ids, reuse)
+        if acquired is None:
+            return False
+        self.waiting.remove(turn)
+        turn.session, turn.status = acquired.session, TurnStatus.RUNNING
+        turn.session.source = turn.source
+        self.store.keep(turn.session, turn.request.keep_until)
+        self.running.append(turn)
+        if turn.receipt is None:
+            turn.receipt = self._receipt(turn, acquired, *closest)
+        return True
+
+    def _receipt(self, turn: Turn, acquired: Acquired, matched: int, expected: int | None) -> Receipt:
+        """What the prompt of a turn that has just been admitted costs, and why it costs no less."""
+        fetch = turn.fetch or Fetch()
+        raised = max(0, min(fetch.have + fetch.tokens, acquired.reused) - fetch.have)
+        whole = acquired.reused >= min(matched, len(turn.ids) - 1)
+        miss = None
+        if not whole:
+            miss = Miss(fetch.miss) if fetch.miss is not None else Miss.NO_CHECKPOINT
+        elif fetch.miss is not None:
+            miss = Miss(fetch.miss)
+        elif expected is not None and matched < len(turn.ids) - 1:
+            miss = Miss.DIVERGED
+        if miss is not None:
+            self.misses[miss] += 1
+        return Receipt(
+            prompt=len(turn.source or turn.ids[: turn.prompt_length]),
+            cached=acquired.reused,
+            restored=min(acquired.restored, acquired.reused - raised),
+            loaded=0 if fetch.recalled else raised,
+            fetched=raised if fetch.recalled else 0,
+            load_seconds=fetch.seconds,
+            miss=miss,
+            matched=matched,
+            expected=expected,
+            admitted=time.monotonic(),
+        )
+
+    # -- preemption -------------------------------------------------------------------------------------------------
+
+    def _reserve(self, turn: Turn, plan: dict[Turn, int]) -> bool:
+        """Pages for what ``turn`` owes, taken from the turns admitted last if need be; False where it had to
+        yield itself.
+        """
+        assert turn.session is not None
+        while not self.store.reserve(turn.session, len(turn.ids)):
+            victim = next(t for t in reversed(self.running) if t not in plan)
+            self.preemptions += 1
+            self._suspend(victim)
+            if victim is turn:
+                return False
+        return True
+
+    def _suspend(self, turn: Turn) -> None:
+        """Running -> waiting; its KV is evictable, its ids are enough to go on later."""
+        assert turn.session is not None
+        self.running.remove(turn)
+        self.store.release(turn.session)
+        turn.session, turn.status, turn.fetch = None, TurnStatus.WAITING, None
+        self.waiting.put_back(turn)

@@ -1,0 +1,92 @@
+"""A turn: one request running on one session."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cache.pages.eviction import scoped
+from cache.pages.session import SessionCache
+from cache.tiers.archive import Fetch
+from scheduler.core.constraint import Constraint
+from scheduler.core.tally import Tally
+from scheduler.core.text import TextStream
+from scheduler.protocol import FinishReason, Receipt, Submit, TokenLogprob, unpack_ids
+
+
+class TurnStatus(StrEnum):
+    """WAITING in the queue (new, or preempted), RUNNING in the batch, FINISHED."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Turn:
+    """The state of one submitted request.
+
+    ``ids`` is the whole timeline: the prompt and every sampled token, the last one pending until it is fed. A
+    running turn has a session; a preempted one has none, and its ids are enough to go on.
+    """
+
+    request: Submit
+    text: TextStream
+    start: tuple[int, ...] = ()  # encoder-decoder models: what the decoder begins with, the prompt is the source
+    ids: array[int] = field(init=False)
+    source: array[int] | None = field(init=False)
+    prompt_length: int = field(init=False)
+    random: random.Random = field(init=False)
+    status: TurnStatus = TurnStatus.WAITING
+    session: SessionCache | None = None
+    finish_reason: FinishReason | None = None
+    fetch: Fetch | None = None  # what the tiers below memory were asked for
+    receipt: Receipt | None = None
+    announced: bool = False  # the server has its receipt
+    compiling: bool = False  # its grammar is not ready yet
+    constraint: Constraint | None = None  # what its grammar still allows; none for most turns
+    overtaken: int = 0  # times that others were tried because there was no room for this one
+    last_step: int = 0
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    tally: Tally | None = None  # where a penalty needs it
+
+    def __post_init__(self) -> None:
+        prompt = unpack_ids(self.request.prompt)
+        self.source = prompt if self.start else None
+        self.ids = array("i", self.start) if self.start else prompt
+        self.prompt_length = len(self.ids)
+        seed = self.request.sampling.seed
+        self.random = random.Random(None if seed is None else seed % 2**64)  # Random itself drops the sign
+
+    @property
+    def scope(self) -> str:
+        """Whose cached tokens this turn may reuse, and who may reuse its own: the cache's name for its tenant."""
+        return scoped(self.request.tenant, self.request.salt)
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.ids) - self.prompt_length
+
+    @property
+    def owes(self) -> int:
+        """Tokens still to be fed before the next one can be sampled: one while decoding, more while prefilling."""
+        return len(self.ids) - (self.session.length if self.session is not None else 0)
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that may be generated; None: until the context is full."""
+        return self.request.stopping.max_tokens
+
+    @property
+    def reusable(self) -> bool:
+        """Whether cached tokens may be skipped: not where their logits are still asked for."""
+        return self.request.prompt_logprobs is None or self.generated > 0
+
+    def append(self, token: int) -> None:
+        """A token was sampled: it is pending, to be fed by the next step."""
+        assert self.session is not None
+        self.ids.append(token)
+        self.session.token_ids.append(token)

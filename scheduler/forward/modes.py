@@ -1,0 +1,398 @@
+"""How a model is run: the modes of design section 5. Which one fits is measured at load, see ``probe``."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+
+from cache.attention.attention import PackedAttention, Unsupported
+from cache.pages.layers import Layer
+from cache.pages.packed import PackedStep, Segment, packed_class
+from scheduler.accel.cpu.fusion import Fusion
+from scheduler.accel.cpu.linear import Packing
+from scheduler.accel.cpu.program import kernel
+from scheduler.accel.gpu.compiled import Compiled
+from scheduler.forward.mixers import InFlight, MixerSplit
+from scheduler.forward.trace import Trace
+
+
+class Mode(ABC):
+    """A way to run one step through unmodified modeling code.
+
+    ``stateful``: sessions keep a state beside their pages. ``token_by_token``: a session that has a state is
+    fed one token at a time where it matters; the probe sets it for models whose multi-token code forgets the state.
+    """
+
+    name: ClassVar[str]
+    caches: ClassVar[bool] = True  # what was fed need not be fed again
+    compiles: ClassVar[bool] = False  # its attention is one function that a compiler need not look into
+    stateful: bool
+    token_by_token = False
+
+    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+        self.model = model
+        self.layers = layers
+        self.trace = trace
+        self.in_place: frozenset[int] = frozenset()
+        self.fusion: Fusion | None = None
+        self.compiled: Compiled | None = None
+        self.accepts = inspect.signature(model.forward).parameters
+        self._open = any(p.kind is p.VAR_KEYWORD for p in self.accepts.values())
+
+    @abstractmethod
+    def install(self) -> None:
+        """Prepare the model; raises ``Unsupported`` where it refuses."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Leave the model as it was."""
+
+    @abstractmethod
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """Feed the step; returns the logits ``[len(keep), V]`` of the rows ``keep`` (indices into the packed row)."""
+
+    def learn(self) -> bool:
+        """After a step that was seen to be right: take the short cuts that it has shown to be safe, if there
+        are any.
+        """
+        return False
+
+    def fuse(self, packing: Packing, steps: Callable[[], Iterator[None]]) -> int:
+        """Run as programs what can be; ``steps`` feeds two steps of different length, one at each turn. How many
+        modules those are.
+        """
+        return 0
+
+    def unfuse(self) -> None:
+        """Run everything as it is again."""
+        if self.fusion is not None:
+            self.fusion.remove()
+        self.fusion = None
+
+    def compile(self, backend: Any, steps: Callable[[], Any]) -> int:
+        """Run compiled what can be; ``steps`` feeds steps of all kinds. How many modules those are."""
+        return 0
+
+    def uncompile(self) -> None:
+        """Run everything as it is again."""
+        if self.compiled is not None:
+            self.compiled.remove()
+        self.compiled = None
+
+    def plainly(self) -> AbstractContextManager[None]:
+        """Within it what is compiled runs as it is."""
+        return self.compiled.aside() if self.compiled is not None else nullcontext()
+
+    def positions(self, step: PackedStep) -> dict[str, Any]:
+        """The explicit positions of the step's tokens, where the model takes them."""
+        return {"position_ids": step.positions + self.trace.first_position} if self.positions_accepted else {}
+
+    @property
+    def positions_accepted(self) -> bool:
+        """Whether positions can be told."""
+        return "position_ids" in self.accepts or self._open
+
+
+class PagedMode(Mode):
+    """One forward ``[1, T]`` for all sessions over their pages; modules with a state are split per session."""
+
+    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+        super().__init__(model, layers, trace)
+        self.stateful = bool(trace.mixers)
+        self._decoder = language_model(model)
+        self._text = model.config.get_text_config(decoder=True)
+        self._flight = InFlight()
+        self._splits: list[MixerSplit] = []
+        self._cache = packed_class(type(trace.cache))
+
+    def install(self) -> None:
+        """Split the recurrent modules."""
+        if not self.layers:
+            raise Unsupported("the config does not describe the layers")
+        if self.trace.argument is None or self.trace.argument not in self.accepts:
+            raise Unsupported("the model's forward takes no cache")
+        if self.trace.attributes:
+            raise Unsupported("modules keep a state on themselves")
+        if not self.positions_accepted and any(layer.stores for layer in self.layers) and not self.trace.mixers:
+            raise Unsupported("the model's forward takes no position_ids")
+        self._splits = self._split(self.trace.argument)
+
+    def _split(self, argument: str) -> list[MixerSplit]:
+        return [MixerSplit(module, argument, self._flight) for module in self.trace.mixers]
+
+    def remove(self) -> None:
+        """Put the recurrent modules' own forwards back."""
+        for split in self._splits:
+            split.remove()
+        self._splits = []
+
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """See ``Mode.forward``. The lm_head runs only on ``keep`` where the model has ``logits_to_keep``."""
+        assert self.trace.argument is not None
+        inputs: dict[str, Any] = {"use_cache": True, "return_dict": True, **self.positions(step), **self.masks(step)}
+        if "logits_to_keep" in self.accepts:
+            inputs["logits_to_keep"] = keep
+        inputs[self.trace.argument] = self._cache(self.layers, step, self.in_place, by_row=self.trace.by_row)
+        for split in self._splits:
+            split.token_by_token = self.token_by_token
+        for segment in step.segments if self.stateful else ():
+            if segment.session.state is None:
+                segment.session.state = self.trace.fresh(self._text)
+        with self._flight.over(step), self.attending(step):
+            logits: torch.Tensor = self.model(input_ids=step.token_ids, **inputs).logits[0]
+        return logits if logits.shape[0] == len(keep) else logits[keep]
+
+    @abstractmethod
+    def masks(self, step: PackedStep) -> dict[str, Any]:
+        """The ``attention_mask`` argument, if any."""
+
+    @abstractmethod
+    def attending(self, step: PackedStep) -> Any:
+        """A context within which attention belongs to ``step``."""
+
+
+class PackedMode(PagedMode):
+    """Our attention function reads the pages, no mask is built."""
+
+    name = "packed"
+    compiles = True
+
+    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+        super().__init__(model, layers, trace)
+        self.attention = PackedAttention(layers)
+        self._previous = self._decoder.config._attn_implementation
+
+    def install(self) -> None:
+        """Switch the language model to our attention function, where it has attention."""
+        super().install()
+        if any(layer.stores for layer in self.layers):
+            self._decoder.set_attn_implementation(self.attention.name)
+        if self._decoder.config._attn_implementation != self.attention.name and not self.trace.mixers:
+            raise Unsupported("the model does not let its attention function be chosen")
+        for changed in (self.fusion, self.compiled):
+            if changed is not None:
+                changed.install()
+
+    def remove(self) -> None:
+        """Back to the attention function that the model was loaded with."""
+        for changed in (self.compiled, self.fusion):
+            if changed is not None:
+                changed.remove()
+        super().remove()
+        self._decoder.set_attn_implementation(self._previous)
+
+    def masks(self, step: PackedStep) -> dict[str, Any]:
+        """None: transformers builds no mask for an attention function that has no mask function."""
+        return {}
+
+    def attending(self, step: PackedStep) -> Any:
+        """Our attention function needs to know the step."""
+        running = self.attention.running(step)
+        return running if self.compiled is None else self.compiled.within(running)
+
+    def learn(self) -> bool:
+        """Layers that handed on exactly what the cache gave them may read their pages in place."""
+        stored = {i for i, layer in enumerate(self.layers) if layer.stores}
+        self.in_place = frozenset(stored - self.attention.transformed)
+        return True
+
+    def fuse(self, packing: Packing, steps: Callable[[], Iterator[None]]) -> int:
+        """See ``Mode.fuse``."""
+        ours = kernel() if self.model.device.type == "cpu" else None
+        if ours is not None:
+            self.fusion = Fusion(self.attention, packing.matrix, ours)
+            self.fusion.find(self._decoder, steps)
+        return len(self.fusion) if self.fusion is not None else 0
+
+    def compile(self, backend: Any, steps: Callable[[], Any]) -> int:
+        """See ``Mode.compile``."""
+        self.compiled = Compiled(backend)
+        self.compiled.find(self._decoder, steps)
+        return len(self.compiled)
+
+
+class MaskedMode(PagedMode):
+    """The model's own attention over gathered keys, with a block-diagonal mask ``[1, 1, T, all keys]``."""
+
+    name = "masked"
+
+    def masks(self, step: PackedStep) -> dict[str, Any]:
+        """One mask, or one per declared layer type where they differ."""
+        declared = getattr(self._text, "layer_types", None) or []
+        kinds = {layer.kind: layer for layer in self.layers}
+        if len(set(declared)) <= 1 and len(kinds) == 1:
+            return {"attention_mask": self._mask(step, self.layers[0])}
+        made = {key: self._mask(step, layer) for key, layer in kinds.items()}
+        # Layers with a state beside their attention ask for the mask of their attention alone.
+        named = {f"{layer.reach}_attention": made[key] for key, layer in kinds.items()} | {"linear_attention": None}
+        named |= {n: made[layer.kind] for n, layer in zip(declared, self.layers, strict=True)}
+        return {"attention_mask": named}
+
+    def attending(self, step: PackedStep) -> Any:
+        """The model attends by itself."""
+        return nullcontext()
+
+    def _mask(self, step: PackedStep, layer: Layer) -> torch.Tensor:
+        """0 where a query sees a key of its own session, the lowest number elsewhere (eager code adds masks)."""
+        parts = []
+        for number, segment in enumerate(step.segments):
+            first = layer.first_key(segment.start)
+            seen = step.mask(number, layer, first)
+            size = (segment.size, segment.stop - first)
+            parts.append(torch.ones(size, dtype=torch.bool, device=self.model.device) if seen is None else seen)
+        seen = torch.block_diag(*(part.int() for part in parts)).bool()  # type: ignore[no-untyped-call]
+        return additive(seen, self.model.dtype)
+
+
+class SplitMode(MaskedMode):
+    """A packed trunk; every module that writes to the cache runs per session, on that session's own cache object.
+
+    For attention that derives more than a mask from the cache: relative biases, compressed or block-wise keys.
+    """
+
+    name = "split"
+
+    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+        super().__init__(model, layers, trace)
+        self.stateful = True
+
+    def _split(self, argument: str) -> list[MixerSplit]:
+        return [
+            MixerSplit(module, argument, self._flight, self._segment_mask if _attends(module) else None)
+            for module in self.trace.readers
+        ]
+
+    def _segment_mask(self, index: int, cache: Any, tokens: int) -> torch.Tensor:
+        """``[1, 1, tokens, keys]`` for one session's own cache, which may hold no more than a window of its past."""
+        stored = cache.layers[index]
+        past = stored.get_seq_length()
+        kept = min(past, stored.sliding_window - 1) if getattr(stored, "is_sliding", False) else past
+        query = torch.arange(past, past + tokens, device=self.model.device)[:, None]
+        key = torch.arange(past - kept, past + tokens, device=self.model.device)[None]
+        return additive(self.layers[index].sees(query, key), self.model.dtype)
+
+
+class AloneMode(Mode):
+    """One forward per session on the model's own cache object; right for whatever the model does, shared by nobody."""
+
+    name = "alone"
+    stateful = True
+
+    def install(self) -> None:
+        """Nothing: the model runs as it is."""
+        if self.trace.argument is None and not self.trace.attributes:
+            raise Unsupported("the model returns no cache")
+
+    def remove(self) -> None:
+        """Nothing was changed."""
+
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """See ``Mode.forward``."""
+        logits = torch.cat([self._feed(step, segment) for segment in step.segments])
+        return logits[keep]
+
+    def _feed(self, step: PackedStep, segment: Segment) -> torch.Tensor:
+        rows = range(segment.row, segment.row + segment.size)
+        slow = self.token_by_token and segment.start > 0
+        parts = [slice(row, row + 1) for row in rows] if slow else [slice(rows.start, rows.stop)]
+        return torch.cat([self._run(step, segment, part) for part in parts])
+
+    def _run(self, step: PackedStep, segment: Segment, rows: slice) -> torch.Tensor:
+        inputs = {name: value[:, rows] for name, value in self.positions(step).items()}
+        cache, kept = segment.session.state or (self.fresh(), None)
+        if cache is not None and self.trace.argument is not None:
+            inputs[self.trace.argument] = cache
+        for (module, name), value in zip(self.trace.attributes, kept or (), strict=kept is not None):
+            setattr(module, name, value)
+        out = self.model(input_ids=step.token_ids[:, rows], use_cache=True, return_dict=True, **inputs)
+        cache = out.get(self.trace.argument, cache) if self.trace.argument is not None else None
+        segment.session.state = (cache, [getattr(module, name) for module, name in self.trace.attributes])
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    def fresh(self) -> Any:
+        """The cache of a session that has fed nothing: the model makes its own, unless it does not return it."""
+        return None if self.trace.returned else self.trace.fresh(self.model.config.get_text_config(decoder=True))
+
+
+class PlainAloneMode(AloneMode):
+    """Alone, on a cache that keeps every key: for models whose own cache cuts a window that their mask does
+    not have.
+    """
+
+    name = "alone, all keys"
+
+    def fresh(self) -> Any:
+        """A cache that knows no windows."""
+        from transformers.cache_utils import DynamicCache
+
+        return DynamicCache()
+
+
+class RecomputeMode(Mode):
+    """No cache at all: every step runs each session from its first token. Right where only a plain forward is,
+    and slow.
+    """
+
+    name = "recomputed"
+    stateful = False
+    caches = False
+
+    def install(self) -> None:
+        """Nothing: the model runs as it is."""
+
+    def remove(self) -> None:
+        """Nothing was changed."""
+
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """See ``Mode.forward``."""
+        parts = []
+        for segment in step.segments:
+            ids = torch.tensor([list(segment.session.token_ids[: segment.stop])], device=self.model.device)
+            parts.append(self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -segment.size :])
+        return torch.cat(parts)[keep]
+
+
+MODES: tuple[type[Mode], ...] = (PackedMode, MaskedMode, SplitMode, AloneMode, PlainAloneMode)
+LAST_RESORT: tuple[type[Mode], ...] = (RecomputeMode,)
+
+
+def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A bool mask ``[queries, keys]`` as what eager code adds to scores: ``[1, 1, queries, keys]``, 0 or the
+    lowest number.
+    """
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[None, None]
+
+
+def _attends(module: torch.nn.Module) -> bool:
+    return "attention_mask" in inspect.signature(module.forward).parameters
+
+
+def language_model(model: Any) -> Any:
+    """The sub-module that holds the text decoder: the model itself, or the language model inside a multimodal
+    wrapper.
+    """
+    text = model.config.get_text_config(decoder=True)
+    if text is model.config:
+        return model
+    inside = (
+        m for m in model.modules() if getattr(m, "config", None) is text and hasattr(m, "set_attn_implementation")
+    )
+    return next(inside, model)
+
+
+@contextmanager
+def installed(mode: Mode) -> Iterator[Mode]:
+    """``mode`` installed within the block, removed again if the block raises."""
+    try:
+        mode.install()
+        yield mode
+    except BaseException:
+        mode.remove()
+        raise

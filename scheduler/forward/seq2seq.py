@@ -1,0 +1,127 @@
+"""Encoder-decoder models: the prompt is what the encoder reads, the timeline is the decoder's.
+
+A new prompt changes every cross-attention, so nothing outlives its request: a session's state is the encoder's
+output and the decoder's own cache. Decoders at the same position over sources of the same length run as one batch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from cache.pages import state as states
+from cache.pages.packed import PackedStep, Segment
+from scheduler.forward.modes import Mode
+
+
+class EncoderDecoderMode(Mode):
+    """The decoder on a cache per request, with the encoder's output kept beside it."""
+
+    name = "encoder-decoder"
+    stateful = True
+    caches = False
+    _output: type[BaseModelOutput] = BaseModelOutput
+
+    def install(self) -> None:
+        """Nothing: the model runs as it is."""
+
+    def remove(self) -> None:
+        """Nothing was changed."""
+
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """See ``Mode.forward``."""
+        found: dict[int, torch.Tensor] = {}
+        for group in self._groups(step):
+            for segment, logits in zip(group, self._run(step, group), strict=True):
+                found[segment.row] = logits
+        return torch.cat([found[segment.row] for segment in step.segments])[keep]
+
+    def fresh(self) -> Any:
+        """An empty cache: what the decoder says can be windowed, what it reads of the encoder never is."""
+        own = DynamicCache(config=self.model.config.get_text_config(decoder=True))
+        return EncoderDecoderCache(own, DynamicCache())
+
+    def _groups(self, step: PackedStep) -> list[list[Segment]]:
+        """Segments that may share a forward."""
+        alike: defaultdict[tuple[int, ...], list[Segment]] = defaultdict(list)
+        for segment in step.segments:
+            source = segment.session.source
+            assert source is not None
+            single = segment.size == 1 and segment.start > 0
+            alike[(segment.start, len(source)) if single else (-1, segment.row)].append(segment)
+        return list(alike.values())
+
+    def _run(self, step: PackedStep, group: Sequence[Segment]) -> list[torch.Tensor]:
+        """Logits ``[size, V]`` of each segment."""
+        kept = [segment.session.state or self._begin(segment) for segment in group]
+        hidden, cache = states.stacked(kept) if len(kept) > 1 else kept[0]
+        ids = torch.cat([step.token_ids[:, s.row : s.row + s.size] for s in group])
+        out = self.model(
+            encoder_outputs=self._output(last_hidden_state=hidden),
+            decoder_input_ids=ids,
+            past_key_values=cache,
+            use_cache=True,
+            return_dict=True,
+        )
+        after = (hidden, out.past_key_values)
+        parts = states.unstacked(after, len(group)) if len(group) > 1 else [after]
+        for segment, part in zip(group, parts, strict=True):
+            segment.session.state = part
+        return list(out.logits)
+
+    def _begin(self, segment: Segment) -> Any:
+        source = torch.tensor([list(segment.session.source or ())], device=self.model.device)
+        out = self.model.get_encoder()(input_ids=source, return_dict=True)
+        self._output = type(out)  # some decoders look for more fields than the plain output has
+        return out.last_hidden_state, self.fresh()
+
+
+class OwnCacheEncoderDecoderMode(EncoderDecoderMode):
+    """The same on the cache that the model makes for itself."""
+
+    name = "encoder-decoder, own cache"
+
+    def fresh(self) -> Any:
+        """The model makes it."""
+        return None
+
+
+class RecomputedDecoderMode(EncoderDecoderMode):
+    """Encoder and decoder from their first tokens at every step: right where only a plain forward is, and slow."""
+
+    name = "encoder-decoder, recomputed"
+    stateful = False
+
+    def _run(self, step: PackedStep, group: Sequence[Segment]) -> list[torch.Tensor]:
+        (segment,) = group
+        return [plain_forward(self.model, segment.session)[segment.stop - segment.size : segment.stop]]
+
+    def _groups(self, step: PackedStep) -> list[list[Segment]]:
+        return [[segment] for segment in step.segments]
+
+
+def plain_forward(model: Any, session: Any) -> torch.Tensor:
+    """Logits of all of a session's tokens ``[tokens, V]`` from a forward of encoder and decoder, no cache."""
+    source = torch.tensor([list(session.source)], device=model.device)
+    ids = torch.tensor([list(session.token_ids)], device=model.device)
+    logits: torch.Tensor = model(input_ids=source, decoder_input_ids=ids, use_cache=False, return_dict=True).logits[0]
+    return logits
+
+
+ENCODER_DECODER: tuple[type[Mode], ...] = (EncoderDecoderMode, OwnCacheEncoderDecoderMode)
+ENCODER_DECODER_LAST: tuple[type[Mode], ...] = (RecomputedDecoderMode,)
+
+
+def first_tokens(model: Any) -> tuple[int, ...]:
+    """What the decoder is fed first: its start token, then one that the model forces (a target language), if any."""
+    settings = model.generation_config
+    start = settings.decoder_start_token_id
+    for other in (getattr(model.config, "decoder_start_token_id", None), settings.bos_token_id, 0):
+        start = other if start is None else start
+    forced = settings.forced_bos_token_id
+    return (int(start),) if forced is None else (int(start), int(forced))

@@ -1,0 +1,123 @@
+"""What of torch and transformers an engine on a CPU does not import: half of its start would be that.
+
+transformers imports all that torch has for dividing models among machines and for compiling them. One rank on a CPU
+does neither. The parts are still there for whoever imports them by name, or uses what they give.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from scheduler.protocol import EngineConfig
+
+
+def spare(config: EngineConfig) -> None:
+    """Import torch and transformers without what this engine has no use for; all of them where it has."""
+    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    if cuda or config.tensor_parallel > 1:
+        return
+    torch.distributed.is_available = lambda: False  # asked before torch.distributed.tensor and .fsdp are imported
+    _Dynamo().enter()
+    _models_once()
+
+
+def _models_once() -> None:
+    """Import transformers.models without reading its files again: transformers itself has read all of them."""
+    import transformers
+    from transformers.utils import import_utils
+
+    read = import_utils.define_import_structure
+    folder = Path(transformers.__file__).parent / "models"
+
+    def known(path: Any, prefix: str | None = None) -> Any:
+        if prefix is not None or Path(path) != folder / "__init__.py":
+            return read(path, prefix=prefix)
+        whole = read(folder, prefix="models")  # it is kept
+        return {
+            needs: {name.removeprefix("models."): names for name, names in files.items() if name.startswith("models.")}
+            for needs, files in whole.items()
+        }
+
+    import_utils.define_import_structure = known
+    try:
+        import transformers.models
+    finally:
+        import_utils.define_import_structure = read
+
+
+class _Dynamo(ModuleType):
+    """In place of torch._dynamo until somebody compiles: functions that are marked for the compiler are what they were.
+    For anything else it makes room for the package itself."""
+
+    name = "torch._dynamo"
+    apart = "torch._dynamo._trace_wrapped_higher_order_op"  # masks are made with it; it needs no other of the package
+
+    def __init__(self) -> None:
+        super().__init__(self.name)
+        self.finder = _Finder(self)
+        self.__path__ = [str(Path(torch.__file__).parent / "_dynamo")]
+
+    def enter(self) -> None:
+        """Be there, unless the package is already."""
+        if self.name not in sys.modules:
+            sys.modules[self.name] = torch._dynamo = self
+            sys.meta_path.insert(0, self.finder)
+
+    def real(self) -> ModuleType:
+        """The package itself, from now on for everybody."""
+        if self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
+            del sys.modules[self.name], torch._dynamo
+        real = importlib.import_module(self.name)
+        if self.apart in sys.modules:
+            vars(real).setdefault(self.apart.rpartition(".")[2], sys.modules[self.apart])
+        return real
+
+    def __getattr__(self, wanted: str) -> Any:
+        if wanted.startswith("__"):
+            raise AttributeError(wanted)
+        return getattr(self.real(), wanted)
+
+    def disable(self, fn: Any = None, recursive: bool = True, **options: Any) -> Any:
+        return fn if fn is not None else lambda function: function
+
+    def allow_in_graph(self, fn: Any) -> Any:
+        return fn
+
+    def assume_constant_result(self, fn: Any) -> Any:
+        fn._dynamo_marked_constant = True
+        return fn
+
+
+class _Finder(MetaPathFinder):
+    """A module of the package is about to be imported: that needs the package, which may have brought it."""
+
+    def __init__(self, dynamo: _Dynamo) -> None:
+        self._dynamo = dynamo
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name.rpartition(".")[0] != self._dynamo.name or name == self._dynamo.apart:
+            return None
+        self._dynamo.real()
+        return ModuleSpec(name, _There(sys.modules[name])) if name in sys.modules else None
+
+
+class _There(Loader):
+    """Loads a module that is there already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec

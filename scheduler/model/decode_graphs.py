@@ -1,0 +1,181 @@
+"""CUDA graphs of decode steps: a step in which every session feeds one token, launched as one.
+
+A graph is captured for a number of rows, a bucket; a step of fewer sessions fills the others with nobody's tokens. It
+is captured when its bucket has been met a few times, and used only if it then says what the step has said without it.
+A step whose code looks at the device's numbers cannot be captured and is not tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cache.attention.decode import DecodeStep, Tables
+from cache.attention.trial import brief
+from cache.memory.tier import MemoryTier
+from cache.pages.session import SessionCache
+from scheduler.forward.modes import Mode
+
+log = logging.getLogger("warmturn.engine")
+
+_WARM = 3  # steps of a bucket before it is captured
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}  # as the load-time probe allows
+_LOOKS = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount"})
+
+Step = Callable[[], torch.Tensor]
+Capture = Callable[[Step], Callable[[], Any]]
+
+
+class Looked(Exception):
+    """The step's code looks at numbers that are on the device."""
+
+
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises ``Looked`` where something waits for the device or depends on what it has computed. Not in inference mode,
+    which hides what operations are made of.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Every operation of a step."""
+        name = func.overloadpacket.__name__
+        if name in _LOOKS or (name == "repeat_interleave" and func._overloadname == "Tensor"):
+            raise Looked(name)
+        tensors = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)]
+        if name in ("index", "index_put", "index_put_") and any(
+            i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+        ):
+            raise Looked(f"{name} by a mask")
+        out = func(*args, **(kwargs or {}))
+        copied = name in ("_to_copy", "copy_") and isinstance(out, torch.Tensor)
+        if copied and any(t.device != out.device and t.numel() > 0 for t in tensors):
+            raise Looked("a copy between host and device")
+        return out
+
+
+class Graph(NamedTuple):
+    """What a bucket has: a step and the rows of its logits, which stay where they are as long as the graph is run, and
+    how to run it.
+    """
+
+    step: DecodeStep
+    keep: torch.Tensor
+    run: Callable[[], Any]
+
+
+def buckets(most: int) -> list[int]:
+    """The numbers of rows for which graphs are made: few, and never many more than are needed."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 64, 64)]
+    return [size for size in sizes if size < most] + [most]
+
+
+def capturer() -> Capture:
+    """How graphs are captured on this device, all of them in one pool of memory."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(step: Step) -> Callable[[], Any]:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        # Other threads copy pages meanwhile: what they ask of the device is none of this capture's business.
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                step()
+        finally:
+            torch.cuda.set_stream(stream)  # which torch forgets where a capture fails
+        return graph.replay
+
+    return capture
+
+
+class Graphs:
+    """The graphs of one model over the pages of one tier; ``most`` rows, sessions of up to ``context`` tokens.
+
+    All graphs leave their logits in one place: what one says is read before the next runs.
+    """
+
+    def __init__(self, mode: Mode, tier: MemoryTier, most: int, context: int, capture: Capture) -> None:
+        self._mode, self._tier, self._capture = mode, tier, capture
+        self._buckets = buckets(most)
+        self._pages = -(-context // tier.page_size) + 1
+        self._tables: Tables | None = None
+        self._logits: torch.Tensor | None = None
+        self._graphs: dict[int, Graph] = {}
+        self._met: Counter[int] = Counter()
+        stored = {index for index, layer in enumerate(mode.layers) if layer.stores}
+        self._learning = bool(stored) and stored <= mode.in_place and not mode.stateful
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(self, work: Sequence[tuple[SessionCache, int]]) -> torch.Tensor | None:
+        """The logits ``[len(work), V]`` of a step in which each session feeds one token, valid until the next; None
+        where there is no graph for it.
+        """
+        graph = self._graphs.get(self._bucket(work))
+        if graph is None:
+            return None
+        graph.step.fill([session for session, _ in work])
+        graph.run()
+        assert self._logits is not None
+        return self._logits[: len(work)]
+
+    def learn(self, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> None:
+        """``logits`` are what such a step has said without a graph, and its sessions' lengths have not grown yet:
+        capture one, if it is time to.
+        """
+        bucket = self._bucket(work)
+        if not bucket or not self._learning or bucket in self._graphs:
+            return
+        self._met[bucket] += 1
+        if self._met[bucket] < _WARM:
+            return
+        try:
+            self._graphs[bucket] = self._captured(bucket, work, logits)
+        except (Looked, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+            self._learning = False
+            log.info("decode steps of %d sessions and more run without a CUDA graph: %s", bucket, brief(error))
+
+    def _bucket(self, work: Sequence[tuple[SessionCache, int]]) -> int:
+        """The rows of the graph for this step; 0 where it is not one for a graph."""
+        if len(work) > self._buckets[-1] or any(count != 1 or s.hidden for s, count in work):
+            return 0
+        if any(len(session.slots) > self._pages for session, _ in work):
+            return 0
+        return next(size for size in self._buckets if size >= len(work))
+
+    def _captured(self, bucket: int, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> Graph:
+        """A graph that says the same as ``logits``. Raises whatever is in its way.
+
+        What is compiled is watched as it is, since kernels show less than operations, and captured compiled.
+        """
+        if self._tables is None or self._logits is None:
+            self._tables = Tables(self._tier, self._buckets[-1], self._pages)
+            with torch.inference_mode(False):  # a step that is watched writes there, and is not in inference mode
+                self._logits = logits.new_empty(self._buckets[-1], logits.shape[1])
+        place = self._logits[:bucket]
+        step = DecodeStep(self._tier, self._tables, bucket)
+        step.fill([session for session, _ in work])
+        keep = torch.arange(bucket, device=self._tier.device)
+
+        def forward() -> torch.Tensor:
+            try:
+                return place.copy_(self._mode.forward(step, keep))
+            finally:
+                step.origins.clear()
+
+        forward()  # whatever is made the first time
+        with torch.inference_mode(False), torch.no_grad(), self._mode.plainly(), Watching():
+            forward()
+        run = self._capture(forward)
+        place.fill_(float("nan"))
+        run()
+        error = (place[: len(work)] - logits).float().square().mean().sqrt() / logits.float().std()
+        if not float(error) <= _TOLERANCE.get(self._mode.model.dtype, 6e-2):
+            raise ValueError(f"they say something else, by {float(error):.1e}")
+        return Graph(step, keep, run)

@@ -1,0 +1,80 @@
+"""A generation config: what a checkpoint's authors, or the operator, set for requests that are silent."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scheduler.protocol import Generation
+
+log = logging.getLogger("warmturn.engine")
+
+FILE = "generation_config.json"
+_RANGES = {  # of what a request may ask for
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 10.0),
+}
+_STOPS, _STOP_CHARS = 16, 1000  # as many, and as long, as a request may have
+_INT32 = 2**31 - 1
+
+
+def read_generation(path: Path) -> Mapping[str, Any]:
+    """The JSON object in a file, or in ``generation_config.json`` of a folder. Raises ``ValueError``."""
+    try:
+        said = json.loads((path / FILE if path.is_dir() else path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise ValueError("--generation-config: a file of JSON is needed") from None
+    if not isinstance(said, dict):
+        raise ValueError("--generation-config: the file must hold a JSON object")
+    return said
+
+
+def generation_of(said: Mapping[str, Any], source: str) -> Generation:
+    """What a generation config says of the parameters that requests have. Raises ``ValueError`` for a value that no
+    request may have, if it is the operator's; a model's is left out, with a line in the log.
+
+    ``do_sample: false`` is greedy, whatever ``temperature`` says. Absent, it says nothing: many checkpoints only name
+    their end-of-sequence tokens, and ``transformers`` itself writes no value that is its default.
+    """
+    found: dict[str, Any] = {}
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop_strings"):
+        value = said.get(name)
+        if value is None:
+            continue
+        try:
+            found["stop" if name == "stop_strings" else name] = _checked(name, value)
+        except ValueError as error:
+            if source != "model":
+                raise ValueError(f"--generation-config: {name} {error}") from None
+            log.warning("the model's generation config is not followed in one point: %s %s", name, error)
+    if said.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return Generation(source=source, **found)
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name == "stop_strings":
+        return _stops([value] if isinstance(value, str) else value)
+    if isinstance(value, bool) or not isinstance(value, int if name == "top_k" else (int, float)):
+        raise ValueError("must be a whole number" if name == "top_k" else "must be a number")
+    if name == "top_k":
+        if not -1 <= value <= _INT32:
+            raise ValueError(f"must be from -1 to {_INT32}")
+        return max(value, 0)
+    least, most = _RANGES[name]
+    if not least <= value <= most or (name == "repetition_penalty" and value == least):
+        raise ValueError(f"must be {'above' if name == 'repetition_penalty' else 'from'} {least:g} to {most:g}")
+    return float(value)
+
+
+def _stops(texts: Any) -> tuple[str, ...]:
+    if not isinstance(texts, list) or len(texts) > _STOPS:
+        raise ValueError(f"must hold at most {_STOPS} strings")
+    if not all(isinstance(text, str) and 1 <= len(text) <= _STOP_CHARS for text in texts):
+        raise ValueError(f"must hold strings of 1 to {_STOP_CHARS} characters")
+    return tuple(texts)

@@ -1,0 +1,334 @@
+"""Load a model, its tokenizer and what its files say about generation."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
+from transformers.quantizers import AutoHfQuantizer
+from transformers.utils import is_accelerate_available
+
+from cache.pages.layers import Layer, read_layers
+from scheduler import cores
+from scheduler.accel.cpu.linear import pack
+from scheduler.accel.gpu.compiled import Compiling
+from scheduler.forward.rope import LongRope
+from scheduler.forward.seq2seq import first_tokens
+from scheduler.model import load_errors
+from scheduler.model.generation_defaults import generation_of, read_generation
+from scheduler.model.measurement import describe
+from scheduler.model.probe import Refused, Verdict, probe
+from scheduler.model.weights import digest, stored_bytes
+from scheduler.parallel import division
+from scheduler.parallel.followers import Followers
+from scheduler.parallel.ranks import RankLost
+from scheduler.protocol import EngineConfig, Generation, Loading
+
+log = logging.getLogger("warmturn.engine")
+
+PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
+_TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")  # files that may hold one
+_WORDS = "How far is the moon?"  # every tokenizer makes something of it
+_ENDLESS = 32_768  # context in tokens of a model that names no limit
+
+
+class LoadFailed(Exception):
+    """The model cannot be served; the message is one line for people."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to run."""
+
+    model: Any
+    tokenizer: Any
+    layers: list[Layer]
+    verdict: Verdict
+    rope: LongRope
+    start: tuple[int, ...]  # what the decoder of an encoder-decoder model begins with; empty for the others
+    eos_token_ids: tuple[int, ...]
+    context: int
+    digest: str  # of config and weights
+    parameters: int  # how many
+    weight_bytes: int  # as they are stored, quantised or not
+    followers: Followers | None = None  # the other ranks of a model that is divided
+    generation: Generation = field(default_factory=Generation)  # what holds where a request is silent
+
+    @property
+    def layer_kinds(self) -> dict[str, int]:
+        """How many layers of each kind."""
+        return dict(Counter(layer.reach.value if layer.stores else "shared" for layer in self.layers))
+
+
+def load(config: EngineConfig, tell: Any) -> Loaded:
+    """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages. Raises ``LoadFailed``."""
+    device = _device(config.device)
+    cores.share()
+    tell(Loading("reading the configuration"))
+    followers: Followers | None = None
+    try:
+        settings, tokenizer = read_config(config), _tokenizer(config)
+        chosen = _chosen(config.generation_config)
+        if config.tensor_parallel > 1:
+            if obstacle := division.obstacle(settings, config.tensor_parallel, device):
+                raise ValueError(f"--tensor-parallel {config.tensor_parallel}: {obstacle}")
+            tell(Loading("starting the other ranks"))
+            followers = Followers(config, device)
+        tell(Loading("loading the weights"))
+        model, weights = read_model(config, settings, device)
+        said, source = (_own(model), "model") if chosen is None else chosen
+        generation = generation_of(said, source)
+        if device.type == "cpu":
+            cores.fit(model)
+        tell(Loading("measuring how the model can be run"))
+    except Exception as error:  # a broken file raises whatever its reader likes
+        why = load_errors.reason(error, config.model)
+        raise LoadFailed(f"cannot load {config.model!r}: {why}{_ended(followers)}") from error
+    try:
+        verdicts = Path(config.verdicts) if config.verdicts else None
+        loaded = prepare(model, tokenizer, verdicts, followers, tell, weights)
+        return replace(loaded, generation=generation, eos_token_ids=_ends(model, tokenizer, said.get("eos_token_id")))
+    except (LoadFailed, RankLost) as error:
+        raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}{_ended(followers)}") from error
+
+
+def _ended(followers: Followers | None) -> str:
+    """Which other rank has ended by itself, for people; now all of them end."""
+    if followers is None:
+        return ""
+    followers.close()
+    return f" ({followers.lost})" if followers.lost is not None else ""
+
+
+def _chosen(generation_config: str) -> tuple[Mapping[str, Any], str] | None:
+    """The generation config that the operator chose, and its source; None: the model's own. Raises ``ValueError``."""
+    if generation_config == "model":
+        return None
+    if generation_config == "openai":
+        return {}, "openai"
+    said = read_generation(Path(generation_config))
+    generation_of(said, "file")  # what is wrong with it is told before the weights are loaded
+    return said, "file"
+
+
+def _own(model: Any) -> Mapping[str, Any]:
+    """The generation config of a checkpoint, as far as it says anything."""
+    own = model.generation_config
+    return {} if own is None else {name: value for name, value in own.to_dict().items() if value is not None}
+
+
+def read_config(config: EngineConfig) -> Any:
+    """The model's own configuration."""
+    where, options = _source(config.model)
+    return AutoConfig.from_pretrained(where, **options)
+
+
+def _tokenizer(config: EngineConfig) -> Any:
+    """The tokenizer. Raises whatever its reader does, ``ValueError`` where there is none: for some models transformers
+    then makes an empty one."""
+    where, options = _source(config.model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **options)
+        if tokenizer.encode(_WORDS, add_special_tokens=False):
+            return tokenizer
+    except Exception:
+        folder = Path(where)
+        if options or not folder.is_dir() or any(file for name in _TOKENIZERS for file in folder.glob(name)):
+            raise
+    raise ValueError("there is no tokenizer (such as tokenizer.json) beside the weights: no text can be read")
+
+
+def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tuple[Any, str]:
+    """The model on ``device``, or this rank's part of it, and its digest; ``settings`` from ``read_config``. Raises
+    whatever its reader does, ``ValueError`` where weights are missing. All ranks must ask for it together.
+    """
+    where, options = _source(config.model)
+    options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    options |= _attention(settings) | _quantised(settings, device)
+    if config.tensor_parallel > 1:
+        options |= division.options(config.tensor_parallel)
+    model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
+    if lacking := sorted(info["missing_keys"]):
+        raise ValueError(f"{len(lacking)} weights are missing, {lacking[0]} first")
+    weights = digest(model)  # while they are here: what is on a GPU would have to come back
+    return model.to(device).eval(), weights
+
+
+class _Known(msgspec.Struct):
+    """What earlier loads of a model found out: the mode to measure first, and which ways to multiply are faster."""
+
+    mode: str = ""
+    answers: dict[str, bool] = {}
+
+
+def _recall(known: Path | None) -> _Known:
+    try:
+        return msgspec.json.decode(known.read_bytes(), type=_Known) if known is not None else _Known()
+    except (OSError, msgspec.MsgspecError):
+        return _Known()
+
+
+def _remember(known: Path | None, found: _Known) -> None:
+    """Losing it costs a second at the next load, so no failure matters."""
+    with suppress(OSError):
+        if known is not None and _recall(known) != found:
+            known.parent.mkdir(parents=True, exist_ok=True)
+            partial = known.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(msgspec.json.encode(found))
+            partial.replace(known)
+
+
+def _source(model: str) -> tuple[str, dict[str, Any]]:
+    """Where transformers finds the model, and how: a GGUF file is named beside its folder. Raises
+    ``FileNotFoundError`` for one that is not there."""
+    path = Path(model)
+    if path.suffix == ".gguf":
+        load_errors.check_file(path)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (model, {})
+
+
+def _class_of(settings: Any) -> Any:
+    """The class that loads this config for text: with an encoder, causal, or one that takes other inputs as well.
+    Raises ``ValueError`` where there is none.
+    """
+    known = [AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForImageTextToText]
+    known.insert(0 if settings.is_encoder_decoder else 1, AutoModelForSeq2SeqLM)
+    found = next((auto for auto in known if type(settings) in auto._model_mapping), None)
+    if found is None:
+        raise load_errors.speechless(settings)
+    return found
+
+
+def _attention(settings: Any) -> dict[str, Any]:
+    """Options for a model that bounds the scores of its attention: only its own code does that everywhere.
+
+    torch's function cannot, and transformers 5.17 calls it nevertheless.
+    """
+    capped = getattr(settings.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    return {"attn_implementation": "eager"} if capped else {}
+
+
+def _quantised(settings: Any, device: torch.device) -> dict[str, Any]:
+    """Options for a checkpoint that says it is quantised. Raises ``ValueError`` where transformers does not know how:
+    it would take the stored integers for weights.
+    """
+    parts = (settings, settings.get_text_config(decoder=True))
+    said = next((c.quantization_config for c in parts if hasattr(c, "quantization_config")), None)
+    if said is None:
+        return {}
+    if not AutoHfQuantizer.supports_quant_method(said):
+        raise ValueError("transformers does not know the way in which it is quantised")
+    # Some formats are packed for the device that they are loaded on, and do not move well.
+    return {"device_map": {"": device}} if is_accelerate_available() else {}
+
+
+def prepare(
+    model: Any,
+    tokenizer: Any,
+    verdicts: Path | None = None,
+    followers: Followers | None = None,
+    tell: Any = lambda _: None,
+    weights: str | None = None,
+) -> Loaded:
+    """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
+
+    ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out. ``followers`` have the
+    other parts of the model. ``tell`` gets ``Loading`` messages. ``weights`` is its digest where that is known.
+    """
+    text = model.config.get_text_config(decoder=True)
+    context = _context(text, tokenizer)
+    weights = weights or digest(model)  # before any forward: some quantised modules repack themselves then
+    parameters, size = model.num_parameters(), stored_bytes(model)  # packing parts tied ones
+    try:
+        layers = read_layers(text)
+        rope = LongRope(model)
+        known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
+        found = _recall(known)
+        if followers is None:
+            verdict = _packed(model, layers, rope, found, _compiling(model, tell), context)
+            _remember(known, _Known(describe(verdict.mode), found.answers))
+        else:
+            followers.listen(model)
+            verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers, context=context)
+    except Refused as error:
+        raise LoadFailed(load_errors.first_line(error)) from error
+    start = first_tokens(model) if model.config.is_encoder_decoder else ()
+    if verdict.crossed:
+        log.info("measured past %s as well, on a copy of the model in which they are small", ", ".join(verdict.crossed))
+    if verdict.unproven:
+        log.warning("how the model is run was measured on short timelines only: %s", verdict.unproven)
+    ends = _ends(model, tokenizer)
+    return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, size, followers)
+
+
+def _compiling(model: Any, tell: Any) -> Compiling | None:
+    """Layers are compiled for GPUs; on a CPU there are programs of ours, and compiling takes longer."""
+    return Compiling(tell=lambda: tell(Loading("compiling layers"))) if model.device.type == "cuda" else None
+
+
+def _packed(
+    model: Any, layers: list[Layer], rope: LongRope, known: _Known, compiling: Compiling | None, context: int
+) -> Verdict:
+    """Pack the weights and probe; without packing where no mode runs the model right then. Raises ``Refused``."""
+    packing = pack(model, known.answers)
+    try:
+        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing, compiling=compiling, context=context)
+    except Refused:
+        if not packing:
+            raise
+        packing.remove()
+        verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, compiling=compiling, context=context)
+    return verdict
+
+
+def fingerprint(loaded: Loaded) -> str:
+    """A digest of all that KV depends on: the model (see ``digest``), its tokenizer's template and size, the mode."""
+    facts = (str(loaded.tokenizer.chat_template), len(loaded.tokenizer), describe(loaded.verdict.mode))
+    return hashlib.blake2b(f"{loaded.digest} {facts!r}".encode(), digest_size=16).hexdigest()
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise LoadFailed("no CUDA device can be used here; try --device cpu")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted, 0) if wanted == "cuda" else torch.device(wanted)
+
+
+def _ends(model: Any, tokenizer: Any, chosen: Any = None) -> tuple[int, ...]:
+    """The ids that end a reply: those ``chosen``, else of the model's generation config, else of its config; and the
+    tokenizer's own.
+    """
+    listed = getattr(model.generation_config, "eos_token_id", None) if chosen is None else chosen
+    if listed is None:
+        listed = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    ids = listed if isinstance(listed, list) else [listed]
+    return tuple(dict.fromkeys(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None))
+
+
+def _context(config: Any, tokenizer: Any) -> int:
+    """The longest timeline in tokens that the model was made for."""
+    for name in ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length"):
+        limit = getattr(config, name, None)
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    limit = tokenizer.model_max_length
+    return int(limit) if limit < 10**9 else _ENDLESS

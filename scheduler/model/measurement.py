@@ -1,0 +1,217 @@
+"""How right a mode runs a model: the few made-up sessions and steps on which the load-time probe measures it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from cache.memory.tier import MemoryTier, PageShape
+from cache.pages import state as states
+from cache.pages.layers import Layer
+from cache.pages.pages import PagePool
+from cache.pages.session import SessionCache
+from cache.store import SessionStore
+from cache.tiers import transfer
+from scheduler.forward.modes import Mode
+from scheduler.forward.rope import LongRope
+from scheduler.forward.seq2seq import plain_forward
+from scheduler.forward.trace import UNTRACED, trace
+from scheduler.model.runner import ModelRunner
+from scheduler.parallel.followers import Followers
+
+# What rounding alone may do: root mean square of the difference over the standard deviation of the logits.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+
+# A model's own cached path may differ that much from its recompute before it counts as wrong (clamped time
+# steps of Mamba-2).
+DRIFT = 2e-2
+
+# Lengths of the three sessions, and the steps: (session, tokens) fed together, in shuffled order.
+_LENGTHS = (22, 42, 18)
+_HEAD = 10  # tokens that are run on their own, to see whether later ones change them
+_RECORDED = (23, 19)  # tokens of the steps that are recorded, together no more than the longest session
+_SOURCES = (9, 14, 9)  # what the encoder reads, if there is one
+_STEPS = (
+    ((0, 5),),
+    ((0, 1), (1, 17)),
+    ((1, 13), (0, 1), (2, 11)),
+    *(((2, 1), (0, 1), (1, 1)),) * 4,
+    ((0, 8), (1, 5), (2, 1)),
+    *(((0, 1), (2, 1), (1, 1)),) * 2,
+    ((1, 1),),
+)
+
+
+class Measured(NamedTuple):
+    """What ``Measurement.measure`` found: ``error`` is relative to the spread of the logits, ``worst`` the largest
+    difference relative to the largest logit.
+    """
+
+    error: float
+    worst: float
+    shapes: dict[int, PageShape]
+    token_bytes: int
+    skeleton: Any
+
+    @property
+    def kept(self) -> tuple[float, dict[int, PageShape], int, Any]:
+        """What a verdict tells of it."""
+        return self.error, self.shapes, self.token_bytes, self.skeleton
+
+
+class Measurement:
+    """One model, its made-up sessions and what a from-scratch forward says about them."""
+
+    def __init__(
+        self, model: Any, layers: list[Layer], page_size: int, rope: LongRope | None, followers: Followers | None = None
+    ) -> None:
+        """``followers`` have the other parts of a model that is divided. Raises what a plain forward does."""
+        self.model = model
+        self.layers = layers
+        self.page_size = page_size
+        self.rope = rope
+        self.followers = followers
+        two = bool(model.config.is_encoder_decoder)
+        sources = made_up(model, _SOURCES) if two else [None] * len(_LENGTHS)
+        self.sessions = [session_of(t, s) for t, s in zip(made_up(model, _LENGTHS), sources, strict=True)]
+        self.expected = [alone(model, session) for session in self.sessions]
+        self.trace = UNTRACED if two else trace(model)
+        self.rounding = TOLERANCE.get(self.expected[0].dtype, 6e-2)
+
+    def is_causal(self) -> bool:
+        """Whether what the model says of a token does not depend on later ones."""
+        pairs = zip(self.sessions, self.expected, strict=True)
+        return all(torch.allclose(alone(self.model, _head(s)), e[:_HEAD], atol=1e-2) for s, e in pairs)
+
+    def drift(self, kinds: tuple[type[Mode], ...]) -> float:
+        """What to allow a model whose own cached path differs from its own recompute, by design and a little;
+        else 0.
+        """
+        measured = []
+        for mode in self.candidates(kinds):
+            with suppress(Exception):  # this model has no cached path of its own
+                measured.append(self.measure(mode))
+        errors = sorted(one.error for one in measured)
+        if not errors or (min(one.worst for one in measured) > DRIFT and not _agree(errors)):
+            return 0.0
+        return 2 * errors[0]
+
+    def candidates(self, kinds: tuple[type[Mode], ...]) -> Iterator[Mode]:
+        for kind in kinds:
+            for token_by_token in (False, True):
+                mode = kind(self.model, self.layers, self.trace)
+                mode.token_by_token = token_by_token
+                if mode.stateful or not token_by_token:
+                    yield mode
+
+    def runner_of(self, mode: Mode) -> tuple[ModelRunner, SessionStore]:
+        """Room for all sessions."""
+        size = self.page_size
+        slots = sum(-(-n // size) for n in _LENGTHS)
+        tier = MemoryTier(slots, size, self.model.device)
+        if self.followers is not None:
+            self.followers.room(slots, 0, size, known=False)
+        pool = PagePool(tier, MemoryTier(0, size, torch.device("cpu")))
+        threshold = self.rope.threshold if self.rope is not None else None
+        runner = ModelRunner(mode, tier, self.rope, followers=self.followers)
+        return runner, SessionStore(pool, 0 if mode.stateful else None, threshold)
+
+    def begun(self, like: SessionCache, mode: Mode, store: SessionStore) -> SessionCache:
+        """A session with the tokens of ``like``, none of them fed."""
+        session = session_of(like.token_ids, like.source)
+        session.stateful = mode.stateful
+        session.warm = session.running = True
+        session.long = store.is_long(len(session.token_ids))
+        store.reserve(session, len(session.token_ids))
+        return session
+
+    def measure(self, mode: Mode) -> Measured:
+        """The worst error of any session over all steps, and what a token stores."""
+        runner, store = self.runner_of(mode)
+        tier = runner.tier
+        sessions = [self.begun(like, mode, store) for like in self.sessions]
+        got: list[list[torch.Tensor]] = [[] for _ in sessions]
+        for work in _STEPS:
+            logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
+            parts = torch.split(logits, [count for _, count in work])
+            for (i, _), part in zip(work, parts, strict=True):
+                got[i].append(part)
+        if self.followers is not None:
+            length = sessions[0].length
+            self.followers.compare(tier, transfer.rows_of(sessions[0].pages, self.page_size, 0, length))
+        errors = [_error(torch.cat(g), want.float()) for g, want in zip(got, self.expected, strict=True)]
+        paged = sum(shape.nbytes for shape in tier.shapes.values())
+        long, short = (states.nbytes(sessions[i].state) for i in (1, 2))
+        grown = (long - short) // (_LENGTHS[1] - _LENGTHS[2])
+        return Measured(
+            max(e for e, _ in errors), max(w for _, w in errors), tier.shapes, paged + max(0, grown), sessions[0].state
+        )
+
+    def steps(self, mode: Mode) -> Iterator[None]:
+        """Two steps of one session, of lengths that no size of the model has by chance."""
+        like = max(self.sessions, key=lambda session: len(session.token_ids))
+        runner, store = self.runner_of(mode)
+        session = self.begun(like, mode, store)
+        for count in _RECORDED:
+            runner.run([(session, count)], range(count))
+            yield
+
+
+def _agree(errors: list[float]) -> bool:
+    """Whether resuming whole and token by token are off by the same small amount: then no state is forgotten,
+    only clamped.
+    """
+    return len(errors) > 1 and errors[-1] <= 1.01 * errors[0] and errors[-1] <= 5 * DRIFT
+
+
+def _head(session: SessionCache) -> SessionCache:
+    """The first tokens of a session on their own."""
+    return session_of(session.token_ids[:_HEAD], session.source)
+
+
+def describe(mode: Mode) -> str:
+    """The mode and its resume rule in words."""
+    return f"{mode.name}, token by token" if mode.token_by_token else mode.name
+
+
+def brief(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__
+
+
+def made_up(model: Any, lengths: tuple[int, ...]) -> list[array[int]]:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    width = model.get_input_embeddings().num_embeddings
+    text = model.config.get_text_config(decoder=True)
+    special = [getattr(text, f"{name}_token_id", None) for name in ("pad", "bos")]  # some give padding no position
+    tokens = [i for i in range(min(width, 4096)) if i not in special]
+    draws = [torch.randint(0, len(tokens), (n,), generator=generator).tolist() for n in lengths]
+    return [array("i", [tokens[i] for i in draw]) for draw in draws]
+
+
+def session_of(tokens: array[int], source: array[int] | None) -> SessionCache:
+    session = SessionCache("probe", None)
+    session.token_ids, session.source = tokens, source
+    return session
+
+
+@torch.inference_mode()
+def alone(model: Any, session: SessionCache) -> torch.Tensor:
+    """The oracle: logits ``[tokens, V]`` of a from-scratch forward of one timeline, no cache."""
+    if session.source is not None:
+        return plain_forward(model, session)
+    tokens = torch.tensor([list(session.token_ids)], device=model.device)
+    logits: torch.Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
+    return logits
+
+
+def _error(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
+    """Root mean square over the spread, and the largest difference over the largest logit."""
+    want = want[: got.shape[0]]
+    error = (got - want).square().mean().sqrt() / want.std()
+    worst = (got - want).abs().max() / want.abs().max()
+    return float(error.nan_to_num(nan=torch.inf)), float(worst.nan_to_num(nan=torch.inf))  # NaN would compare as right

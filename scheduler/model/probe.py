@@ -1,0 +1,220 @@
+"""The load-time probe: which mode runs this model right, measured on the model itself, about a second.
+
+Three made-up sessions of different lengths are prefilled, prefilled in chunks, decoded and resumed in shared
+steps; every logit is compared with a from-scratch forward of that session alone through the model's own
+attention. The same is done on a copy of the model whose windows and other thresholds are small. The first mode that
+agrees is used; a model that no mode serves right is refused with the reasons. No table of names.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from cache.attention.attention import Unsupported
+from cache.memory.tier import PageShape
+from cache.pages.layers import Layer
+from scheduler.accel.cpu.linear import Packing
+from scheduler.accel.gpu.compiled import Compiling
+from scheduler.forward.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
+from scheduler.forward.rope import LongRope
+from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
+from scheduler.model.measurement import Measurement, brief, describe
+from scheduler.model.thresholds import Thresholds
+from scheduler.parallel.followers import Followers
+from scheduler.parallel.ranks import RankLost
+
+log = logging.getLogger("warmturn.engine")
+
+_ROUNDS = 3  # in which steps with and without compiled modules are timed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The mode that was chosen and installed, its error, what its layers store in pages, the bytes that a token takes
+    in all, a state of some session (``skeleton``), and the measured error of each mode tried. ``crossed`` names the
+    thresholds past which it was measured as well, ``unproven`` says where nothing could be measured past some.
+    """
+
+    mode: Mode
+    error: float
+    shapes: dict[int, PageShape]
+    token_bytes: int
+    skeleton: Any
+    report: str
+    crossed: tuple[str, ...] = ()
+    unproven: str = ""
+
+
+class Refused(Exception):
+    """No mode runs this model right; the message says why, mode by mode."""
+
+
+def probe(
+    model: Any,
+    layers: list[Layer],
+    page_size: int,
+    rope: LongRope | None = None,
+    first: str = "",
+    packing: Packing | None = None,
+    followers: Followers | None = None,
+    compiling: Compiling | None = None,
+    context: int | None = None,
+) -> Verdict:
+    """Choose and install the mode for ``model``. Raises ``Refused``; the model is then as it was.
+
+    ``first`` is what ``describe`` said of the mode that was chosen at an earlier load: it is measured before
+    all others. ``packing``: weights that programs may read; without it modules run as they are. ``followers`` have the
+    other parts of a model that is divided: only ``packed`` without states can be. ``compiling``: how torch compiles
+    layers; without it they are not compiled. ``context``: tokens of the longest timelines; None: any length.
+    """
+    two = bool(model.config.is_encoder_decoder)
+    modes, last = (ENCODER_DECODER, ENCODER_DECODER_LAST) if two else (MODES, LAST_RESORT)
+    try:
+        trial = _Trial(model, layers, page_size, rope, followers, context)
+    except RankLost:
+        raise
+    except Exception as error:  # whatever the model raises: it cannot run text alone
+        raise Refused(f"a plain forward fails: {brief(error)}") from error
+    if followers is not None:
+        return trial.divided()
+    verdict = (
+        trial.choose((*modes, *last), trial.rounding, only=first)
+        or trial.choose(modes, trial.rounding)
+        or trial.choose(modes, trial.drift(modes[:1] if two else (AloneMode,)))
+        or trial.choose(last, trial.rounding)
+    )
+    if verdict is None:
+        reasons = "; ".join(dict.fromkeys(trial.tried))
+        raise Refused(reasons if trial.is_causal() else f"what it says of a token depends on later ones; {reasons}")
+    if packing is not None:
+        packing.settle()
+        fused = trial.fuse(verdict.mode, verdict.error, packing)
+        verdict = replace(verdict, report=f"{verdict.report}, {fused} modules run as programs")
+    if compiling is not None and verdict.mode.compiles:
+        compiled = trial.compile(verdict.mode, verdict.error, compiling)
+        verdict = replace(verdict, report=f"{verdict.report}, {compiled} modules run compiled")
+    return verdict
+
+
+class _Trial(Measurement):
+    """The modes that were tried on one model, and what they came to."""
+
+    def __init__(
+        self,
+        model: Any,
+        layers: list[Layer],
+        page_size: int,
+        rope: LongRope | None,
+        followers: Followers | None = None,
+        context: int | None = None,
+    ) -> None:
+        super().__init__(model, layers, page_size, rope, followers)
+        self.tried: list[str] = []
+        self._thresholds = Thresholds(self, context) if followers is None else None
+
+    def choose(self, kinds: tuple[type[Mode], ...], tolerance: float, only: str | None = None) -> Verdict | None:
+        """The first mode of ``kinds`` whose error is within ``tolerance``, installed; None where there is none.
+
+        ``only``: none but the mode that ``describe`` calls that.
+        """
+        for mode in self.candidates(kinds):
+            if only is not None and describe(mode) != only:
+                continue
+            try:
+                with installed(mode):
+                    measured = self.measure(mode)
+                    if measured.error > tolerance:
+                        raise Unsupported(f"error {measured.error:.1e}")
+                    crossed, unproven = self._past(mode, tolerance)
+                    if mode.learn() and self.measure(mode).error > tolerance:
+                        mode.in_place = frozenset()
+                    self.tried.append(f"{describe(mode)}: {_agrees(self.model.dtype, tolerance)} {measured.error:.1e}")
+                    report = ", ".join(self.tried)
+                    return Verdict(mode, *measured.kept, report, crossed, unproven)
+            except Exception as error:  # whatever a mode raises on this model is its verdict on it
+                self.tried.append(f"{describe(mode)}: {brief(error)}")
+        return None
+
+    def _past(self, mode: Mode, tolerance: float) -> tuple[tuple[str, ...], str]:
+        """What was crossed, and what could not be. Raises where ``mode`` is wrong past a threshold."""
+        if self._thresholds is None:
+            return (), "a model that is divided among ranks has no copy to measure"
+        self._thresholds.check(mode, tolerance)
+        return self._thresholds.crossed, self._thresholds.unproven
+
+    def divided(self) -> Verdict:
+        """The verdict on a model that is divided among ranks. Raises ``Refused``."""
+        if self.trace.stateful or type(self.trace.cache) is not DynamicCache:
+            raise Refused("what it keeps is more than keys and values, and only these can be divided among ranks")
+        verdict = self.choose(MODES[:1], self.rounding)
+        if verdict is None:
+            raise Refused(f"only the packed mode can be divided among ranks; {'; '.join(self.tried)}")
+        return verdict
+
+    def fuse(self, mode: Mode, error: float, packing: Packing) -> int:
+        """Let ``mode``, which has that error, run as programs what can be, if the model is as right then as before; how
+        many modules."""
+        allowed = max(self.rounding, 2 * error)  # a mode may have been taken for its own drift
+        fused = mode.fuse(packing, lambda: self.steps(mode))
+        if not fused or mode.fusion is None or self.measure(mode).error <= allowed:
+            return fused
+        mode.fusion.unlink()
+        if self.measure(mode).error <= allowed:
+            return fused
+        log.info("modules run as they are: as programs they were not right together")
+        mode.unfuse()
+        return 0
+
+    def compile(self, mode: Mode, error: float, compiling: Compiling) -> int:
+        """Let ``mode``, which has that error, run compiled what can be, if the model is as right then as before and no
+        slower; how many modules."""
+        compiling.tell()
+        allowed = max(self.rounding, 2 * error)
+        try:
+            compiled = mode.compile(compiling.backend, lambda: self.measure(mode))
+            if not compiled:
+                why = mode.compiled.refused if mode.compiled is not None else ""
+                raise Unsupported(f"they cannot be compiled: {why or 'there are none'}")
+            if not (found := self.measure(mode).error) <= allowed:
+                raise Unsupported(f"compiled they say something else, by {found:.1e}")
+            if (times := self._times(mode)) > compiling.most:
+                raise Unsupported(f"compiled they take {times:.2f} times as long")
+            return compiled
+        except Exception as problem:  # whatever a compiler or its code raises
+            log.info("layers run as they are, slower on a GPU: %s", brief(problem))
+            mode.uncompile()
+            return 0
+
+    def _times(self, mode: Mode) -> float:
+        """How many times as long as without them a step takes with compiled modules: one that decodes, or one that
+        feeds a prompt, whichever is the worse."""
+        compiled, plain = [], []
+        for _ in range(_ROUNDS):
+            compiled.append(self._seconds(mode))
+            with mode.plainly():
+                plain.append(self._seconds(mode))
+        best = [[min(column) for column in zip(*rows, strict=True)] for rows in (compiled, plain)]
+        return float(max(mine / theirs for mine, theirs in zip(*best, strict=True)))
+
+    def _seconds(self, mode: Mode) -> tuple[float, float]:
+        """Of a step in which all sessions feed a prompt, and of the quickest of some in which they decode."""
+        runner, store = self.runner_of(mode)
+        sessions = [self.begun(like, mode, store) for like in self.sessions]
+        seconds = []
+        for count in (1, 8, *[1] * 8):
+            started = time.perf_counter()
+            float(runner.run([(session, count) for session in sessions], [0])[0, 0])  # waits for the device
+            seconds.append(time.perf_counter() - started)
+        return seconds[1], min(seconds[2:])
+
+
+def _agrees(dtype: torch.dtype, allowed: float) -> str:
+    """What is said in front of the error of a mode that is right."""
+    kind = str(dtype).removeprefix("torch.")
+    return f"agrees with a plain forward up to rounding in {kind}; allowed {allowed:.1e}, measured"

@@ -1,0 +1,86 @@
+"""The model runner: turns of a step in, logits out. The only caller of the model, the only place a cache
+length changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+
+from cache.memory.stream import put
+from cache.memory.tier import MemoryTier
+from cache.pages.packed import PackedStep
+from cache.pages.session import SessionCache
+from scheduler.forward.modes import Mode
+from scheduler.forward.rope import LongRope
+from scheduler.model.decode_graphs import Graphs
+from scheduler.parallel.followers import Followers
+
+
+class ModelRunner:
+    """Runs steps in one mode over the pages of one device tier."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        tier: MemoryTier,
+        rope: LongRope | None = None,
+        graphs: Graphs | None = None,
+        followers: Followers | None = None,
+    ) -> None:
+        self.mode = mode
+        self.tier = tier
+        self._rope = rope
+        self._graphs = graphs
+        self._followers = followers
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether ``run`` returns before the device is done: not where other ranks are waited for."""
+        return self.tier.device.type != "cpu" and self._followers is None
+
+    @torch.inference_mode()
+    def run(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
+        """Feed ``count`` tokens of each session; the logits ``[len(rows), V]`` float32 of the packed rows in ``rows``.
+
+        The sessions' pages must be reserved. Lengths grow only if the forward returns. With no rows, ``[0, V]``.
+        """
+        sides = {session.long for session, _ in work}
+        logits = self._forward(work, rows) if len(sides) == 1 else self._apart(work, rows)
+        for session, count in work:
+            session.fed(count)
+        return logits
+
+    def _forward(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
+        graphs = self._graphs if list(rows) == list(range(len(work))) else None
+        logits = graphs.run(work) if graphs is not None else None
+        if logits is None:
+            logits = self._packed(work, list(rows) or [0])
+            if graphs is not None:
+                graphs.learn(work, logits)
+        return logits.float()[: len(rows)]
+
+    def _packed(self, work: Sequence[tuple[SessionCache, int]], rows: list[int]) -> torch.Tensor:
+        """The step without graphs, on all ranks."""
+        with (
+            self._followers.step(self.mode, work, rows) if self._followers is not None else nullcontext(),
+            self._rope.side(work[0][0].long) if self._rope is not None else nullcontext(),
+        ):
+            return self.mode.forward(PackedStep(work, self.tier), put(np.array(rows), self.tier.device))
+
+    def _apart(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
+        """Sessions on the two sides of a RoPE threshold: a forward for each side, the logits in the order of
+        ``rows``.
+        """
+        owner = [i for i, (_, count) in enumerate(work) for _ in range(count)]  # which session a row belongs to
+        found: dict[int, torch.Tensor] = {}
+        for long in (False, True):
+            mine = [i for i, (session, _) in enumerate(work) if session.long is long]
+            packed = [row for row in range(len(owner)) if owner[row] in mine]  # its rows, in their order
+            wanted = [row for row in rows if owner[row] in mine]
+            logits = self._forward([work[i] for i in mine], [packed.index(row) for row in wanted])
+            found.update(zip(wanted, logits, strict=True))
+        return torch.stack([found[row] for row in rows]) if rows else logits[:0]

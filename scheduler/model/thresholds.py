@@ -1,0 +1,104 @@
+"""Whether a mode is right past the thresholds of a model as well: measured on its twin, where they are small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cache.attention.attention import Unsupported
+from cache.pages.layers import read_layers
+from cache.pages.session import SessionCache
+from scheduler.forward.modes import AloneMode, Mode, installed
+from scheduler.forward.rope import LongRope
+from scheduler.model.measurement import Measurement, alone, brief
+from scheduler.model.twin import Twin, twin_of
+
+_PART = 30  # tokens that are fed first, where a timeline is fed to the model's own cache in two parts
+
+
+class Thresholds:
+    """Those of one model, found by ``twin_of``. ``crossed`` names them; ``unproven`` says, for people, why nothing can
+    be measured past them, empty where it can.
+    """
+
+    def __init__(self, measurement: Measurement, context: int | None) -> None:
+        """``context``: of the longest timelines, in tokens; None: any length."""
+        self._causal = self._repeats = True
+        session = max(measurement.sessions, key=lambda one: len(one.token_ids))
+        argument = measurement.trace.argument
+        found = twin_of(measurement.model, lambda model: _said(model, session, argument), context)
+        self.crossed = tuple(f"{name} {real}" for name, (real, _) in found.thresholds.items())
+        self.unproven = found.obstacle
+        self._twin = self._measured(found, measurement.page_size) if found.model is not None else None
+
+    def _measured(self, found: Twin, page_size: int) -> Measurement | None:
+        """The twin, ready to be measured; None where that would say nothing."""
+        layers = read_layers(found.model.config.get_text_config(decoder=True))
+        try:
+            twin = Measurement(found.model, layers, page_size, LongRope(found.model))
+        except Exception as error:  # whatever modeling code raises on numbers that nobody chose for it
+            self.unproven = f"{', '.join(self.crossed)}: {brief(error)}"
+            return None
+        self._causal = twin.is_causal()
+        again = [alone(twin.model, session) for session in twin.sessions]
+        self._repeats = all(torch.allclose(a, b, atol=1e-2) for a, b in zip(again, twin.expected, strict=True))
+        return twin
+
+    def check(self, mode: Mode, tolerance: float) -> None:
+        """Raises ``Unsupported`` where ``mode`` is off by more than ``tolerance`` past a threshold, and what the
+        modeling code raises there.
+        """
+        if self._twin is None:
+            return
+        if not self._repeats:
+            raise Unsupported(f"past {' or '.join(self.crossed)} the model's own forward does not repeat itself")
+        if not mode.caches:
+            return
+        if not self._causal:
+            raise Unsupported(f"past {' or '.join(self.crossed)} what is said of a token depends on later ones")
+        try:
+            error = self._error(type(mode), mode.token_by_token)
+        except Exception:
+            if not self._possible():
+                return
+            raise
+        if error > tolerance and error > self._twin.drift((AloneMode,)):
+            raise Unsupported(f"error {error:.1e} past {' or '.join(self.crossed)}")
+
+    def _possible(self) -> bool:
+        """Whether the model's own code runs with small thresholds at all; else nothing is known, and that is told."""
+        try:
+            self._error(AloneMode, False)
+        except Exception as error:  # whatever modeling code raises on numbers that nobody chose for it
+            self.unproven = f"{', '.join(self.crossed)}: {brief(error)}"
+            self._twin = None
+            return False
+        return True
+
+    def _error(self, kind: type[Mode], token_by_token: bool) -> float:
+        assert self._twin is not None
+        mode = kind(self._twin.model, self._twin.layers, self._twin.trace)
+        mode.token_by_token = token_by_token
+        with installed(mode):
+            try:
+                return self._twin.measure(mode).error
+            finally:
+                mode.remove()
+
+
+@torch.inference_mode()
+def _said(model: Any, session: SessionCache, argument: str | None) -> torch.Tensor:
+    """What a model says of a timeline from scratch, and of its second part on a cache of its own."""
+    whole = alone(model, session)
+    if argument is None or session.source is not None:
+        return whole
+    ids = torch.tensor([list(session.token_ids)], device=model.device)
+    try:
+        cache = model(input_ids=ids[:, :_PART], use_cache=True, return_dict=True).get(argument)
+        if cache is None:
+            return whole
+        rest = model(input_ids=ids[:, _PART:], use_cache=True, return_dict=True, **{argument: cache}).logits[0]
+    except Exception:  # this model has no cached path of its own
+        return whole
+    return torch.cat([whole, rest])

@@ -1,0 +1,47 @@
+"""Weights as a model stores them, quantised or not: what they are, and how many bytes they take."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import xxhash
+
+from scheduler import cores
+from scheduler.parallel import division
+
+
+def digest(model: Any) -> str:
+    """Config and weights, every byte of them, divided or not; all ranks must ask for it together.
+
+    Not after a forward: the state dict of bitsandbytes then undoes its packing, and on a CPU not rightly.
+    """
+    found = hashlib.blake2b(model.config.to_json_string().encode(), digest_size=16)
+    for name, weight in model.state_dict().items():
+        for tensor in _stored(division.whole(weight)):
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            content = xxhash.xxh3_128_digest(data.numpy().data)  # blake2b would take seconds a gigabyte
+            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode() + content)
+    return found.hexdigest()
+
+
+def stored_bytes(model: Any) -> int:
+    """Bytes of the weights with what quantising keeps beside them, tied ones once; of all ranks together where they are
+    divided. Not after a forward, see ``digest``.
+    """
+    sizes = {}
+    for weight in model.state_dict().values():
+        divided = cores.is_divided(weight)
+        for tensor in (weight.to_local(),) if divided else _stored(weight):
+            sizes[tensor.device, tensor.data_ptr(), tensor.shape] = weight.nbytes if divided else tensor.nbytes
+    return sum(sizes.values())
+
+
+def _stored(weight: Any) -> list[torch.Tensor]:
+    """The plain tensors that a weight is made of: more than one where a class of its own keeps it quantised."""
+    if not isinstance(weight, torch.Tensor):
+        return []  # what a quantised module saves beside its tensors
+    if not hasattr(weight, "__tensor_flatten__"):
+        return [weight]
+    return [tensor for name in weight.__tensor_flatten__()[0] for tensor in _stored(getattr(weight, name))]

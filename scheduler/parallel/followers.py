@@ -1,0 +1,162 @@
+"""The processes of the other ranks: started, told what rank 0's model is called with, watched, ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+
+from cache.pages.packed import PackedCache
+from cache.pages.session import SessionCache
+from scheduler.forward.modes import Mode
+from scheduler.parallel.commands import Plain, Room, Spare, Way
+from scheduler.parallel.division import Seat, join, meeting_place
+from scheduler.parallel.echo import Teller
+from scheduler.parallel.line import Line, line_pair
+from scheduler.parallel.ranks import RankLost, Ranks
+from scheduler.protocol import EngineConfig
+
+log = logging.getLogger("warmturn.engine")
+
+_LOOK = 0.1  # seconds between two looks at the processes
+_GRACE = 2.0  # seconds in which rank 0 may end by itself when another rank is gone, as it says more about why
+_LOADING_GRACE = 30.0
+_LONGEST = 120.0  # seconds that one exchange or one step may take while serving
+_LEAVE = 2.0  # seconds to end once the lines are closed
+
+
+class Followers(Ranks):
+    """``python -m scheduler.follower``, once for each rank but 0.
+
+    They end when rank 0 does, however it does. When one of them ends unasked, or keeps rank 0 waiting for too long,
+    ``lost`` says why and rank 0 ends too: what all ranks held together cannot be had from the rest.
+    """
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        """Start them and meet them."""
+        self.lost: str | None = None
+        self._device = device
+        self._teller = Teller()
+        self._way: Way | None = None
+        self._loading = True
+        self._closed = threading.Event()
+        store, port = meeting_place(config.tensor_parallel)
+        told = msgspec.json.encode(msgspec.structs.replace(config, device=device.type))
+        seats = [Seat(rank, config.tensor_parallel, port) for rank in range(config.tensor_parallel)]
+        started = [_start(seat) for seat in seats[1:]]
+        self._processes = [process for process, _, _ in started]
+        super().__init__([ordered for _, ordered, _ in started], [beside for _, _, beside in started])
+        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            for _, ordered, _ in started:
+                ordered.send(told)
+            join(seats[0], device, store)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what the model is called with ------------------------------------------------------------------------------
+
+    def listen(self, model: Any) -> None:
+        """From now on every call of ``model`` is one on all ranks."""
+        model.register_forward_pre_hook(self._plain, with_kwargs=True)
+
+    def _plain(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if any(isinstance(value, PackedCache) for value in kwargs.values()):
+            return  # ``step`` has told it
+        positions = kwargs.get("position_ids")
+        ids = kwargs["input_ids"][0].tolist()
+        self.tell(Plain(ids, None if positions is None else positions[0].tolist(), bool(kwargs["use_cache"])))
+
+    @contextmanager
+    def step(self, mode: Mode, work: Sequence[tuple[SessionCache, int]], keep: Sequence[int]) -> Iterator[None]:
+        """Within it, rank 0 runs this step, and so do the others. Whatever fails on the way is ``RankLost``: some of
+        them may have come further than others.
+        """
+        assert mode.trace.argument is not None
+        way = Way(mode.trace.argument, mode.trace.first_position, mode.trace.by_row, sorted(mode.in_place))
+        try:
+            with self.together():
+                if way != self._way:
+                    self.tell(way)
+                    self._way = way
+                self.tell(self._teller.step(work, keep))
+                yield
+                if self._device.type == "cuda":  # what is waited for here is watched
+                    torch.cuda.current_stream(self._device).synchronize()
+        except RankLost:
+            raise
+        except Exception as error:
+            raise RankLost(f"a step failed on rank 0: {error}") from error
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def spare(self) -> int:
+        """Bytes for KV that each of them has at least."""
+        return min(int(answer) for answer in self.ask(Spare()))
+
+    def room(self, slots: int, host_slots: int, page_size: int, *, known: bool) -> None:
+        """Let them make tiers of that many pages. Raises ``MemoryError`` where one of them cannot."""
+        wrong = [answer for answer in self.ask(Room(slots, host_slots, page_size, known)) if answer]
+        if wrong:
+            raise MemoryError(wrong[0])
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    def serving(self) -> None:
+        """From now on nobody may keep the others waiting."""
+        self._loading = False
+
+    def close(self) -> None:
+        """End them. Idempotent."""
+        self._closed.set()
+        super().close()
+        deadline = time.monotonic() + _LEAVE
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _watch(self) -> None:
+        """On a thread of its own, as rank 0 may be waiting for who is gone."""
+        while self.lost is None:
+            if self._closed.wait(_LOOK):
+                return
+            ended = {rank: status for rank, p in enumerate(self._processes, 1) if (status := p.poll()) is not None}
+            for rank, status in ended.items():
+                self.lost = f"rank {rank} ended ({status})"
+            if not ended and not self._loading and self.waited > _LONGEST:
+                self.lost = f"the other ranks have kept rank 0 waiting for {_LONGEST:.0f} seconds"
+        log.error("%s", self.lost)
+        if not self._closed.wait(_LOADING_GRACE if self._loading else _GRACE):
+            for process in self._processes:
+                process.kill()
+            _end()
+
+
+def _start(seat: Seat) -> tuple[subprocess.Popen[bytes], Line, Line]:
+    """The process of one rank, and the lines to it: for what comes in order, and for files."""
+    (ordered, there), (beside, far) = line_pair(), line_pair()
+    ends = (there.fileno(), far.fileno())
+    command = [sys.executable, "-P", "-m", "scheduler.follower", str(os.getpid()), *map(str, ends)]
+    with there, far:  # the process has its own
+        process = subprocess.Popen(
+            command, pass_fds=ends, env=os.environ | seat.environment, stdin=subprocess.DEVNULL, stdout=2
+        )
+    return process, ordered, beside
+
+
+def _end() -> None:
+    """End this process, as an error of the device does: it cannot end by itself while it waits for another rank."""
+    os._exit(1)

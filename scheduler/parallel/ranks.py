@@ -1,0 +1,182 @@
+"""A model divided among ranks: the other ranks as rank 0 sees them, and pages whose heads lie in several processes.
+
+Rank 0 decides everything and has every page table. The other ranks hold pages of the same numbers, with the heads
+that are theirs (``scheduler.parallel.share``), and do what they are told. Each has two lines to rank 0: one for what
+comes in order (steps, copies of pages), one for reads and writes of files, which go on beside the steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+
+from cache.memory.tier import MemoryTier
+from scheduler.parallel.commands import DEVICE, Copy, Gather, Ordered, Scatter
+from scheduler.parallel.line import Line
+
+
+class RankLost(RuntimeError):
+    """The ranks do not run together any more: a fresh engine is the cure."""
+
+
+class Ranks:
+    """The other ranks, as rank 0 sees them. Whatever fails to reach one of them raises ``RankLost``.
+
+    ``split`` are the names of the pools of which each rank has heads of its own; the others are the same everywhere.
+    """
+
+    def __init__(self, ordered: Sequence[Line], beside: Sequence[Line]) -> None:
+        self.split: frozenset[str] = frozenset()
+        self._ordered = tuple(ordered)
+        self._beside = tuple(beside)
+        self._told = 0
+        self._one = threading.Lock()  # an exchange on the lines beside
+        self._since: dict[int, float] = {}  # which thread waits for the others, and since when
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def __len__(self) -> int:
+        """With rank 0."""
+        return 1 + len(self._ordered)
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which somebody has been waiting for another rank."""
+        return time.monotonic() - min(self._since.copy().values(), default=time.monotonic())
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Within it the other ranks have to keep up."""
+        me = threading.get_ident()
+        outer = self._since.get(me)
+        self._since[me] = outer or time.monotonic()
+        try:
+            yield
+        except EOFError as error:
+            raise RankLost("another rank is gone") from error
+        finally:
+            if outer is None:
+                self._since.pop(me, None)
+
+    def tell(self, command: Ordered) -> None:
+        """Let all of them do it after all that they were told before."""
+        data = self._encode(command)
+        with self.together():
+            self._told += 1
+            for line in self._ordered:
+                line.send(data)
+
+    def ask(self, command: Ordered) -> list[Any]:
+        """The answers of all of them."""
+        with self.together():
+            self.tell(command)
+            return [msgspec.msgpack.decode(line.receive()) for line in self._ordered]
+
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """On the lines beside, one at a time. One that is broken off would leave bytes that belong to no other: it is
+        the last.
+        """
+        with self._one, self.together():
+            try:
+                yield
+            except BaseException:
+                Ranks.close(self)
+                raise
+
+    def gather(
+        self, tier: int, rows: torch.Tensor, names: Sequence[str], mine: Callable[[], dict[str, torch.Tensor]]
+    ) -> list[dict[str, torch.Tensor]]:
+        """What each rank has at ``rows``: ``mine`` gives what rank 0 has, the others are asked for the pools ``names``,
+        which are shaped like rank 0's.
+        """
+        with self._exchange():
+            command = self._encode(Gather(self._told, tier, list(names), rows.numpy().tobytes()))
+            for line in self._beside if names else ():
+                line.send(command)
+            own = mine()
+            theirs = (
+                {name: line.receive_tensor(torch.empty_like(own[name])) for name in names} for line in self._beside
+            )
+            return [own, *theirs]
+
+    def scatter(
+        self, tier: int, rows: torch.Tensor, name: str, parts: Sequence[torch.Tensor], mine: Callable[[], None]
+    ) -> None:
+        """Give each of them its part of what belongs at ``rows``, while ``mine`` puts rank 0's there; it is there when
+        this returns.
+        """
+        with self._exchange():
+            command = self._encode(Scatter(self._told, tier, name, rows.numpy().tobytes()))
+            for line, part in zip(self._beside, parts, strict=True):
+                line.send(command)
+                line.send_tensor(part)
+            mine()
+            for line in self._beside:
+                line.receive()
+
+    def compare(self, tier: MemoryTier, rows: torch.Tensor) -> None:
+        """Find out from the tokens at ``rows``, which all ranks have fed to their device tiers, what is ``split``."""
+        mine, *theirs = self.gather(DEVICE, rows, list(tier.pools), lambda: tier.gather(rows))
+        self.split = frozenset(n for n, m in mine.items() if any(_differ(m, their[n]) for their in theirs))
+
+    def close(self) -> None:
+        """The others read the end of their lines, and end."""
+        for line in (*self._ordered, *self._beside):
+            line.close()
+
+
+class RankedTier(MemoryTier):
+    """Rank 0's pages: a copy of one is a copy on every rank, and what is read or written of them is all heads.
+
+    ``shapes``, ``keys`` and ``values`` are those of rank 0's own heads.
+    """
+
+    def __init__(self, ranks: Ranks, number: int, slots: int, page_size: int, device: torch.device, **options: Any):
+        super().__init__(slots, page_size, device, **options)
+        self._ranks = ranks
+        self._number = number
+
+    @property
+    def token_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """See ``MemoryTier``."""
+        return {
+            name: ((shape[0] * self._parts(name), *shape[1:]), dtype)
+            for name, (shape, dtype) in super().token_shapes.items()
+        }
+
+    @property
+    def token_bytes(self) -> int:
+        """See ``MemoryTier``."""
+        sizes = {name: pool[0, 0].numel() * pool.itemsize for name, pool in self.pools.items()}
+        return sum(size * self._parts(name) for name, size in sizes.items())
+
+    def copy_from(self, other: MemoryTier, source: list[int], target: list[int]) -> None:
+        """See ``MemoryTier``."""
+        assert isinstance(other, RankedTier)
+        self._ranks.tell(Copy(other._number, self._number, source, target))
+        super().copy_from(other, source, target)
+
+    def gather(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See ``MemoryTier``: the heads of all ranks, in their order."""
+        split = [name for name in self.pools if name in self._ranks.split]
+        mine, *theirs = self._ranks.gather(self._number, rows, split, lambda: MemoryTier.gather(self, rows))
+        return mine | {name: torch.cat([mine[name], *(part[name] for part in theirs)], 1) for name in split}
+
+    def scatter(self, rows: torch.Tensor, name: str, tokens: torch.Tensor) -> None:
+        """See ``MemoryTier``: each rank takes its heads."""
+        parts = tokens.chunk(self._parts(name), 1) if self._parts(name) > 1 else [tokens] * len(self._ranks)
+        self._ranks.scatter(self._number, rows, name, parts[1:], lambda: MemoryTier.scatter(self, rows, name, parts[0]))
+
+    def _parts(self, name: str) -> int:
+        return len(self._ranks) if name in self._ranks.split else 1
+
+
+def _differ(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """By more than rounding: heads of their own have nothing in common."""
+    return bool((mine.float() - theirs.float()).abs().max() > 1e-2 * mine.float().abs().max())

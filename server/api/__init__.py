@@ -1,0 +1,21 @@
+"""The API: one sub-package per family of endpoints.
+
+Each has its routes, the shapes of its requests and answers, and the writers of its replies. A module that serves
+endpoints has a ``router``; the app finds them here. They may import each other in the order ops, openai, sessions,
+responses, anthropic, and everything below ``server.turns``; nothing below may import them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from fastapi import APIRouter
+
+
+def routers() -> Iterator[APIRouter]:
+    """The routers of all endpoints, by the names of their modules."""
+    for module in sorted(pkgutil.walk_packages(__path__, f"{__name__}."), key=lambda module: module.name):
+        if isinstance(router := getattr(importlib.import_module(module.name), "router", None), APIRouter):
+            yield router

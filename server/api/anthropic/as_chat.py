@@ -1,0 +1,177 @@
+"""A request of Anthropic's as the chat that it is: the same messages, tools and limits, in the words of our chats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from server.api.anthropic.schemas import (
+    Message,
+    MessagesRequest,
+    PromptRequest,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from server.errors import bad_request
+from server.schemas.requests import INT32, ChatRequest
+from server.schemas.strict import validated
+
+EFFORTS = ((2048, "low"), (8192, "medium"))  # of thinking, up to so many tokens; beyond them high
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class MessagesChat(ChatRequest):
+    """A chat whose reply may be no longer than nothing or than what is left of the context, as clients must send some
+    ``max_tokens`` and do not know the model's; and whose cache is kept as its marks say."""
+
+    max_tokens: int | None = Field(None, ge=0, le=INT32)
+    kept: int = 0
+
+    @property
+    def yields(self) -> bool:
+        return True
+
+    @property
+    def keep_seconds(self) -> int:
+        return self.kept
+
+
+def as_chat(request: PromptRequest) -> MessagesChat:
+    """The chat. Raises a 400 for results of calls that were not made."""
+    check_results(request)
+    made: dict[str, Any] = {"messages": messages_of(request), "kept": request.keep_seconds, "model": request.model}
+    made["session_id"] = request.session_id
+    if request.messages[-1].role == "assistant":
+        made["continue_final_message"] = True
+    if request.tools:
+        made["tools"] = [tool_of(tool) for tool in request.tools]
+    if request.tool_choice is not None:
+        made |= choice_of(request.tool_choice)
+    made |= thinking_of(request)
+    if request.output_config is not None and request.output_config.format is not None:
+        schema = {"name": "output", "schema": request.output_config.format.schema_, "strict": True}
+        made["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(request, MessagesRequest):
+        names = ("max_tokens", "temperature", "top_p", "top_k", "stream")
+        made |= {name: getattr(request, name) for name in names}
+        made["stop"] = request.stop_sequences
+    return validated(MessagesChat, made)
+
+
+def messages_of(request: PromptRequest) -> list[dict[str, Any]]:
+    """The messages, the system's first; those of one role that follow each other are one."""
+    system = text_of(request.system)
+    made: list[list[dict[str, Any]]] = [[{"role": "system", "content": system}]] if system else []
+    for message in request.messages:
+        for one in split(message):
+            if made and made[-1][0]["role"] == one["role"] != "tool":
+                made[-1].append(one)
+            else:
+                made.append([one])
+    return [joined(messages) for messages in made]
+
+
+def split(message: Message) -> Iterable[dict[str, Any]]:
+    """A message as one of ours; of a user's, what calls gave back is apart, and first."""
+    blocks = message.blocks
+    said = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+    if message.role == "assistant":
+        yield assistant(said, blocks)
+        return
+    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+    for block in results:
+        text = text_of(block.content)
+        yield {
+            "role": "tool",
+            "tool_call_id": block.tool_use_id,
+            "content": f"Error: {text}" if block.is_error else text,
+        }
+    if said or not results:
+        yield {"role": message.role, "content": said}
+
+
+def assistant(said: str, blocks: Sequence[object]) -> dict[str, Any]:
+    """An earlier reply."""
+    made: dict[str, Any] = {"role": "assistant", "content": said}
+    if thought := "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock)):
+        made["reasoning_content"] = thought
+    if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.input, ensure_ascii=False)},
+            }
+            for call in calls
+        ]
+    return made
+
+
+def joined(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Messages of one role as one."""
+    made = {**messages[0], "content": "\n".join(message["content"] for message in messages if message["content"])}
+    if thought := "\n".join(message["reasoning_content"] for message in messages if "reasoning_content" in message):
+        made["reasoning_content"] = thought
+    if calls := [call for message in messages for call in message.get("tool_calls", ())]:
+        made["tool_calls"] = calls
+    return made
+
+
+def text_of(texts: str | Sequence[TextBlock]) -> str:
+    """A text, whichever way it was written."""
+    return texts if isinstance(texts, str) else "\n".join(block.text for block in texts)
+
+
+def check_results(request: PromptRequest) -> None:
+    """Results answer calls of the message before theirs, each once. The first message of a session that goes on may
+    answer what the log holds: that is looked at with the log."""
+    waiting: set[str] | None = None if request.session_id is not None else set()
+    for index, message in enumerate(request.messages):
+        for number, block in enumerate(message.blocks):
+            if isinstance(block, ToolResultBlock) and waiting is not None:
+                if block.tool_use_id not in waiting:
+                    field = f"messages[{index}].content[{number}].tool_use_id"
+                    problem = "is not that of a call in the message before it, or was answered already"
+                    raise bad_request(f"{field} {problem}.", field, "invalid_value")
+                waiting.remove(block.tool_use_id)
+        if message.role == "assistant":
+            calls = {block.id for block in message.blocks if isinstance(block, ToolUseBlock)}
+            if waiting is not None and index and request.messages[index - 1].role == "assistant":
+                waiting |= calls
+            else:
+                waiting = calls
+
+
+def tool_of(tool: Tool) -> dict[str, Any]:
+    """A tool as a function."""
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def choice_of(choice: ToolChoice) -> dict[str, Any]:
+    """Which tools are called."""
+    named = {"type": "function", "function": {"name": choice.name}}
+    made: dict[str, Any] = {"tool_choice": named if choice.type == "tool" else CHOICES[choice.type]}
+    if choice.disable_parallel_tool_use:
+        made["parallel_tool_calls"] = False
+    return made
+
+
+def thinking_of(request: PromptRequest) -> dict[str, Any]:
+    """How much to think: what ``output_config.effort`` says, else what a budget of thoughts comes to."""
+    thinking = request.thinking
+    effort: str | None = None if request.output_config is None else request.output_config.effort
+    if thinking is not None and thinking.type == "disabled":
+        return {"reasoning_effort": "none"}
+    if effort is None and thinking is not None and thinking.budget_tokens is not None:
+        effort = next((word for most, word in EFFORTS if thinking.budget_tokens <= most), "high")
+    return {} if effort is None else {"reasoning_effort": "xhigh" if effort == "max" else effort}

@@ -1,0 +1,168 @@
+"""Anthropic's answers, as structs: messages, the events of their streams, and counts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.schemas.objects import CacheReceipt
+
+# The last is not Anthropic's: only ``POST /v1/sessions/{id}/cancel`` ends a message so.
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded", "cancelled"
+]
+
+
+class CacheCreation(msgspec.Struct, frozen=True):
+    """Tokens that were computed to be kept, by how long they are."""
+
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+
+class ThinkingTokens(msgspec.Struct, frozen=True):
+    """How many of the generated tokens are thoughts."""
+
+    thinking_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of a request. The prompt is the sum of the three kinds of input: what was computed, what was computed by
+    a request that asks for it to be kept, and what the cache had."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    cache_creation: CacheCreation
+    output_tokens_details: ThinkingTokens
+    service_tier: Literal["standard"] = "standard"
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """A piece of the answer."""
+
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    """What was thought before the answer. Nobody signs it here."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    """A reply, whole or about to be streamed."""
+
+    id: str
+    model: str
+    content: list[Block]
+    usage: Usage
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    role: Literal["assistant"] = "assistant"
+    session_id: str | UnsetType = UNSET
+    cache: CacheReceipt | UnsetType | None = UNSET
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """How long a prompt is."""
+
+    input_tokens: int
+
+
+# --- streams ------------------------------------------------------------------------------------------------
+
+
+class MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
+    """The head of a stream."""
+
+    message: Message
+
+
+class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
+    """A sign of life."""
+
+
+class BlockStart(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_start"):
+    """A block begins, empty."""
+
+    index: int
+    content_block: Block
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
+    """More of a text."""
+
+    text: str
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
+    """More of a thought."""
+
+    thinking: str
+
+
+class SignatureDelta(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
+    """The end of a thought."""
+
+    signature: str = ""
+
+
+class InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
+    """More of a call's input, as JSON."""
+
+    partial_json: str
+
+
+BlockPiece = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+
+
+class BlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):
+    """More of a block."""
+
+    index: int
+    delta: BlockPiece
+
+
+class BlockStop(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_stop"):
+    """A block is complete."""
+
+    index: int
+
+
+class End(msgspec.Struct, frozen=True):
+    """Why a reply ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None = None
+
+
+class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_delta"):
+    """The end of a reply, and what it cost."""
+
+    delta: End
+    usage: Usage
+    cache: CacheReceipt | UnsetType | None = UNSET
+
+
+class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_stop"):
+    """Nothing follows."""
+
+
+# --- errors -------------------------------------------------------------------------------------------------

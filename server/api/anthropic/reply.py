@@ -1,0 +1,170 @@
+"""Deltas as Anthropic's objects: the events of a stream, block by block, or one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic_core import from_json
+
+from scheduler.protocol import Delta
+from server import surrogates
+from server.api.anthropic import objects as objects
+from server.chat.draft import Draft
+from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.errors import ApiError
+from server.http.anthropic_errors import error_body
+from server.http.sse import event
+from server.schemas.objects import CacheReceipt
+from server.schemas.objects import Usage as TurnUsage
+from server.turns.replies import CacheField, Head, Reply, UsageField, UsageWish, encoder
+
+AT_ALL_TIMES = UsageWish(at_end=True, everywhere=True, elsewhere=None)
+HOUR = 3600  # seconds
+
+
+class AnthropicReply(Reply):
+    """A message. ``keep_seconds``: for how long its request asks the cache to be kept; ``limit``: the most tokens that
+    it allows; ``shows_thoughts``: whether blocks of thinking hold what was thought; ``stops``: the stop sequences that
+    it names."""
+
+    done = b""
+
+    def __init__(
+        self,
+        head: Head,
+        request_id: str | None,
+        keep_seconds: int,
+        limit: int | None,
+        shows_thoughts: bool,
+        stops: Sequence[str] = (),
+    ) -> None:
+        super().__init__(head, AT_ALL_TIMES)
+        self._request_id = request_id
+        self._keep_seconds = keep_seconds
+        self._limit = limit
+        self._shows_thoughts = shows_thoughts
+        self._stops = stops
+        self._blocks = 0  # begun so far
+        self._open: type[Part] | None = None  # what the last of them is made of
+
+    def event(self, told: msgspec.Struct) -> bytes:
+        return named_event(told)
+
+    def failed(self, error: ApiError) -> bytes:
+        return named_event(error_body(error.status_code, error.detail, self._request_id))
+
+    def opening(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
+        return [objects.MessageStart(self._message([], self._usage(usage))), objects.Ping()]
+
+    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[msgspec.Struct]:
+        return [told for part in parts for told in self._told(part)]
+
+    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[msgspec.Struct]:
+        end = objects.End(*self._stop(draft))
+        return [*self._closed(), objects.MessageDelta(end, self._usage(usage), cache)]
+
+    def closing(self, drafts: Sequence[Draft], usage: TurnUsage, cache: CacheField) -> Sequence[msgspec.Struct]:
+        return [objects.MessageStop()]
+
+    def body(self, drafts: Sequence[Draft], usage: TurnUsage, cache: CacheReceipt | None) -> objects.Message:
+        draft = drafts[0]
+        content: list[objects.Block] = []
+        if draft.reasoning:
+            content.append(objects.ThinkingBlock(draft.reasoning if self._shows_thoughts else ""))
+        if draft.content:
+            content.append(objects.TextBlock(draft.content))
+        content += [objects.ToolUseBlock(call.id, call.name, input_of(call.arguments)) for call in draft.calls]
+        return self._message(content, self._usage(usage), *self._stop(draft), cache)
+
+    # --- the pieces of it -----------------------------------------------------------------------------------
+
+    def _message(
+        self,
+        content: list[objects.Block],
+        usage: objects.Usage,
+        reason: objects.StopReason | None = None,
+        sequence: str | None = None,
+        cache: CacheReceipt | UnsetType | None = UNSET,
+    ) -> objects.Message:
+        head = self.head
+        return objects.Message(
+            head.id, head.model, content, usage, reason, sequence, session_id=head.session, cache=cache
+        )
+
+    def _told(self, part: Part) -> Iterator[msgspec.Struct]:
+        match part:
+            case Content(text):
+                yield from self._within(Content, objects.TextBlock(""))
+                yield self._more(objects.TextDelta(text))
+            case Reasoning(text):
+                yield from self._within(Reasoning, objects.ThinkingBlock(""))
+                if self._shows_thoughts:
+                    yield self._more(objects.ThinkingDelta(text))
+            case Call(_, id, name):
+                yield from self._closed()
+                yield from self._within(Call, objects.ToolUseBlock(id, name, {}))
+            case Arguments(_, text):
+                yield self._more(objects.InputDelta(text))
+
+    def _within(self, kind: type[Part], block: objects.Block) -> Iterator[msgspec.Struct]:
+        """Begin a block, unless one of its kind is open."""
+        if self._open is not kind:
+            yield from self._closed()
+            self._open = kind
+            self._blocks += 1
+            yield objects.BlockStart(self._blocks - 1, block)
+
+    def _more(self, piece: objects.BlockPiece) -> objects.BlockDelta:
+        return objects.BlockDelta(self._blocks - 1, piece)
+
+    def _closed(self) -> Iterator[msgspec.Struct]:
+        """End the block that is open, if one is."""
+        if self._open is Reasoning:
+            yield self._more(objects.SignatureDelta())
+        if self._open is not None:
+            yield objects.BlockStop(self._blocks - 1)
+        self._open = None
+
+    def _stop(self, draft: Draft) -> tuple[objects.StopReason, str | None]:
+        """Why a reply ended, and the stop sequence that did it."""
+        if draft.finish == "tool_calls":
+            return "tool_use", None
+        if draft.finish == "cancelled":
+            return "cancelled", None
+        if draft.finish == "length":
+            full = self._limit is not None and len(draft.tokens) < self._limit
+            return "model_context_window_exceeded" if full else "max_tokens", None
+        named = isinstance(draft.stop, str) and draft.stop in self._stops  # one of the model's own is its end of a turn
+        return ("stop_sequence", str(draft.stop)) if named else ("end_turn", None)
+
+    def _usage(self, usage: UsageField) -> objects.Usage:
+        assert isinstance(usage, TurnUsage)
+        cached = usage.prompt_tokens_details.cached_tokens
+        computed = usage.prompt_tokens - cached
+        kept = computed if self._keep_seconds else 0
+        long = self._keep_seconds >= HOUR
+        return objects.Usage(
+            input_tokens=computed - kept,
+            cache_creation_input_tokens=kept,
+            cache_read_input_tokens=cached,
+            output_tokens=usage.completion_tokens,
+            cache_creation=objects.CacheCreation(0 if long else kept, kept if long else 0),
+            output_tokens_details=objects.ThinkingTokens(usage.completion_tokens_details.reasoning_tokens),
+        )
+
+
+def named_event(told: msgspec.Struct) -> bytes:
+    """An event under the name of its type."""
+    return b"event: " + str(told.__struct_config__.tag).encode() + b"\n" + event(encoder.encode(told))
+
+
+def input_of(arguments: str) -> dict[str, Any]:
+    """A call's arguments, as far as they have come: a reply that was cut off may have cut them."""
+    try:
+        value = from_json(surrogates.mended(arguments), allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

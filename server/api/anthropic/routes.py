@@ -1,0 +1,49 @@
+"""Anthropic's messages: chats in other words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from server.api.anthropic.as_chat import as_chat
+from server.api.anthropic.objects import TokenCount
+from server.api.anthropic.reply import AnthropicReply
+from server.api.anthropic.schemas import MessagesRequest, PromptRequest
+from server.api.openai.chat import chat
+from server.api.ops.tokenize import answer, looked_at
+from server.http.body import JsonRoute
+from server.log.identity import named_session
+from server.schemas.strict import Strict
+from server.turns.replies import Head, Reply
+
+router = APIRouter(route_class=JsonRoute)
+
+
+class Parameters(Strict):
+    """What clients write behind the question mark when they use what Anthropic calls a beta."""
+
+    beta: Literal["true", "false"] | None = None
+
+
+@router.post("/v1/messages")
+async def create_message(body: MessagesRequest, query: Annotated[Parameters, Query()], request: Request) -> Response:
+    """The reply to a conversation, or with ``session_id`` to what is new in one."""
+    made = as_chat(body)
+    shows = body.thinking is None or body.thinking.display != "omitted"
+
+    def writer(head: Head, replayed: bool) -> Reply:
+        named = replace(head, id=head.id.replace("chatcmpl-", "msg_"))
+        stops = made.stop or ()
+        return AnthropicReply(named, request.state.request_id, made.keep_seconds, made.token_limit, shows, stops)
+
+    return await chat(made, request, named_session(request, body.session_id), writer)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: PromptRequest, query: Annotated[Parameters, Query()], request: Request) -> Response:
+    """How long the prompt of a message would be."""
+    prompt = await looked_at(as_chat(body), request, named_session(request, body.session_id))
+    return answer(TokenCount(len(prompt.ids)))

@@ -1,0 +1,290 @@
+"""Anthropic's requests, as strict as ours: a field is honoured, or it is refused by its name; ``null`` means absent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS, NAME, Id
+from server.schemas.requests import INT32, MAX_STOP_CHARS, MAX_STOPS, default
+from server.schemas.strict import Harmless, Strict, wrong
+from server.schemas.tools import MAX_DESCRIPTION
+
+MAX_BLOCKS = 1000
+MIN_THINKING = 1024  # tokens
+
+
+class CacheControl(Strict):
+    """What came up to here is to be kept for so long."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+
+class Block(Strict):
+    """A piece of a message. ``KIND`` is its type."""
+
+    KIND: ClassVar[str]
+    cache_control: CacheControl | None = None
+
+
+def only_text(value: object) -> object:
+    """A better word for the blocks that exist elsewhere, before anything else is said of them."""
+    kind = value.get("type") if isinstance(value, dict) else "text"
+    if isinstance(kind, str) and kind != "text":
+        raise wrong("type", "names a kind of content that is not supported by this server")
+    return value
+
+
+class TextBlock(Block):
+    """Text."""
+
+    KIND = "text"
+    LATER: ClassVar[Harmless] = {"citations": ([],)}
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Strict):
+    """What an earlier reply thought. Its signature is not looked at: this server signs nothing."""
+
+    KIND: ClassVar[str] = "thinking"
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Block):
+    """A call of an earlier reply."""
+
+    KIND = "tool_use"
+    LATER: ClassVar[Harmless] = {"caller": ({"type": "direct"},), "toolset_name": ()}
+    type: Literal["tool_use"]
+    id: Id
+    name: Annotated[str, Field(pattern=NAME)]
+    input: dict[str, Any]
+
+
+def kind_of(value: object) -> str:
+    """Which branch of a union a block takes; what is none of them takes that of text, which says so."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"<{kind}>" if kind in ("thinking", "tool_use", "tool_result") else "<text>"
+
+
+Text = Annotated[TextBlock, BeforeValidator(only_text)]
+Texts = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[Text], Field(max_length=MAX_BLOCKS), Field(fail_fast=True), Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<string>"),
+]
+
+
+class ToolResultBlock(Block):
+    """What a call gave back."""
+
+    KIND = "tool_result"
+    LATER: ClassVar[Harmless] = {"toolset_name": ()}
+    type: Literal["tool_result"]
+    tool_use_id: Id
+    content: Texts = ""
+    is_error: bool = False
+
+
+AnyBlock = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    Discriminator(kind_of),
+]
+Content = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[AnyBlock], Field(max_length=MAX_BLOCKS), Field(fail_fast=True), Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<string>"),
+]
+MAY_HOLD = {
+    "user": {"text", "tool_result"},
+    "assistant": {"text", "thinking", "tool_use"},
+    "system": {"text"},
+}
+
+
+class Message(Strict):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def fits_its_role(self) -> Self:
+        """Each block where it belongs."""
+        for block in self.blocks:
+            if block.KIND not in MAY_HOLD[self.role]:
+                raise wrong("content", f"of a message of this role cannot hold {block.KIND} blocks")
+        return self
+
+    @property
+    def blocks(self) -> list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
+        """The content, whichever way it was written."""
+        return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
+
+def only_ours(value: object) -> object:
+    """A better word for tools that run elsewhere."""
+    if isinstance(value, str) and value != "custom":
+        raise ValueError("names a kind of tool that is not supported by this server: only custom is")
+    return value
+
+
+class Tool(Strict):
+    """What can be called. However its input is to be streamed: it is, as it comes."""
+
+    LATER: ClassVar[Harmless] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "eager_input_streaming": (True, False),
+        "input_examples": ([],),
+    }
+    type: Annotated[Literal["custom"], BeforeValidator(only_ours)] = "custom"
+    name: Annotated[str, Field(pattern=NAME)]
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
+    input_schema: dict[str, Any]
+    strict: bool = False
+    cache_control: CacheControl | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def is_custom(cls, data: object) -> object:
+        """The tools of others have fields of their own: they are refused by their type, not by those."""
+        if isinstance(data, dict) and isinstance(data.get("type"), str) and data["type"] != "custom":
+            return {"type": data["type"], "name": "x", "input_schema": {}}
+        return data
+
+
+class ToolChoice(Strict):
+    """Whether tools are called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Annotated[str, Field(pattern=NAME)] | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def names_one(self) -> Self:
+        """A name where one tool is meant, and only there."""
+        if (self.type == "tool") != (self.name is not None):
+            raise wrong("name", "belongs to the type tool, which needs it")
+        return self
+
+
+class Thinking(Strict):
+    """Whether to think before the answer, and how much of it to show."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = Field(None, ge=MIN_THINKING, le=INT32)
+    display: Literal["summarized", "omitted"] | None = None
+
+    @model_validator(mode="after")
+    def has_its_budget(self) -> Self:
+        """A budget where thinking is enabled, and only there."""
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            raise wrong("budget_tokens", "belongs to the type enabled, which needs it")
+        return self
+
+
+class OutputFormat(Strict):
+    """What the answer is to be: JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """How the answer is to be."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Strict):
+    """The client's own note about its user; kept out of everything."""
+
+    user_id: str | None = Field(None, max_length=512)
+
+
+class PromptRequest(Strict):
+    """What a prompt is made of: ``POST /v1/messages/count_tokens``."""
+
+    LATER: ClassVar[Harmless] = {
+        "container": (),
+        "context_management": (),
+        "diagnostics": ({}, {"previous_message_id": None}),
+        "inference_geo": (),
+        "mcp_servers": ([],),
+        "speed": ("standard",),
+        "thread": (),
+        "user_profile_id": (),
+        "workspace_id": (),
+    }
+    model: str = Field("", max_length=512)
+    session_id: str | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    system: Texts = ""
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), Field(fail_fast=True)] = Field(default_factory=list)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    @model_validator(mode="after")
+    def tools_differ(self) -> Self:
+        """Checks across tools."""
+        if len({tool.name for tool in self.tools}) < len(self.tools):
+            raise wrong("tools", "must have names that differ")
+        choice = self.tool_choice
+        if choice is not None and choice.type != "none" and not self.tools and self.session_id is None:
+            raise wrong("tool_choice", "needs tools")
+        named = None if choice is None else choice.name
+        if named is not None and self.tools and named not in {tool.name for tool in self.tools}:
+            raise wrong("tool_choice", "names a tool that is not among tools")
+        return self
+
+    @property
+    def keep_seconds(self) -> int:
+        """How long the cache is to be kept, by the longest-lived of all its marks; 0 where there is none."""
+        return max((3600 if mark.ttl == "1h" else 300 for mark in marks(self)), default=0)
+
+
+Sequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class MessagesRequest(PromptRequest):
+    """``POST /v1/messages``. With ``max_tokens`` 0 the prompt is only read, into the cache."""
+
+    LATER: ClassVar[Harmless] = {**PromptRequest.LATER, "service_tier": ("auto", "standard_only")}
+    max_tokens: int = Field(ge=0, le=INT32)
+    stop_sequences: Annotated[list[Sequence], Field(max_length=MAX_STOPS)] | None = Field(
+        None, description=default("none")
+    )
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=default("1.0"))
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=default("1.0"))
+    top_k: Annotated[int, Field(ge=0, le=INT32)] | None = Field(None, description=default("0"))
+    metadata: Metadata | None = None
+    stream: bool = False
+
+    @model_validator(mode="after")
+    def thinks_within_its_limit(self) -> Self:
+        """Thoughts are part of what is generated."""
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget >= self.max_tokens:
+            raise wrong("max_tokens", "must be more than thinking.budget_tokens")
+        return self
+
+
+def marks(value: object) -> list[CacheControl]:
+    """All of the ``cache_control`` within a request."""
+    if isinstance(value, CacheControl):
+        return [value]
+    if isinstance(value, BaseModel):
+        return [mark for name in type(value).model_fields for mark in marks(getattr(value, name))]
+    return [mark for item in value for mark in marks(item)] if isinstance(value, list) else []

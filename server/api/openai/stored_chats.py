@@ -1,0 +1,95 @@
+"""Stored chats as the wire has them: what is kept of a chat with ``store: true``, pages of these, their requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from pydantic import Field
+
+from scheduler.protocol import Sampling
+from server.log.chat_rows import StoredChat
+from server.schemas.metadata import Metadata
+from server.schemas.query import FilteredQuery, Query
+from server.schemas.requests import ChatRequest, ReplyRequest
+from server.schemas.strict import Strict
+
+BEGUN = "chat_"  # how the sessions begin that a stored chat has begun
+TOLD = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+
+
+class ListChats(FilteredQuery):
+    """``GET /v1/chat/completions``: a page of stored chats, filtered; ``after`` is the id of one."""
+
+    limit: int = Field(20, ge=1, le=100)
+    after: str | None = Field(None, max_length=200)
+    order: Literal["asc", "desc"] = "asc"
+    model: str | None = Field(None, max_length=512)
+
+
+class ListChatMessages(Query):
+    """``GET /v1/chat/completions/{id}/messages``."""
+
+    limit: int = Field(20, ge=1, le=100)
+    after: str | None = Field(None, max_length=210)
+    order: Literal["asc", "desc"] = "asc"
+
+
+class UpdateChat(Strict):
+    """``POST /v1/chat/completions/{id}``. Null or nothing: no metadata."""
+
+    NULLS = frozenset({"metadata"})
+    metadata: Metadata | None
+
+
+class Page(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """Some of a list, in its order."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ChatDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion.deleted"):
+    """A stored chat is no more."""
+
+    id: str
+    deleted: Literal[True] = True
+
+
+def page(data: Sequence[dict[str, Any]], more: bool) -> Page:
+    """Objects with ids as a page."""
+    return Page([*data], data[0]["id"] if data else None, data[-1]["id"] if data else None, more)
+
+
+def messages_of(chat: StoredChat) -> list[dict[str, Any]]:
+    """The messages of a chat, with ids."""
+    return [
+        {"id": f"{chat.body['id']}-{number}", "content_parts": None, "name": None, "refusal": None, **message}
+        for number, message in enumerate(chat.messages)
+    ]
+
+
+def asked(body: ReplyRequest, sampling: Sampling, request_id: str | None) -> dict[str, Any]:
+    """How a chat was asked for, as it is kept with what was answered."""
+    told = body.model_dump(mode="json", by_alias=True, include={"tool_choice", "response_format"})
+    return {
+        **told,
+        "tools": None if body.tools is None else [tool.plain() for tool in body.tools],
+        "request_id": request_id,
+        "seed": body.seed,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "input_user": body.user or None,
+        "metadata": dict(body.metadata or {}),
+    }
+
+
+def sent(body: ReplyRequest, before: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages that a request sent; one that sends none answers the last message ``before`` its reply."""
+    messages = [message.plain() for message in body.messages] if isinstance(body, ChatRequest) else before[-1:]
+    return [{name: message[name] for name in TOLD if name in message} for message in messages]

@@ -1,0 +1,47 @@
+"""How the server is, for probes and dashboards."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from server.telemetry.metrics import CONTENT_TYPE
+from server.turns.face import face_of
+
+router = APIRouter()
+
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 only while the engine's loop ticks. Needs no key, tells nothing but the state, and as ``degraded`` what does
+    not work while turns are served: ``session_log_full`` (those that are to be kept are refused), ``disk_failing`` (KV
+    is in memory only)."""
+    face = face_of(request)
+    engine = face.engine
+    if engine.healthy:
+        troubles = {"session_log_full": face.log.full, "disk_failing": bool(engine.stats.disk_failing)}
+        degraded = [name for name, is_there in troubles.items() if is_there]
+        return JSONResponse({"status": "ok", **({"degraded": degraded} if degraded else {})})
+    state = engine.state()
+    return JSONResponse({"status": "stalled" if state == "ready" else state}, 503, headers={"retry-after": "2"})
+
+
+@router.head("/health/live", include_in_schema=False)
+@router.get("/health/live")
+async def live(request: Request) -> Response:
+    """503 only when nothing but a restart of the server helps: its engine hangs. 200 also while a model loads, an
+    engine restarts or the server stops. Needs no key."""
+    engine = face_of(request).engine
+    if engine.state() == "ready" and not engine.healthy:
+        return JSONResponse({"status": "stalled"}, 503, headers={"retry-after": "2"})
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    face = face_of(request)
+    face.metrics.engine(face.engine.stats, face.engine.healthy)
+    face.metrics.model(face.served_name, face.engine.facts)
+    return Response(face.metrics.text(), media_type=CONTENT_TYPE)

@@ -1,0 +1,169 @@
+"""What needs no turn: the tokenizer and the chat template by themselves, and the server's version."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated, Self
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import AfterValidator, Field, model_validator
+from starlette.responses import Response
+
+from scheduler.protocol import ModelFacts
+from server.chat.prompts import Prompt, chat_prompt, check_bytes, check_ids, too_long
+from server.chat.tokens import Tokens
+from server.http.body import JsonRoute
+from server.log.identity import Session, named_session
+from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS, Messages
+from server.schemas.requests import ChatRequest, TokenIds
+from server.schemas.strict import Strict, validated, wrong
+from server.schemas.tools import Tool, distinct
+from server.turns.face import face_of
+from server.turns.replies import encoder
+
+router = APIRouter(route_class=JsonRoute)
+OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
+class TokenizeRequest(Strict):
+    """``POST /tokenize``: a text, or the messages of a chat with what its template reads."""
+
+    model: str = Field("", max_length=512)
+    prompt: str | None = None
+    messages: Annotated[Messages, Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: (
+        Annotated[list[Tool], Field(max_length=MAX_TOOLS), Field(fail_fast=True), AfterValidator(distinct)] | None
+    ) = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: Annotated[dict[str, str | int | float | bool], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+
+    @model_validator(mode="after")
+    def is_one_of_both(self) -> Self:
+        """Each field where it belongs."""
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong("prompt", "or messages is needed, and not both")
+        of_chats = [name for name in OF_CHATS if name in self.model_fields_set]
+        if self.messages is None and of_chats:
+            raise wrong(of_chats[0], "belongs to messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise wrong("add_special_tokens", "belongs to prompt: a chat template writes its special tokens itself")
+        both = self.continue_final_message and "add_generation_prompt" in self.model_fields_set
+        if both and self.add_generation_prompt:
+            raise wrong("add_generation_prompt", "cannot be true where the final message is continued")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    """``POST /detokenize``."""
+
+    model: str = Field("", max_length=512)
+    tokens: TokenIds
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """Token ids; ``token_strs`` are their entries in the vocabulary."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(msgspec.Struct, frozen=True):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """The prompt that a chat comes to, as text and as the model reads it."""
+
+    prompt: str
+    tokens: list[int]
+
+
+class Version(msgspec.Struct, frozen=True):
+    """A release."""
+
+    version: str
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """Token ids of a text or of a chat."""
+    face = face_of(request)
+    face.check_model(body.model)
+    facts = face.facts
+    ids = await face.tokens.run(text_ids if body.messages is None else chat_ids, body, face.tokens, facts)
+    strings = await face.tokens.run(face.tokens.pieces, ids) if body.return_token_strs else None
+    return answer(Tokenized(len(ids), facts.max_context, ids, strings))
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of token ids."""
+    face = face_of(request)
+    face.check_model(body.model)
+    facts = face.facts
+    if len(body.tokens) > facts.max_context:
+        raise too_long(f"tokens is longer than this model's context of {facts.max_context} tokens.", "tokens")
+    check_ids(body.tokens, facts.vocab_size, "tokens")
+    return answer(Text(await face.tokens.run(face.tokens.decode, body.tokens)))
+
+
+@router.post("/apply-template")
+async def apply_template(body: ChatRequest, request: Request) -> Response:
+    """The prompt of a chat, from the body that ``/v1/chat/completions`` takes."""
+    session = named_session(request, body.session_id)
+    prompt = await looked_at(body, request, session)
+    text = await face_of(request).tokens.run(face_of(request).tokens.decode, prompt.ids)
+    return answer(Rendered(text, prompt.ids))
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, str | None]:
+    """The tokens that begin and end texts, and the chat template."""
+    return face_of(request).tokens.info
+
+
+@router.get("/version")
+async def version() -> Response:
+    """Which server this is."""
+    return answer(Version(metadata.version("warmturn")))
+
+
+async def looked_at(body: ChatRequest, request: Request, session: Session | None) -> Prompt:
+    """The prompt that a chat would have now; nothing is claimed or changed."""
+    face = face_of(request)
+    face.check_model(body.model)
+    facts = face.facts
+    record = await face.log.get(session.tenant, session.name) if session is not None and session.stateful else None
+    return await face.tokens.run(chat_prompt, body, face.tokens, facts, record)
+
+
+def text_ids(body: TokenizeRequest, tokens: Tokens, facts: ModelFacts) -> list[int]:
+    """The token ids of the prompt. Blocking."""
+    assert body.prompt is not None
+    check_bytes([body.prompt], facts, "prompt")
+    return tokens.encode(body.prompt, special=body.add_special_tokens is not False)
+
+
+def chat_ids(body: TokenizeRequest, tokens: Tokens, facts: ModelFacts) -> list[int]:
+    """The token ids of the messages. Blocking."""
+    names = ("messages", "tools", "chat_template_kwargs", "continue_final_message")
+    chat = validated(ChatRequest, {name: getattr(body, name) for name in names})
+    prompt = chat_prompt(chat, tokens, facts, None)
+    if body.add_generation_prompt or chat.goes_on:
+        return prompt.ids
+    return tokens.encode(tokens.render(prompt.messages, generation_prompt=False, manner=prompt.manner), special=False)
+
+
+def answer(told: msgspec.Struct) -> Response:
+    """A body."""
+    return Response(encoder.encode(told), media_type="application/json")

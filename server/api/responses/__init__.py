@@ -1,0 +1,8 @@
+"""OpenAI's responses and conversations.
+
+Owns: routes, shapes, events, responses in the background.
+
+May import: ``server.turns``, ``server.api.sessions``.
+
+Never knows: Anthropic's API.
+"""

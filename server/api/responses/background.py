@@ -1,0 +1,151 @@
+"""Responses that run on their own: nobody's connection holds them, and anybody's may follow them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from starlette.requests import Request
+
+from server.api.responses.reply import ResponseReply, events_of
+from server.errors import ApiError
+from server.http.error_responses import as_api_error
+from server.log.identity import Session
+from server.log.response_rows import UNFINISHED
+from server.log.session_log import LogUnavailable, SessionLog, SessionMoved, UnknownSession
+from server.schemas.items import parsed_id
+from server.turns.choices import Choices
+from server.turns.exchange import Exchange
+
+logger = logging.getLogger("warmturn.http")
+
+MOST = 64  # responses in the background at once
+CANCEL_SECONDS = 10.0  # for one that is cancelled to be committed
+FULL_RETRY = 5  # seconds, told to who comes when there are so many
+
+Id = tuple[str, str]  # tenant, response
+
+
+class Running:
+    """One of them. ``reply`` has what it has said so far, and the recording of its events."""
+
+    def __init__(self, reply: ResponseReply, choices: Choices) -> None:
+        self.reply = reply
+        self._choices = choices
+        self.cancelled = False  # how it ends otherwise is no failure then
+        self.ends = False  # how it ended is being written: that is not to be cut short
+        self.task: asyncio.Task[None] | None = None
+        self.released = asyncio.Event()  # it is over, and its session is free
+
+    async def cancel(self) -> None:
+        """End it: what it has said so far is committed. One whose reply is whole completes. Then it is over."""
+        assert self.task is not None
+        self.cancelled = True
+        self._choices.stop()
+        await asyncio.wait((self.task,), timeout=CANCEL_SECONDS)
+        if not self.ends:  # the engine or the log hangs
+            self.task.cancel()
+        await asyncio.wait((self.task,))
+
+
+class Background:
+    """The responses that run. What has become of one is in the log before it is no longer here."""
+
+    def __init__(self, log: SessionLog) -> None:
+        self._log = log
+        self._running: dict[Id, Running] = {}
+        self._slots = 0
+        self._cancelling: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Room for one more. Raises a 429."""
+        if self._slots >= MOST:
+            headers = {"retry-after": str(FULL_RETRY)}
+            message = f"{MOST} responses are running in the background: more are not taken now."
+            raise ApiError(429, message, code="too_many_background_responses", headers=headers)
+        self._slots += 1
+        try:
+            yield
+        finally:
+            self._slots -= 1
+
+    def get(self, tenant: str, response: str) -> Running | None:
+        """A response that runs; None for any other."""
+        return self._running.get((tenant, response))
+
+    def start(
+        self, session: Session, reply: ResponseReply, exchange: Exchange, choices: Choices, held: ExitStack
+    ) -> None:
+        """Run a response whose turn was submitted. ``held`` is closed when it is over."""
+        id = session.tenant, reply.head.id
+        running = self._running[id] = Running(reply, choices)
+        kept = held.pop_all()
+        kept.callback(self._running.pop, id)
+        running.task = asyncio.create_task(self._run(session, running, exchange, choices))
+        running.task.add_done_callback(lambda _: kept.close())
+        running.task.add_done_callback(lambda _: running.released.set())
+
+    def unwanted(self, tenant: str, session: str, key: str) -> None:
+        """End a response: a client of another server, which thinks that it runs here, has cancelled it."""
+        all_ = self._running.items()
+        found = [one for (owner, id), one in all_ if owner == tenant and parsed_id(id, "resp") == (session, key)]
+        ending = found[0].cancel() if found else self._lost(tenant, session, key)
+        self._cancelling.add(task := asyncio.create_task(ending))
+        task.add_done_callback(self._cancelling.discard)
+
+    async def close(self) -> None:
+        """End what still runs. It has failed when the log is opened again."""
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, session: Session, running: Running, exchange: Exchange, choices: Choices) -> None:
+        reply = running.reply
+        assert reply.recording is not None
+        try:
+            await choices.opened()
+            async for _ in exchange.events(choices):
+                pass  # the reply records them
+        except asyncio.CancelledError:
+            if not running.cancelled:
+                raise
+            await self._settle(session, running, reply.cancel)
+        except Exception as error:
+            told = as_api_error(error)
+            if told.status_code == 500:
+                logger.exception("a response in the background failed", exc_info=error)
+            await self._settle(session, running, reply.cancel if running.cancelled else lambda: reply.failed(told))
+        finally:
+            choices.close()
+            reply.recording.end()
+
+    async def _lost(self, tenant: str, session: str, key: str) -> None:
+        """Tell of one that is not running (any more)."""
+        with suppress(LogUnavailable):
+            await self._log.responses.settled(tenant, session, key)
+
+    async def _settle(self, session: Session, running: Running, end: Callable[[], object]) -> None:
+        """Write how it ended, unless its turn was committed after all. Who follows its events hears the last one."""
+        running.ends = True
+        reply, recording = running.reply, running.reply.recording
+        assert recording is not None
+        key, there = reply.stored().key, None
+        with suppress(LogUnavailable, UnknownSession, SessionMoved):  # whoever looks for it next tells that it failed
+            there = await self._log.responses.get(session.tenant, session.name, key)
+        if there is not None and there.status not in UNFINISHED:
+            recording.add(b"".join(events_of(there, recording.count)))
+            return
+        end()
+        if there is not None:  # else it was deleted
+            with suppress(LogUnavailable, UnknownSession, SessionMoved):
+                await self._log.responses.put(session.tenant, session.name, reply.stored(recording.whole()))
+
+
+def background_of(request: Request) -> Background:
+    """The responses that run on their own, of the app that got the request."""
+    background: Background = request.app.state.background
+    return background

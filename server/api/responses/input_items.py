@@ -1,0 +1,79 @@
+"""The items of a request: read, given ids, looked up where they are references; and a page of items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from server.api.responses.item_schemas import Gathering, InputItem, Reference
+from server.api.responses.objects import ItemList
+from server.api.responses.schemas import ListItems
+from server.errors import ApiError, bad_request
+from server.log.session_log import Message
+from server.schemas.items import ITEM_KINDS, InputText, Item, MessageItem, items_of, kind_of, new_id, parsed_id
+from server.turns.face import Face
+
+MAX_REFERRED = 64  # sessions that the references of one request are of: all of each is read
+
+
+async def gathered(
+    face: Face,
+    tenant: str,
+    session: str | None,
+    past: Sequence[Message],
+    given: str | Sequence[InputItem],
+    param: str = "input",
+) -> tuple[list[Item], list[Message]]:
+    """The items that a request brings to ``session`` (None: to nowhere) behind ``past``, and the messages that they
+    make. Raises a 400 for calls and outputs that do not fit, a 404 for references to nothing."""
+    gathering = Gathering.after(past)
+    if isinstance(given, str):
+        items: list[Item] = [MessageItem(new_id("msg", session), "user", [InputText(given)])]
+        gathering.add(items[0], param)
+        return items, gathering.messages
+    items = []
+    seen: dict[str, dict[str, Item]] = {}
+    for index, one in enumerate(given):
+        where = f"{param}[{index}]"
+        if isinstance(one, Reference):
+            found = await referred(face, tenant, one.id, where, seen)
+            item = replace(found, id=new_id(kind_of([found.id]), session))
+        else:
+            item = one.made(session)
+        gathering.add(item, where)
+        items.append(item)
+    return items, gathering.messages
+
+
+async def referred(face: Face, tenant: str, id: str, where: str, seen: dict[str, dict[str, Item]]) -> Item:
+    """The item of an id, wherever it is. ``seen`` are the items of the sessions that this request has named: each is
+    read once. Raises a 404."""
+    place = parsed_id(id, *ITEM_KINDS)
+    session = "" if place is None else place[0]
+    if place is not None and session not in seen:
+        if len(seen) >= MAX_REFERRED:
+            raise bad_request(
+                f"{where}.id is of one session too many: {MAX_REFERRED} can be referred to.", f"{where}.id"
+            )
+        record = await face.log.get(tenant, session)
+        messages = [] if record is None else record.messages
+        seen[session] = {item.id: item for _, item in items_of(messages, session)}
+    item = seen.get(session, {}).get(id)
+    if item is None:
+        raise ApiError(404, f"{where}.id is that of no item.", param=f"{where}.id", code="item_not_found")
+    return item
+
+
+def page_of(items: Sequence[dict[str, Any]], query: ListItems) -> ItemList:
+    """A page of items, which come oldest first. Raises a 404 for an ``after`` that is not among them."""
+    ordered = [*items] if query.order == "asc" else [*reversed(items)]
+    if query.after is not None:
+        ids = [item["id"] for item in ordered]
+        if query.after not in ids:
+            raise ApiError(404, "after is that of no item here.", param="after", code="item_not_found")
+        ordered = ordered[ids.index(query.after) + 1 :]
+    data = ordered[: query.limit]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")
+    return ItemList(data, first, last, len(ordered) > len(data))

@@ -1,0 +1,308 @@
+"""Items as requests carry them, and the messages of the log that they become."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from server.errors import ApiError, bad_request
+from server.log.timeline import Message
+from server.schemas.items import (
+    CallItem,
+    CallOutputItem,
+    Entry,
+    InputText,
+    Item,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    entry,
+    new_id,
+)
+from server.schemas.messages import MAX_MESSAGES, NAME, CallArguments, Id
+from server.schemas.strict import Strict, missing, wrong
+
+MAX_PARTS = 1000
+SEAL = "wt1:"  # in front of reasoning that a client keeps for us
+MAX_SEALED = 2**20  # bytes of it
+MAX_RATIO = 16  # of a text to what it is packed as: a request can hold thousands, and is not to grow to gigabytes
+OTHER_PARTS = frozenset({"input_image", "input_file", "input_audio", "computer_screenshot"})
+KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning", "item_reference"})
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+def only_text(value: object) -> object:
+    """A better word for the kinds of content that exist elsewhere."""
+    if isinstance(value, str) and value in OTHER_PARTS:
+        raise ValueError("names a kind of content that is not supported by this server: only text is")
+    return value
+
+
+class Part(Strict):
+    """A piece of text; ``annotations`` and ``logprobs`` are what clients send back of an earlier reply, and ``parsed``
+    what they have made of it."""
+
+    LATER: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **dict.fromkeys(("image_url", "file_id", "file_data", "file_url", "filename", "detail", "input_audio"), ()),
+        "prompt_cache_breakpoint": (),
+    }
+    type: Annotated[
+        Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"],
+        BeforeValidator(only_text),
+    ]
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[object] = Field(default_factory=list, max_length=MAX_PARTS)
+    logprobs: list[object] = Field(default_factory=list)
+    parsed: object = None
+
+    @model_validator(mode="after")
+    def has_its_text(self) -> Self:
+        """The field that the type names."""
+        name = "refusal" if self.type == "refusal" else "text"
+        if getattr(self, name) is None:
+            raise missing(name)
+        return self
+
+    @property
+    def plain(self) -> str:
+        """What it says."""
+        return self.text or self.refusal or ""
+
+
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS), Field(fail_fast=True)]
+Text = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[Parts, Tag("<parts>")],
+    Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
+]
+
+
+def texts(content: str | list[Part]) -> list[str]:
+    """The pieces of a content."""
+    return [content] if isinstance(content, str) else [part.plain for part in content]
+
+
+class InputMessage(Strict):
+    """A message, also one of an earlier reply. An ``id`` that comes along is not kept."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text
+    id: Id | None = None
+    status: ItemStatus | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+    def made(self, session: str | None) -> Item:
+        """The item that it becomes."""
+        parts = texts(self.content)
+        if self.role == "assistant":
+            return MessageItem(new_id("msg", session), self.role, [OutputText(text) for text in parts])
+        return MessageItem(new_id("msg", session), self.role, [InputText(text) for text in parts])
+
+
+class InputCall(Strict):
+    """A call of an earlier reply. ``parsed_arguments`` are what a client has made of the arguments."""
+
+    LATER: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": (), "async": (False,)}
+    type: Literal["function_call"]
+    call_id: Id
+    name: Annotated[str, Field(pattern=NAME)]
+    arguments: CallArguments
+    parsed_arguments: object = None
+    id: Id | None = None
+    status: ItemStatus | None = None
+    namespace: None = None
+
+    def made(self, session: str | None) -> Item:
+        """The item that it becomes."""
+        return CallItem(new_id("fc", session), self.call_id, self.name, self.arguments)
+
+
+class InputCallOutput(Strict):
+    """What a function gave back."""
+
+    LATER: ClassVar[Mapping[str, tuple[object, ...]]] = {"caller": (), "name": (), "namespace": ()}
+    type: Literal["function_call_output"]
+    call_id: Id
+    output: Text
+    id: Id | None = None
+    status: ItemStatus | None = None
+
+    def made(self, session: str | None) -> Item:
+        """The item that it becomes."""
+        given = self.output if isinstance(self.output, str) else [InputText(text) for text in texts(self.output)]
+        return CallOutputItem(new_id("fco", session), self.call_id, given)
+
+
+class InputReasoning(Strict):
+    """What an earlier reply thought: ``content``, or sealed where a client asked for that. A summary is not used."""
+
+    type: Literal["reasoning"]
+    summary: Parts = Field(default_factory=list)
+    content: Parts = Field(default_factory=list)
+    encrypted_content: str | None = None
+    id: Id | None = None
+    status: ItemStatus | None = None
+
+    @model_validator(mode="after")
+    def is_ours(self) -> Self:
+        """Nobody can open what others have sealed."""
+        if self.encrypted_content is not None and opened(self.encrypted_content) is None:
+            raise wrong("encrypted_content", "was not made by this server")
+        return self
+
+    def made(self, session: str | None) -> Item:
+        """The item that it becomes."""
+        parts = texts(self.content)
+        if not parts and self.encrypted_content is not None:
+            parts = [opened(self.encrypted_content) or ""]
+        return ReasoningItem(new_id("rs", session), [ReasoningText(text) for text in parts])
+
+
+class Reference(Strict):
+    """An item that is somewhere already, to be read here again."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: Id
+
+
+def kind(value: object) -> str:
+    """Which item a value wants to be."""
+    if not isinstance(value, dict):
+        return "<message>"
+    named = value.get("type")
+    if named is None:
+        return "<message>" if "role" in value or "content" in value or "id" not in value else "<item_reference>"
+    return f"<{named}>" if isinstance(named, str) and named in KINDS else "<unknown>"
+
+
+class Unknown(InputMessage):
+    """Items that exist elsewhere: there are none of these."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def only_known(cls, data: object) -> object:
+        raise wrong("type", "names a kind of item that this server does not serve")
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("<message>")]
+    | Annotated[InputCall, Tag("<function_call>")]
+    | Annotated[InputCallOutput, Tag("<function_call_output>")]
+    | Annotated[InputReasoning, Tag("<reasoning>")]
+    | Annotated[Reference, Tag("<item_reference>")]
+    | Annotated[Unknown, Tag("<unknown>")],
+    Discriminator(kind),
+]
+Items = Annotated[list[InputItem], Field(max_length=MAX_MESSAGES), Field(fail_fast=True)]
+
+
+# --- what a client keeps for us ---------------------------------------------------------------------------------
+
+
+def sealed(text: str) -> str:
+    """Reasoning as ``encrypted_content``: packed for the way to the client and back. The client may read it anyway."""
+    data = text.encode()
+    packed = zlib.compress(data)
+    if len(packed) * MAX_RATIO < len(data):
+        packed = zlib.compress(data, level=0)
+    return SEAL + base64.b64encode(packed).decode()
+
+
+def opened(told: str) -> str | None:
+    """The reverse; None for what ``sealed`` has not made, or is larger than a request may be."""
+    try:
+        packed = base64.b64decode(told.removeprefix(SEAL), validate=True)
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(packed, min(MAX_SEALED, max(1, MAX_RATIO * len(packed))))
+        whole = told.startswith(SEAL) and unpacker.eof
+        return data.decode() if whole else None
+    except (binascii.Error, zlib.error, ValueError):
+        return None
+
+
+# --- items as messages --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Gathering:
+    """Items put together to messages: what an assistant thought, said and called in a row is one of them.
+
+    ``calls`` are the ids of all calls so far, those in ``waiting`` have no output yet.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    calls: set[str] = field(default_factory=set)
+    waiting: set[str] = field(default_factory=set)
+
+    @classmethod
+    def after(cls, past: Sequence[Message]) -> Gathering:
+        """What follows these messages."""
+        made = cls()
+        for message in past:
+            for call in message.get("tool_calls", ()):
+                made.calls.add(call["id"])
+                made.waiting.add(call["id"])
+            made.waiting.discard(message.get("tool_call_id", ""))
+        return made
+
+    def add(self, item: Item, where: str) -> None:
+        """One more item, ``where`` it stands in the request. Raises a 400 for outputs of no call, and calls that are
+        there already."""
+        match item:
+            case CallOutputItem(id, call_id, output):
+                self._answer(call_id, where)
+                text = output if isinstance(output, str) else "\n".join(part.text for part in output)
+                items = [entry(id, text)]
+                self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id, "items": items})
+            case CallItem(id, call_id, name, arguments, status):
+                if call_id in self.calls:
+                    raise refused(where, "is that of an earlier call")
+                self.calls.add(call_id)
+                self.waiting.add(call_id)
+                function = {"name": name, "arguments": arguments}
+                message = self._reply(entry(id, "", status))
+                message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+            case ReasoningItem(id, content, status=status):
+                text = "\n".join(part.text for part in content)
+                self._open("content", "tool_calls")
+                message = self._reply(entry(id, text, status))
+                thought = message.pop("reasoning_content", "")
+                thought += text  # in place, as nobody else has it: there can be thousands of pieces
+                message["reasoning_content"] = thought
+            case MessageItem(id, role, content, status):
+                text = "\n".join(part.text for part in content)
+                if role == "assistant":
+                    self._open("content", "tool_calls")
+                    self._reply(entry(id, text, status))["content"] += text
+                else:
+                    self.messages.append({"role": role, "content": text, "items": [entry(id, text)]})
+
+    def _answer(self, call_id: str, where: str) -> None:
+        if call_id not in self.waiting:
+            raise refused(where, "is that of no function call before it, or was answered already")
+        self.waiting.discard(call_id)
+
+    def _open(self, *fields: str) -> None:
+        """The last message cannot go on where it has any of these."""
+        if self.messages and any(self.messages[-1].get(field) for field in fields):
+            self.messages.append({"role": "assistant", "content": "", "items": []})
+
+    def _reply(self, made: Entry) -> Message:
+        """The assistant's message that goes on, with one more item."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": "", "items": []})
+        self.messages[-1]["items"].append(made)
+        return self.messages[-1]
+
+
+def refused(where: str, problem: str) -> ApiError:
+    """400 for an item's ``call_id``."""
+    return bad_request(f"{where}.call_id {problem}.", f"{where}.call_id", "invalid_value")

@@ -1,0 +1,190 @@
+"""The output of one response while it grows: its items, and the events that tell of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+
+from server.api.responses import events as events
+from server.api.responses.item_schemas import sealed
+from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.schemas.items import (
+    CallItem,
+    Entry,
+    Item,
+    Logprob,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    Status,
+    entry,
+)
+
+OBFUSCATED = 32  # the texts of deltas are padded to a multiple of so many characters
+
+
+@dataclass
+class Open:
+    """The item that grows. ``call``: the id and name of a function call."""
+
+    id: str
+    kind: str  # rs | msg | fc
+    call: tuple[str, str] = ("", "")
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of it so far."""
+        return "".join(self.pieces)
+
+
+class Output:
+    """The items of a reply, in order; at most the last one is open. The methods return the events that tell what they
+    have changed, numbered by ``next_number``."""
+
+    def __init__(
+        self,
+        next_id: Callable[[str], str],
+        next_number: Callable[[], int],
+        *,
+        obfuscate: bool = False,
+        seal: bool = False,
+    ) -> None:
+        """``next_id`` gives an item of a kind its id; ``seal``: reasoning carries its ``encrypted_content``."""
+        self.items: list[Item] = []
+        self.entries: list[Entry] = []
+        self._id = next_id
+        self._number = next_number
+        self._obfuscate = obfuscate
+        self._seal = seal
+        self._open: Open | None = None
+        self._waiting: list[Logprob] = []  # of tokens whose text is not there yet
+
+    def take(self, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> Iterator[events.Event]:
+        """More of the reply."""
+        self._waiting.extend(logprobs)
+        for part in parts:
+            match part:
+                case Content(text):
+                    yield from self._to("msg")
+                    yield from self._add(text)
+                case Reasoning(text):
+                    yield from self._to("rs")
+                    yield from self._add(text)
+                case Call(_, id, name):
+                    yield from self._close("completed")
+                    yield from self._begin(Open(self._id("fc"), "fc", (id, name)))
+                case Arguments(_, text):
+                    yield from self._add(text)
+
+    def finish(self, status: Status) -> Iterator[events.Event]:
+        """The end of the reply; its last item has this status. A reply without any item is an empty message."""
+        if not self.items and self._open is None:
+            yield from self._to("msg")
+        yield from self._close(status)
+
+    def cut(self) -> Iterator[events.Event]:
+        """The reply was ended by others: the item that grows, if one does, stays incomplete."""
+        yield from self._close("incomplete")
+
+    def snapshot(self, status: Status = "in_progress") -> list[Item]:
+        """All items as they are now; one that grows has this status."""
+        return self.items if self._open is None else [*self.items, self._item(self._open, status)]
+
+    # --- within -------------------------------------------------------------------------------------------
+
+    def _to(self, kind: str) -> Iterator[events.Event]:
+        """An item of this kind is open."""
+        if self._open is None or self._open.kind != kind:
+            yield from self._close("completed")
+            yield from self._begin(Open(self._id(kind), kind))
+
+    def _begin(self, item: Open) -> Iterator[events.Event]:
+        self._open = item
+        index = len(self.items)
+        begun = self._item(item, "in_progress", content=False)
+        yield events.ItemAdded(sequence_number=self._number(), output_index=index, item=begun)
+        if item.kind != "fc":
+            part = ReasoningText("") if item.kind == "rs" else OutputText("")
+            yield events.PartAdded(sequence_number=self._number(), item_id=item.id, output_index=index, part=part)
+
+    def _add(self, text: str) -> Iterator[events.Event]:
+        item = self._open
+        assert item is not None, "text of no item"
+        item.pieces.append(text)
+        kinds = {"msg": events.TextDelta, "rs": events.ReasoningDelta, "fc": events.ArgumentsDelta}
+        extra: dict[str, Any] = {}
+        spent = self._spent(text)
+        if item.kind == "msg":
+            extra["logprobs"] = spent
+            item.logprobs += spent
+        yield kinds[item.kind](
+            sequence_number=self._number(),
+            item_id=item.id,
+            output_index=len(self.items),
+            delta=text,
+            obfuscation=self._padding(text),
+            **extra,
+        )
+
+    def _spent(self, text: str) -> list[Logprob]:
+        """The waiting tokens that a text is made of; those in front of them were marks. All, if that cannot be told."""
+        start = "".join(token.token for token in self._waiting).find(text)
+        spent, ended = [], 0
+        if start < 0:
+            spent, self._waiting = self._waiting, []
+        while self._waiting and ended < start + len(text):
+            token = self._waiting.pop(0)
+            ended += len(token.token)
+            if ended > start:
+                spent.append(token)
+        return spent
+
+    def _close(self, status: Status) -> Iterator[events.Event]:
+        """The open item, if there is one, is over."""
+        item = self._open
+        if item is None:
+            return
+        index, whole, text = len(self.items), self._item(item, status), item.text
+        place: dict[str, Any] = {"item_id": item.id, "output_index": index}
+        if item.kind == "fc":
+            number = self._number()
+            yield events.ArgumentsDone(sequence_number=number, name=item.call[1], arguments=text, **place)
+        else:
+            if item.kind == "rs":
+                yield events.ReasoningDone(sequence_number=self._number(), text=text, **place)
+            else:
+                number = self._number()
+                yield events.TextDone(sequence_number=number, text=text, logprobs=item.logprobs, **place)
+            part = ReasoningText(text) if item.kind == "rs" else OutputText(text, logprobs=item.logprobs)
+            yield events.PartDone(sequence_number=self._number(), part=part, **place)
+        self.items.append(whole)
+        self.entries.append(entry(item.id, "" if item.kind == "fc" else text, status))
+        self._open = None
+        yield events.ItemDone(sequence_number=self._number(), output_index=index, item=whole)
+
+    def _item(self, item: Open, status: Status, content: bool = True) -> Item:
+        text = item.text
+        match item.kind:
+            case "msg":
+                parts = [OutputText(text, logprobs=item.logprobs)] if content else []
+                return MessageItem(item.id, "assistant", [*parts], status)
+            case "rs":
+                seal = sealed(text) if self._seal and status != "in_progress" else UNSET
+                thoughts = [ReasoningText(text)] if content else []
+                return ReasoningItem(item.id, thoughts, encrypted_content=seal, status=status)
+            case _:
+                return CallItem(item.id, *item.call, text, status)
+
+    def _padding(self, text: str) -> str | UnsetType:
+        """As many random characters as hide how long a text is."""
+        if not self._obfuscate:
+            return UNSET
+        missing = -len(text) % OBFUSCATED
+        return secrets.token_urlsafe(missing)[:missing]

@@ -1,0 +1,154 @@
+"""The prompt of a response: what its session holds, its instructions in front, its input behind.
+
+Instructions belong to one response: they lead the prompt of that one, and are left out of the next one's unless it
+brings its own. While a client sends the same ones each time, they are where they were, and every prompt begins with
+the logged tokens; where they change, the whole past is rendered anew behind the other ones.
+
+What no longer fits is ``dropped`` where the client allows that: it stays among the conversation's items, and is not
+rendered any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scheduler.protocol import ModelFacts
+from server.api.responses.schemas import InputRequest
+from server.chat.manner import Wish
+from server.chat.prompts import (
+    BYTES_PER_TOKEN,
+    NOTHING,
+    SLACK_BYTES,
+    Prompt,
+    check_bytes,
+    continuation,
+    effort_variables,
+    fed,
+    room,
+    texts_of,
+    too_long,
+    verbosity_variables,
+)
+from server.chat.tokens import Tokens
+from server.errors import bad_request
+from server.log.session_log import Message, SessionRecord
+from server.schemas.items import bare
+
+KEPT = 0.75  # of the context, where something has to be dropped: the next turns have room without dropping again
+
+
+def response_prompt(
+    body: InputRequest, tokens: Tokens, facts: ModelFacts, past: SessionRecord | None, new: Sequence[Message]
+) -> Prompt:
+    """The prompt of a response that follows ``past`` with ``new`` messages. Blocking: run it on the pool."""
+    wish = wish_of(body, tokens)
+    led = led_by(body.instructions, past)
+    whole = [*led.messages, *new]
+    if not whole or visible(whole)[-1]["role"] == "assistant":
+        raise bad_request("input is required: there is nothing to answer.", "input", "missing_required_parameter")
+    if body.truncation == "disabled":
+        check_bytes([body.instructions or ""], facts, "instructions")
+        check_bytes(texts_of(new, wish), facts, "input")
+    elif size_of(whole, wish) > most_bytes(facts):
+        return shortened(body, tokens, facts, whole, wish)
+    prompt = within(whole, continuation(tokens, facts, shown(led), visible(new), wish))
+    if body.truncation == "auto" and fed(prompt, facts) > limit_of(body, facts):
+        return shortened(body, tokens, facts, whole, wish)
+    room(prompt, body, facts, "input")
+    return prompt
+
+
+def wish_of(body: InputRequest, tokens: Tokens) -> Wish:
+    """What a response asks for beside its messages. Its tools are its own; an effort holds until there is another."""
+    template = effort_variables(body.reasoning.effort, tokens)
+    template |= verbosity_variables(body.text.verbosity, tokens, "text.verbosity")
+    return Wish([tool.plain() for tool in body.tools], template)
+
+
+def within(whole: Sequence[Message], prompt: Prompt) -> Prompt:
+    """The prompt with all messages, also those that are not rendered, where it has those that are."""
+    rendered = iter(prompt.messages)
+    messages = []
+    for message in whole:
+        if not message.get("dropped"):
+            shown = next(rendered)
+            message = {**message, **{name: shown[name] for name in ("tools", "template") if name in shown}}
+        messages.append(message)
+    return replace(prompt, messages=messages)
+
+
+def led_by(instructions: str | None, past: SessionRecord | None) -> SessionRecord:
+    """The past behind these instructions. Where they are others than those of its last response, nothing of it is
+    rendered yet."""
+    before = [] if past is None else past.messages
+    rest = [message for message in before if not message.get("instructions")]
+    told = [message["content"] for message in before if message.get("instructions")]
+    if past is not None and told == ([] if instructions is None else [instructions]):
+        return past
+    lead: list[Message] = []
+    if instructions is not None:
+        lead = [{"role": "system", "content": instructions, "instructions": True}]
+    return replace(past or NOTHING, tokens=[], messages=[*lead, *rest], rendered=0, turns=())
+
+
+def shown(record: SessionRecord) -> SessionRecord:
+    """The record as templates see it."""
+    rendered = len(visible(record.messages[: record.rendered]))
+    return replace(record, messages=visible(record.messages), rendered=rendered)
+
+
+def visible(messages: Sequence[Message]) -> list[Message]:
+    """What is rendered of messages."""
+    return [bare(message) for message in messages if not message.get("dropped")]
+
+
+def shortened(body: InputRequest, tokens: Tokens, facts: ModelFacts, whole: Sequence[Message], wish: Wish) -> Prompt:
+    """The prompt without as many of the oldest messages as leave ``KEPT`` of the room full, or if that cannot be, all
+    of it. What is left begins with a user's message, behind instructions and system messages."""
+    limit = limit_of(body, facts)
+    users = [i for i, m in enumerate(whole) if m["role"] == "user" and not m.get("dropped")]
+    starts = users[1:]
+
+    def cut(start: int) -> Prompt | None:
+        """The prompt that begins with message ``start``."""
+        left = [
+            {**m, "dropped": True} if i < start and m["role"] not in ("system", "developer") else m
+            for i, m in enumerate(whole)
+        ]
+        if size_of(left, wish) > most_bytes(facts):
+            return None
+        return within(left, continuation(tokens, facts, NOTHING, visible(left), wish))
+
+    for aim in (KEPT * limit, limit):
+        low, high, best = 0, len(starts), None  # the first start that is late enough is among starts[low:high + 1]
+        while low < high:
+            middle = (low + high) // 2
+            prompt = cut(starts[middle])
+            if prompt is not None and fed(prompt, facts) <= aim:
+                high, best = middle, prompt
+            else:
+                low = middle + 1
+        if best is not None:
+            return best
+    prompt = cut(users[-1] if users else 0)
+    if prompt is None:
+        raise too_long(f"input is far longer than this model's context of {facts.max_context} tokens.", "input")
+    room(prompt, body, facts, "input")
+    return prompt
+
+
+def limit_of(body: InputRequest, facts: ModelFacts) -> int:
+    """Tokens that the prompt may have."""
+    wanted = max(1, body.min_tokens) if body.token_limit is None else body.token_limit
+    return max(1, facts.max_context - wanted)
+
+
+def size_of(messages: Sequence[Message], wish: Wish) -> int:
+    """Bytes of what is rendered."""
+    return sum(len(text.encode()) for text in texts_of(visible(messages), wish))
+
+
+def most_bytes(facts: ModelFacts) -> int:
+    """Bytes that no prompt has more of."""
+    return BYTES_PER_TOKEN * facts.max_context + SLACK_BYTES

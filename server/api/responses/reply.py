@@ -1,0 +1,274 @@
+"""Responses: the object, the events of its stream, and what is kept of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from scheduler.protocol import Delta, FinishReason
+from server.api.responses import events as events
+from server.api.responses.event_recording import Recording, recorded
+from server.api.responses.objects import (
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    ResponseError,
+    ResponseObject,
+    ResponseStatus,
+    ResponseUsage,
+)
+from server.api.responses.output import Output
+from server.chat.draft import Draft
+from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.errors import ApiError
+from server.log.session_log import Beside, Message, StoredResponse
+from server.schemas import objects
+from server.schemas.items import CallItem, Item, Logprob, MessageItem, OutputText, ReasoningItem, TopLogprob, new_id
+from server.turns.replies import CacheField, Head, Reply, UsageField, UsageWish, chat_logprob, encoder
+
+EVERYWHERE = UsageWish(at_end=False, everywhere=True, elsewhere=msgspec.UNSET)
+ENDS = {"completed": events.Completed, "incomplete": events.Incomplete, "cancelled": events.Incomplete}
+STATUSES: dict[objects.Finish, ResponseStatus] = {"length": "incomplete", "cancelled": "cancelled"}  # else completed
+CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # otherwise server_error
+
+
+class Numbers:
+    """The numbers of a response's events, from 0; they may be set back to those that nobody has heard."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __call__(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+
+class ResponseReply(Reply):
+    """One response. What it has told so far is in ``response``; ``recording``, if there is one, gets every event.
+
+    ``kept`` and ``inputs`` say what is stored with its turn: the key within its session and the input items, and
+    ``begins`` what a session that begins with it is like. None of it for a response that is not stored.
+    """
+
+    done = b""
+
+    def __init__(
+        self,
+        head: Head,
+        response: ResponseObject,
+        *,
+        key: str | None,
+        inputs: Sequence[Item] = (),
+        begins: Beside | None = None,
+        recording: Recording | None = None,
+        obfuscate: bool = False,
+        seal: bool = False,
+        logprobs: bool = False,
+    ) -> None:
+        super().__init__(head, EVERYWHERE)
+        self.recording = recording
+        self._response = response
+        self._key = key
+        self._inputs = inputs
+        self._begins = begins or Beside()
+        self._logprobs = logprobs
+        self._number = Numbers()
+        session = None if isinstance(head.session, msgspec.UnsetType) else head.session
+        self._output = Output(partial(new_id, session=session), self._number, obfuscate=obfuscate, seal=seal)
+        self._last: list[events.Event] | None = None  # once the reply has ended
+
+    # --- what a stream tells ------------------------------------------------------------------------------
+
+    def begin(self) -> Iterable[events.Event]:
+        """The events before the turn is admitted: those of a response in the background, which has been told of."""
+        yield events.Created(sequence_number=self._number(), response=self._response)
+        yield events.Queued(sequence_number=self._number(), response=self._response)
+
+    def opening(self, index: int, usage: UsageField) -> Sequence[events.Event]:
+        told: list[events.Event] = []
+        if self._response.status != "queued":
+            told.append(events.Created(sequence_number=self._number(), response=self._response))
+        self._response = replace(self._response, status="in_progress")
+        return [*told, events.InProgress(sequence_number=self._number(), response=self._response)]
+
+    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[events.Event]:
+        return [*self._output.take(parts, self._entries(delta))]
+
+    def note(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:
+        for _ in self._output.take(parts, self._entries(delta)):
+            pass
+
+    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[events.Event]:
+        assert isinstance(usage, objects.Usage)
+        return self._end(draft, usage, None if isinstance(cache, msgspec.UnsetType) else cache)
+
+    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[events.Event]:
+        return ()
+
+    def event(self, told: msgspec.Struct) -> bytes:
+        data = framed(told)
+        if self.recording is not None:
+            self.recording.add(data)
+        return data
+
+    def failed(self, error: ApiError) -> bytes:
+        """An error, then the response as it has failed."""
+        info = error.body.error
+        if self._last is not None:  # which nobody has heard: it could not be committed
+            self._number.next = self._last[0].sequence_number
+        response = self.fail(error)
+        told = (
+            events.ErrorEvent(sequence_number=self._number(), code=info.code, message=info.message, param=info.param),
+            events.Failed(sequence_number=self._number(), response=response),
+        )
+        return b"".join(map(self.event, told))
+
+    # --- what is kept -------------------------------------------------------------------------------------
+
+    @property
+    def response(self) -> ResponseObject:
+        """The response as it is now."""
+        if self._last is not None or self._response.status not in ("queued", "in_progress"):
+            return self._response
+        return replace(self._response, output=self._output.snapshot())
+
+    def body(self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None) -> ResponseObject:
+        self._end(drafts[0], usage, cache)
+        return self._response
+
+    def message(self, draft: Draft) -> Message:
+        return {**draft.message(), "items": self._output.entries}
+
+    def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
+        last = self._end(draft, usage, cache)
+        if self._key is None:
+            return self._begins
+        recording = None if self.recording is None else self.recording.whole([framed(told) for told in last])
+        return dataclasses.replace(self._begins, response=self.stored(recording))
+
+    def stored(self, recording: bytes | None = None) -> StoredResponse:
+        """The response as it is now, for the log."""
+        assert self._key is not None
+        response = self.response
+        return StoredResponse(
+            self._key,
+            response.status,
+            response.created_at,
+            encoder.encode(response).decode(),
+            encoder.encode(self._inputs).decode(),
+            events=recording,
+        )
+
+    def fail(self, error: ApiError) -> ResponseObject:
+        """The response has failed."""
+        code = CODES.get(error.status_code, "server_error")
+        told = ResponseError(code, error.body.error.message)
+        output = self._output.snapshot("incomplete")
+        self._response = replace(
+            self._response, status="failed", error=told, output=output, completed_at=None, incomplete_details=None
+        )
+        return self._response
+
+    def cancel(self) -> bytes:
+        """The response was cancelled: the events that end it."""
+        if self._last is None:
+            closing = [*self._output.cut()]
+        else:  # they are those of a commit that never came to be: nobody has heard them
+            closing = self._last[:-1]
+            self._number.next = self._last[-1].sequence_number
+        self._response = replace(
+            self._response,
+            status="cancelled",
+            output=self._output.items,
+            completed_at=None,
+            incomplete_details=None,
+        )
+        end = events.Incomplete(sequence_number=self._number(), response=self._response)
+        return b"".join(map(self.event, [*closing, end]))
+
+    # --- within -------------------------------------------------------------------------------------------
+
+    def _end(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt | None) -> list[events.Event]:
+        """The last events, the same each time."""
+        if self._last is None:
+            status = STATUSES.get(draft.finish or "stop", "completed")
+            whole = status == "completed"
+            last = [*self._output.finish("completed" if whole else "incomplete")]
+            self._response = replace(
+                self._response,
+                status=status,
+                completed_at=int(time.time()) if whole else None,
+                incomplete_details=IncompleteDetails() if status == "incomplete" else None,
+                output=self._output.items,
+                usage=usage_of(usage),
+                cache=cache,
+            )
+            self._last = [*last, ENDS[status](sequence_number=self._number(), response=self._response)]
+        return self._last
+
+    def _entries(self, delta: Delta) -> list[Logprob]:
+        """The log-probabilities of a delta, but for the token that only ends the reply."""
+        if not self._logprobs:
+            return []
+        ends = delta.finish_reason == FinishReason.STOP and not isinstance(delta.stop, str)
+        return [logprob_of(chat_logprob(entry)) for entry in (delta.logprobs[:-1] if ends else delta.logprobs)]
+
+
+def framed(told: msgspec.Struct) -> bytes:
+    """An event with its name."""
+    return b"event: %s\ndata: %s\n\n" % (str(told.__struct_config__.tag).encode(), encoder.encode(told))
+
+
+def usage_of(usage: objects.Usage) -> ResponseUsage:
+    """Usage under the names that it has here."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputDetails(cached, usage.prompt_tokens - cached),
+        usage.completion_tokens,
+        OutputDetails(usage.completion_tokens_details.reasoning_tokens),
+        usage.total_tokens,
+    )
+
+
+def logprob_of(entry: objects.ChatLogprob) -> Logprob:
+    """A token under the names that it has here."""
+    top = [TopLogprob(other.token, other.bytes, other.logprob) for other in entry.top_logprobs]
+    return Logprob(entry.token, entry.bytes, entry.logprob, top)
+
+
+def retold(response: ResponseObject) -> Iterator[events.Event]:
+    """The stream of a response that is over, with one delta for each text."""
+    numbers, ids = itertools.count(), iter([item.id for item in response.output])
+    sealed = any(isinstance(item, ReasoningItem) and item.encrypted_content for item in response.output)
+    output = Output(lambda kind: next(ids), lambda: next(numbers), seal=sealed)
+    begun = replace(response, status="in_progress", output=[], usage=None, completed_at=None, cache=msgspec.UNSET)
+    begun = replace(begun, incomplete_details=None)
+    yield events.Created(sequence_number=next(numbers), response=begun)
+    yield events.InProgress(sequence_number=next(numbers), response=begun)
+    for index, item in enumerate(response.output):
+        match item:
+            case MessageItem(content=[OutputText(text, logprobs=logprobs), *_]):
+                yield from output.take([Content(text)], logprobs)
+            case ReasoningItem(content=[part, *_]):
+                yield from output.take([Reasoning(part.text)], ())
+            case CallItem(_, call_id, name, arguments):
+                yield from output.take([Call(index, call_id, name), Arguments(index, arguments)], ())
+    if response.output:
+        yield from output.finish(response.output[-1].status)
+    yield ENDS.get(response.status, events.Failed)(sequence_number=next(numbers), response=response)
+
+
+def events_of(stored: StoredResponse, start: int) -> Iterable[bytes]:
+    """The events of a response that is over: as they were, or where they were not recorded, as they could have been."""
+    if stored.events is not None:
+        return recorded(stored.events, start)
+    response = msgspec.json.decode(stored.body, type=ResponseObject)
+    events = [*retold(response)]
+    return map(framed, events[start:] or [replace(events[-1], sequence_number=start)])

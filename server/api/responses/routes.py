@@ -1,0 +1,364 @@
+"""Responses: made, streamed, run in the background, fetched, cancelled, deleted."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from scheduler.protocol import Submit, pack_ids
+from server.api.responses import objects as objects
+from server.api.responses.background import background_of
+from server.api.responses.branches import (
+    CHAIN,
+    CHAIN_SECONDS,
+    Branch,
+    branch_of,
+    chain_of,
+    looked_at,
+    no_response,
+    stored_response,
+    unless_rewritten,
+)
+from server.api.responses.elsewhere import ended, response_elsewhere, settled
+from server.api.responses.event_recording import Recording
+from server.api.responses.input_items import gathered, page_of
+from server.api.responses.prompt import response_prompt
+from server.api.responses.reply import ResponseReply, events_of
+from server.api.responses.schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
+from server.api.sessions.objects import body_of
+from server.api.sessions.routes import end_held
+from server.chat.draft import Draft
+from server.chat.prompts import Prompt
+from server.chat.tools import calls_of, is_read, reply_grammar
+from server.errors import ApiError, bad_request
+from server.http.body import JsonRoute
+from server.http.sse import EventStream
+from server.log.identity import Session
+from server.log.response_rows import UNFINISHED
+from server.log.session_log import Idempotency, SessionBusy
+from server.schemas.items import Item, new_id, parsed_id
+from server.schemas.requests import either
+from server.turns.exchange import Exchange
+from server.turns.face import Face, face_of, headers_of
+from server.turns.replay import idempotency_of, other_request
+from server.turns.replies import Head
+
+router = APIRouter(route_class=JsonRoute)
+NAMES = {  # of a chat's parameters -> of ours
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format": "text.format",
+    ".function.parameters": ".parameters",
+    "tool_choice.function.name": "tool_choice.name",
+    "tool_choice.allowed_tools.tools": "tool_choice.tools",
+}
+
+
+@router.post("/v1/responses")
+async def create_response(body: ResponseRequest, request: Request) -> Response:
+    """The answer to an input, behind what a conversation or an earlier response holds."""
+    face, tenant = face_of(request), request.state.tenant
+    face.check(body, None, choices=1)
+    key = idempotency_of(request, body)
+    if key is not None and not body.store:
+        raise bad_request(
+            "Idempotency-Key needs store: true: a retry is answered with what is stored.", "Idempotency-Key"
+        )
+    with ExitStack() as held:
+        if body.background:
+            held.enter_context(background_of(request).slot())
+        branch = await branch_of(face, tenant, body, body.store, key, held)
+        face.check(body, branch.session, choices=1)
+        if key is not None and (again := await replayed(face, tenant, body, branch, key)) is not None:
+            return again
+        items, prompt = await prepared(face, tenant, body, branch)
+        if (other := await unless_rewritten(face, branch, prompt, key, held)) is not None:
+            branch = other
+            items, prompt = await prepared(face, tenant, body, branch)
+        submit, draft = await turn_of(face, tenant, body, branch, prompt)
+        if body.background and branch.is_new:
+            branch = await begun(face, branch)
+        reply = reply_of(face, body, branch, items)
+        exchange = Exchange(face, body, branch.session, branch.past, [prompt], [submit], reply, key, [draft])
+        if body.background:
+            return await in_background(face, body, branch.session, exchange, reply, request, held)
+        return await exchange.respond(request, held)
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(body: InputRequest, request: Request) -> Response:
+    """How many tokens the prompt of a response would have."""
+    face, tenant = face_of(request), request.state.tenant
+    face.check(body, None, choices=1)
+    _, prompt = await prepared(face, tenant, body, await looked_at(face, tenant, body))
+    return body_of(objects.InputTokens(len(prompt.ids)))
+
+
+@router.post("/v1/responses/compact", include_in_schema=False)
+async def compact() -> Response:
+    """Nobody needs to make a past shorter whose tokens are cached."""
+    raise ApiError(404, "There is nothing at this URL.")
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve_response(
+    response_id: str, query: Annotated[RetrieveResponse, Query()], request: Request
+) -> Response:
+    """A response, also while it runs; or the events of one that runs in the background, or has."""
+    face, tenant = face_of(request), request.state.tenant
+    running = background_of(request).get(tenant, response_id)
+    start = 0 if query.starting_after is None else query.starting_after + 1
+    if running is not None:
+        if not query.stream:
+            if running.reply.response.status not in UNFINISHED:
+                await running.released.wait()  # who reads that it is over may go on from it at once
+            return body_of(running.reply.response)
+        assert running.reply.recording is not None
+        return told(running.reply.recording.follow(start))
+    stored = await settled(face, tenant, response_id)
+    if stored.status in UNFINISHED:
+        if query.stream:
+            raise response_elsewhere()
+        running_there = json.dumps({**json.loads(stored.body), "status": "in_progress"}, ensure_ascii=False)
+        return Response(running_there, media_type="application/json")
+    if not query.stream:
+        return Response(stored.body, media_type="application/json")
+    if not json.loads(stored.body)["background"]:
+        raise bad_request("stream needs a response that was created with background: true.", "stream", "invalid_value")
+    return told(each(events_of(stored, start)))
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(response_id: str, request: Request) -> Response:
+    """Remove a response. A chain that has none any more goes with it."""
+    face, tenant = face_of(request), request.state.tenant
+    place = parsed_id(response_id, "resp")
+    if place is None:
+        raise no_response()
+    running = background_of(request).get(tenant, response_id)
+    if running is not None:
+        await running.cancel()
+    await ended(face, tenant, response_id)
+    left = await face.log.responses.delete(tenant, *place)
+    if left is None:
+        raise no_response()
+    if left == 0 and place[0].startswith(CHAIN):
+        await end_chain(face, tenant, place[0])
+    return body_of(objects.ResponseDeleted(response_id))
+
+
+async def end_chain(face: Face, tenant: str, name: str) -> None:
+    """Remove a chain, unless somebody follows it, whose response is stored soon, or was just now."""
+    with suppress(SessionBusy):
+        async with face.log.holding(tenant, name):
+            if not await face.log.responses.count(tenant, name):
+                await end_held(face, Session(tenant, name, stateful=True))
+
+
+async def cancel_response(response_id: str, request: Request) -> Response:
+    """End a response in the background; one that is over stays as it is."""
+    face, tenant = face_of(request), request.state.tenant
+    running = background_of(request).get(tenant, response_id)
+    if running is not None:
+        await running.cancel()
+    stored = await ended(face, tenant, response_id)
+    if not json.loads(stored.body)["background"]:
+        raise bad_request("Only responses that were created with background: true can be cancelled.")
+    return Response(stored.body, media_type="application/json")
+
+
+# Clients send no body: it is not read.
+router.add_api_route(
+    "/v1/responses/{response_id}/cancel", cancel_response, methods=["POST"], route_class_override=APIRoute
+)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(response_id: str, query: Annotated[ListItems, Query()], request: Request) -> Response:
+    """What a response was asked, item by item."""
+    _, stored = await stored_response(face_of(request), request.state.tenant, response_id)
+    if stored is None:
+        raise no_response()
+    return body_of(page_of(json.loads(stored.inputs), query))
+
+
+# --- how a response is made -----------------------------------------------------------------------------------
+
+
+async def prepared(face: Face, tenant: str, body: InputRequest, branch: Branch) -> tuple[list[Item], Prompt]:
+    """The items of the input, and the prompt they make."""
+    name = None if branch.session is None else branch.session.name
+    past = [] if branch.past is None else branch.past.messages
+    given = body.input if isinstance(body.input, list) else []
+    items, messages = await gathered(face, tenant, name, past, body.input if isinstance(body.input, str) else given)
+    prompt = await face.tokens.run(response_prompt, body, face.tokens, face.facts, branch.past, messages)
+    return items, prompt
+
+
+def reply_of(face: Face, body: ResponseRequest, branch: Branch, items: Sequence[Item]) -> ResponseReply:
+    """The response before it has said anything."""
+    name = None if branch.session is None else branch.session.name
+    id = new_id("resp", name if body.store else None)
+    now = int(time.time())
+    response = objects.ResponseObject(
+        id=id,
+        created_at=now,
+        status="queued" if body.background else "in_progress",
+        background=body.background,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        model=face.served_name,
+        parallel_tool_calls=body.parallel_tool_calls,
+        previous_response_id=body.previous_response_id,
+        conversation=None if body.conversation_id is None else objects.ConversationRef(body.conversation_id),
+        prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_retention=body.prompt_cache_retention,
+        reasoning=objects.ReasoningConfig(body.reasoning.effort, body.reasoning.summary),
+        safety_identifier=body.safety_identifier,
+        store=body.store,
+        temperature=either(body.temperature, face.facts.generation.temperature),
+        text=body.text.told(),
+        tool_choice=body.told_choice(),
+        tools=[tool.told() for tool in body.tools],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=either(body.top_p, face.facts.generation.top_p),
+        truncation=body.truncation,
+        user=body.user or None,
+        metadata=body.metadata,
+    )
+    session = msgspec.UNSET if name is None else name
+    return ResponseReply(
+        Head(id, now, face.served_name, "", session),
+        response,
+        key=id.rpartition("_")[2] if body.store else None,
+        inputs=items,
+        begins=branch.begins,
+        recording=Recording() if body.background else None,
+        obfuscate=body.stream_options is not None and body.stream_options.include_obfuscation,
+        seal=SEALED in body.include,
+        logprobs=body.token_logprobs is not None,
+    )
+
+
+async def turn_of(
+    face: Face, tenant: str, body: ResponseRequest, branch: Branch, prompt: Prompt
+) -> tuple[Submit, Draft]:
+    """The turn that makes the response, and what reads it. Raises a 400 for tools and formats that cannot be."""
+    dialect, format = face.tokens.dialect, body.text.format.formatted
+    with in_our_words():
+        calls = calls_of(prompt.manner.tools, body.chosen, body.parallel_tool_calls)
+        grammar = await reply_grammar(format, calls, prompt.tail, face.tokens, face.grammars)
+    reasons = format.wanted() is None or calls.constrained  # otherwise the format shapes the first word
+    submit = Submit(
+        turn=uuid.uuid4().hex,
+        tenant=tenant,
+        prompt=pack_ids(prompt.ids),
+        session=None if branch.session is None else branch.session.name,
+        sampling=body.sampling(0, face.facts.generation),
+        stopping=body.stopping(body.token_limit, face.facts.generation),
+        logprobs=body.token_logprobs,
+        grammar=grammar,
+        special=is_read(dialect, calls),
+        salt=body.salt,
+        keep_until=body.keep_until,
+    )
+    return submit, Draft(dialect.reading(prompt.tail, calls, reasons=reasons))
+
+
+@contextmanager
+def in_our_words() -> Iterator[None]:
+    """What is wrong with tools or formats, with the parameters as they are called here."""
+    try:
+        yield
+    except ApiError as error:
+        info = error.body.error
+        message, param = info.message, info.param or ""
+        for theirs, ours in NAMES.items():
+            message, param = message.replace(theirs, ours), param.replace(theirs, ours)
+        raise ApiError(error.status_code, message, param=param or None, code=info.code) from None
+
+
+# --- in the background ----------------------------------------------------------------------------------------
+
+
+async def in_background(
+    face: Face,
+    body: ResponseRequest,
+    session: Session | None,
+    exchange: Exchange,
+    reply: ResponseReply,
+    request: Request,
+    held: ExitStack,
+) -> Response:
+    """Start it, and answer at once: with the response as it is queued, or with its events from the first one on."""
+    recording = reply.recording
+    assert session is not None
+    assert recording is not None
+    choices = exchange.submitted(request.state.started)
+    try:
+        queued = reply.response
+        await face.log.responses.put(session.tenant, session.name, reply.stored())
+    except BaseException:
+        choices.close()
+        raise
+    for event in reply.begin():
+        reply.event(event)
+    background_of(request).start(session, reply, exchange, choices, held)
+    return told(recording.follow(0), session) if body.stream else body_of(queued)
+
+
+async def begun(face: Face, branch: Branch) -> Branch:
+    """The branch with its session there before the turn: nothing is in it yet, whatever the prompt follows."""
+    session = branch.session
+    assert session is not None
+    await face.log.create(session.tenant, session.name, ttl=CHAIN_SECONDS)
+    record = await face.log.get(session.tenant, session.name)
+    assert record is not None
+    return replace(branch, past=record if branch.past is None else replace(branch.past, version=record.version))
+
+
+# --- what was made before -------------------------------------------------------------------------------------
+
+
+async def replayed(face: Face, tenant: str, body: ResponseRequest, branch: Branch, key: Idempotency) -> Response | None:
+    """The response that was made under this key; None when there is none. Raises a 422 when the key stands for another
+    request, a 404 when the response was deleted."""
+    places = [branch.session.name] if branch.session is not None else []
+    if body.previous_response_id is not None:
+        place = parsed_id(body.previous_response_id, "resp")
+        places += [chain_of(key)] if place is None else [place[0], chain_of(key)]
+    for name in dict.fromkeys(places):
+        found = await face.log.responses.of_key(tenant, name, key.key)
+        if found is None:
+            continue
+        request_hash, stored = found
+        if request_hash != key.request_hash:
+            raise other_request()
+        if stored is None:
+            raise no_response()
+        headers = {**headers_of(Session(tenant, name, stateful=True)), "idempotent-replayed": "true"}
+        if not body.stream:
+            return Response(stored.body, headers=headers, media_type="application/json")
+        return EventStream(each(events_of(stored, 0)), lambda: None, headers, done=b"")
+    return None
+
+
+def told(events: AsyncGenerator[bytes], session: Session | None = None) -> EventStream:
+    """Events as a response; whoever leaves ends nothing but the telling."""
+    return EventStream(events, lambda: None, headers_of(session), done=b"")
+
+
+async def each(events: Iterable[bytes]) -> AsyncGenerator[bytes]:
+    """One after the other."""
+    for event in events:
+        yield event

@@ -1,0 +1,355 @@
+"""The wire's requests about responses and conversations, as strict as those of ``server.schemas.requests``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from server.api.responses.item_schemas import Items
+from server.schemas.formats import Formatted
+from server.schemas.messages import MAX_TOOLS, Id
+from server.schemas.metadata import Metadata
+from server.schemas.query import Query
+from server.schemas.requests import INT32, TurnRequest
+from server.schemas.strict import Strict, missing, wrong
+from server.schemas.tools import (
+    MAX_DESCRIPTION,
+    AllowedChoice,
+    AllowedTools,
+    FunctionName,
+    FunctionType,
+    NamedFunction,
+    NamedTool,
+    OfFunctions,
+    ToolChoice,
+)
+
+MAX_ITEMS = 20  # that are added to a conversation at once
+LOGPROBS = "message.output_text.logprobs"
+SEALED = "reasoning.encrypted_content"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+Later = Mapping[str, tuple[object, ...]]
+
+
+class FunctionTool(OfFunctions):
+    """One entry of ``tools``."""
+
+    LATER: ClassVar[Later] = {
+        **dict.fromkeys(("allowed_callers", "output_schema"), ()),
+        **dict.fromkeys(("async", "defer_loading"), (False,)),
+    }
+    type: FunctionType
+    name: FunctionName
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """As templates and the log take it."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        if self.strict:
+            function["strict"] = True
+        return {"type": "function", "function": function}
+
+    def told(self) -> dict[str, Any]:
+        """As a response tells of it."""
+        return {
+            "type": "function",
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+            "strict": self.strict,
+        }
+
+
+def distinct(tools: list[FunctionTool]) -> list[FunctionTool]:
+    """No two of a name."""
+    if len({tool.name for tool in tools}) < len(tools):
+        raise ValueError("must have names that differ")
+    return tools
+
+
+class NamedChoice(OfFunctions):
+    """A function by its name."""
+
+    type: FunctionType
+    name: FunctionName
+
+    @property
+    def chosen(self) -> NamedTool:
+        """The same as chats have it."""
+        return NamedTool(type="function", function=NamedFunction(name=self.name))
+
+
+class AllowedToolChoice(Strict):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+
+    @property
+    def chosen(self) -> AllowedChoice:
+        """The same as chats have it."""
+        tools = [tool.chosen for tool in self.tools]
+        return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=self.mode, tools=tools))
+
+
+def kind_of_choice(value: object) -> str:
+    """Which form of ``tool_choice`` this is."""
+    if isinstance(value, str):
+        return "<word>"
+    return "<allowed>" if isinstance(value, dict) and value.get("type") == "allowed_tools" else "<named>"
+
+
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedChoice, Tag("<named>")]
+    | Annotated[AllowedToolChoice, Tag("<allowed>")],
+    Discriminator(kind_of_choice),
+]
+
+
+class TextFormat(Strict):
+    """What the answer looks like. ``schema`` and its name belong to ``json_schema``."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: FunctionName | None = None
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def is_whole(self) -> Self:
+        """A schema has a name, and nothing else has what belongs to one."""
+        if self.type == "json_schema":
+            if self.name is None or self.schema_ is None:
+                raise missing("schema" if self.schema_ is None else "name")
+        elif (extra := self.model_fields_set - {"type"}) != set():
+            raise wrong(min(extra).rstrip("_"), "belongs to json_schema only")
+        return self
+
+    @property
+    def formatted(self) -> Formatted:
+        """The same as chats have it."""
+        if self.type != "json_schema":
+            return Formatted.model_validate({"response_format": {"type": self.type}})
+        named = {"name": self.name, "schema": self.schema_, "strict": bool(self.strict)}
+        return Formatted.model_validate({"response_format": {"type": self.type, "json_schema": named}})
+
+    def told(self) -> dict[str, Any]:
+        """As a response tells of it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {
+            "type": self.type,
+            "name": self.name,
+            "description": self.description,
+            "schema": self.schema_,
+            "strict": bool(self.strict),
+        }
+
+
+class TextConfig(Strict):
+    """About the answer's text. ``verbosity`` is told to templates that read it; others know ``medium`` only."""
+
+    format: TextFormat = Field(default_factory=lambda: TextFormat.model_validate({"type": "text"}))
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    def told(self) -> dict[str, Any]:
+        """As a response tells of it."""
+        return {"format": self.format.told(), "verbosity": self.verbosity or "medium"}
+
+
+class Reasoning(Strict):
+    """About what is thought. Summaries are not made: ``auto`` asks for one where there is one."""
+
+    LATER: ClassVar[Later] = {"generate_summary": ("auto",), "context": ("auto",), "mode": ("standard",)}
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Annotated[Literal["auto"], BeforeValidator(lambda value: only_auto(value))] | None = None
+
+
+def only_auto(value: object) -> object:
+    """A better word for summaries that somebody would have to make."""
+    if value in ("concise", "detailed"):
+        raise ValueError("cannot be this: reasoning is shown as it is, and not summarised")
+    return value
+
+
+class ConversationId(Strict):
+    """A conversation by its id."""
+
+    id: Id
+
+
+Conversation = Annotated[
+    Annotated[Id, Tag("<id>")] | Annotated[ConversationId, Tag("<object>")],
+    Discriminator(lambda value: "<id>" if isinstance(value, str) else "<object>"),
+]
+Input = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[Items, Tag("<items>")],
+    Discriminator(lambda value: "<items>" if isinstance(value, list) else "<text>"),
+]
+
+
+class ResponseStreamOptions(Strict):
+    """``include_obfuscation`` pads the events of a stream, against those who see how long they are."""
+
+    include_obfuscation: bool = False
+
+
+class InputRequest(TurnRequest):
+    """``POST /v1/responses/input_tokens``, and what a response has in common with it: all that makes the prompt."""
+
+    LATER: ClassVar[Later] = {"personality": (), "prompt": ()}
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: Id | None = None
+    conversation: Conversation | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), AfterValidator(distinct)] = Field(
+        default_factory=list
+    )
+    tool_choice: Choice = "auto"
+    parallel_tool_calls: bool = True
+    text: TextConfig = Field(default_factory=TextConfig)
+    reasoning: Reasoning = Field(default_factory=Reasoning)
+    truncation: Literal["auto", "disabled"] = "disabled"
+
+    @model_validator(mode="after")
+    def names_one_past(self) -> Self:
+        """At most one of both, and something to answer."""
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise wrong("previous_response_id", "and conversation exclude each other")
+        if self.input is None and self.conversation is None and self.previous_response_id is None:
+            raise missing("input")
+        return self
+
+    def told_choice(self) -> object:
+        """``tool_choice`` as a response tells of it."""
+        return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump(mode="json")
+
+    @property
+    def chosen(self) -> ToolChoice:
+        """``tool_choice`` as chats have it."""
+        return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.chosen
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id in either form."""
+        return self.conversation.id if isinstance(self.conversation, ConversationId) else self.conversation
+
+    @property
+    def token_limit(self) -> int | None:
+        return None
+
+    @property
+    def token_logprobs(self) -> int | None:
+        return None
+
+
+class ResponseRequest(InputRequest):
+    """``POST /v1/responses``. ``max_tool_calls`` counts calls of tools that the server runs itself: there are none."""
+
+    LATER: ClassVar[Later] = {
+        **dict.fromkeys(("prompt", "moderation", "context_management", "image", "access_programs"), ()),
+    }
+    max_output_tokens: int | None = Field(None, ge=1, le=INT32)
+    max_tool_calls: int | None = Field(None, ge=1, le=INT32)
+    include: list[Include] = Field(default_factory=list, max_length=64)
+    metadata: Metadata = Field(default_factory=dict)
+    store: bool = True
+    stream_options: ResponseStreamOptions | None = None
+    background: bool = False
+    service_tier: Literal["auto", "default"] = "auto"
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+
+    @model_validator(mode="after")
+    def agrees(self) -> Self:
+        """Checks across fields."""
+        if self.background and not self.store:
+            raise wrong("background", "needs store: true, as the response is fetched later")
+        if self.stream_options is not None and not self.stream:
+            raise wrong("stream_options", "needs stream: true")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def token_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if LOGPROBS in self.include or self.top_logprobs else None
+
+
+class Including(Query):
+    """``include`` asks for what is shown anyway, or is nowhere; clients write it with brackets too."""
+
+    include: list[Include] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def brackets(cls, data: object) -> object:
+        """``include[]=...`` as ``include=...``."""
+        if not isinstance(data, dict) or "include[]" not in data:
+            return data
+        given = data["include[]"]
+        rest = {name: value for name, value in data.items() if name != "include[]"}
+        return {**rest, "include": given if isinstance(given, list) else [given]}
+
+
+class ListItems(Including):
+    """A page of items, the last ones first unless ``order`` says otherwise."""
+
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    after: Id | None = None
+
+
+class RetrieveResponse(Including):
+    """``GET /v1/responses/{id}``: the object, or as ``stream`` its events behind number ``starting_after``."""
+
+    LATER: ClassVar[Later] = {"include_obfuscation": ("false",)}
+    stream: bool = False
+    starting_after: int | None = Field(None, ge=-1, le=INT32)
+
+    @model_validator(mode="after")
+    def streams(self) -> Self:
+        """A place in a stream needs one."""
+        if self.starting_after is not None and not self.stream:
+            raise wrong("starting_after", "needs stream=true")
+        return self
+
+
+class CreateConversation(Strict):
+    """``POST /v1/conversations``."""
+
+    items: Annotated[Items, Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
+    metadata: Metadata = Field(default_factory=dict)
+
+
+class UpdateConversation(Strict):
+    """``POST /v1/conversations/{id}``: other pairs of metadata."""
+
+    NULLS: ClassVar[frozenset[str]] = frozenset({"metadata"})
+    metadata: Metadata | None
+
+
+class AddItems(Strict):
+    """``POST /v1/conversations/{id}/items``."""
+
+    items: Annotated[Items, Field(min_length=1, max_length=MAX_ITEMS)]

@@ -1,0 +1,245 @@
+"""The wire's answers about sessions, as structs. Times are Unix seconds, lengths are tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from scheduler.protocol import Holding
+from server.engine.engine import EngineDied, EngineUnavailable
+from server.log.identity import Session
+from server.log.session_log import SessionDamaged, SessionRecord, SessionSummary
+from server.schemas.items import bare
+from server.schemas.objects import CacheReceipt
+from server.turns.face import Face
+
+PREVIEW = 120  # characters
+INSPECT_SECONDS = 5.0  # for the engine to tell, between two of its steps; then kv is null
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """Where a fork comes from: the session, and the last of its turns that was copied."""
+
+    session_id: str
+    turn: int
+
+
+class ImportReport(msgspec.Struct, frozen=True):
+    """What a capsule brought. ``kv_tokens`` are cached; where these are not all, ``reason`` says why."""
+
+    turns: int
+    tokens: int
+    kv_tokens: int
+    reason: str | None
+
+
+class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="session"):
+    """A session. ``turns`` and ``messages`` are counts. ``kv`` has the tiers that hold something of it, null while no
+    engine is ready; lists carry neither that nor ``running``."""
+
+    id: str
+    created_at: int
+    last_used_at: int
+    turns: int
+    tokens: int
+    messages: int
+    metadata: dict[str, str]
+    ttl_seconds: int | None
+    expires_at: int | None
+    pinned_until: int | None
+    parent: Parent | None
+    fingerprint: str
+    model_matches: bool
+    kv: dict[str, Holding] | UnsetType | None = UNSET
+    running: bool | UnsetType = UNSET
+    imported: ImportReport | UnsetType = UNSET
+
+
+class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.turn"):
+    """A turn. ``id`` is the same in a session and its forks as long as they agree up to its end. ``prompt_tokens`` is
+    the whole timeline before its reply, of which ``cached_tokens`` were reused. ``cache`` is the receipt that came with
+    the reply, null for turns of imported and older logs; ``preview`` the beginning of the last user message, and
+    ``reply_preview`` that of the reply, "" where it has no words."""
+
+    id: str
+    number: int
+    created_at: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    finish_reason: str
+    cache: CacheReceipt | None
+    preview: str
+    reply_preview: str
+
+
+class MessageObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.message"):
+    """A message. ``turn`` is the one that brought it; null while no turn has answered it. ``tools`` are those that hold
+    from this message on, ``template`` what the chat template is told besides."""
+
+    index: int
+    role: str
+    content: str
+    turn: int | None
+    name: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+    tools: list[dict[str, Any]] | UnsetType = UNSET
+    template: dict[str, Any] | UnsetType = UNSET
+
+
+class SessionList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """A page of sessions."""
+
+    data: list[SessionObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class TurnList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """All turns of the current timeline, oldest first."""
+
+    data: list[TurnObject]
+
+
+class MessageList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+    """All messages of the current timeline, oldest first."""
+
+    data: list[MessageObject]
+
+
+class Branch(msgspec.Struct, frozen=True, tag_field="object", tag="session.branch"):
+    """A session of a tree with its turns; null where its log is damaged."""
+
+    session: SessionObject
+    turns: list[TurnObject] | None
+
+
+class SessionTree(msgspec.Struct, frozen=True, tag_field="object", tag="session.tree"):
+    """A session, what it was forked from and all forks of these, parents first. ``root`` may be no more."""
+
+    root: str
+    data: list[Branch]
+    has_more: bool
+
+
+class SessionDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="session.deleted"):
+    """A session that is no more."""
+
+    id: str
+    deleted: Literal[True] = True
+
+
+class SessionCancelled(msgspec.Struct, frozen=True, tag_field="object", tag="session.cancelled"):
+    """A session none of whose earlier turns runs any more; ``cancelled``: whether one was stopped for that."""
+
+    id: str
+    cancelled: bool
+
+
+encoder = msgspec.json.Encoder()
+
+
+def body_of(answer: msgspec.Struct | dict[str, Any], status: int = 200) -> Response:
+    """An answer on its way out."""
+    return Response(encoder.encode(answer), status, media_type="application/json")
+
+
+def session_object(face: Face, summary: SessionSummary) -> SessionObject:
+    """A session as lists show it."""
+    facts = face.engine.facts
+    return SessionObject(
+        id=summary.id,
+        created_at=summary.created,
+        last_used_at=summary.used,
+        turns=summary.turns,
+        tokens=summary.tokens,
+        messages=summary.messages,
+        metadata=summary.metadata,
+        ttl_seconds=summary.ttl,
+        expires_at=summary.expires,
+        pinned_until=summary.pinned_until,
+        parent=None if summary.parent is None else Parent(*summary.parent),
+        fingerprint=summary.fingerprint,
+        model_matches=facts is not None and summary.fingerprint in ("", face.fingerprint),
+    )
+
+
+async def seen(face: Face, session: Session, summary: SessionSummary) -> SessionObject:
+    """A session with where its cache lies now and whether a turn of it runs."""
+    made = session_object(face, summary)
+    try:
+        async with asyncio.timeout(INSPECT_SECONDS):
+            inspected = await face.engine.inspect(session.tenant, session.name)
+    except (EngineUnavailable, EngineDied, TimeoutError):
+        return msgspec.structs.replace(made, kv=None, running=False)
+    # A tier may still hold what the log has left: a rewind reaches it with the next turn.
+    held = {tier: Holding(min(held.tokens, summary.tokens), held.bytes) for tier, held in inspected.tiers.items()}
+    return msgspec.structs.replace(made, kv=held, running=inspected.running)
+
+
+def turn_objects(record: SessionRecord) -> list[TurnObject]:
+    """The turns of the current timeline."""
+    made = []
+    ids, digest = array("i", record.tokens), hashlib.blake2b(digest_size=12)
+    tokens = messages = 0
+    for turn in record.turns:
+        # Of all that a fork copies: an equal reply that was generated another time is another turn, its receipt tells.
+        digest.update(f"{turn.created} {turn.prompt_tokens} {turn.tokens} {turn.receipt} ".encode())
+        digest.update(ids[tokens : turn.tokens].tobytes())
+        said = record.messages[messages : turn.messages]
+        made.append(
+            TurnObject(
+                f"turn_{digest.hexdigest()}",
+                turn.number,
+                turn.created,
+                turn.prompt_tokens,
+                turn.tokens - turn.prompt_tokens,
+                turn.cached,
+                turn.finish_reason,
+                None if turn.receipt is None else msgspec.json.decode(turn.receipt, type=CacheReceipt),
+                preview(said, "user"),
+                preview(said, "assistant"),
+            )
+        )
+        tokens, messages = turn.tokens, turn.messages
+    return made
+
+
+def preview(messages: Sequence[Mapping[str, Any]], role: str) -> str:
+    """The beginning of what this role said last; "" if it said nothing."""
+    said = next((message["content"] for message in reversed(messages) if message["role"] == role), None)
+    return (said or "")[:PREVIEW]
+
+
+async def branch(face: Face, tenant: str, summary: SessionSummary) -> Branch | None:
+    """One session of a tree; None if it was deleted meanwhile."""
+    session = Session(tenant, summary.id, stateful=True)
+    try:
+        record = await face.log.get(tenant, summary.id)
+    except SessionDamaged:
+        return Branch(session_object(face, summary), None)
+    if record is None:
+        return None
+    return Branch(await seen(face, session, record.summary), await asyncio.to_thread(turn_objects, record))
+
+
+def message_objects(record: SessionRecord) -> list[MessageObject]:
+    """All messages, each with the turn that brought it."""
+    made = []
+    turns = iter(record.turns)
+    turn = next(turns, None)
+    for index, message in enumerate(record.messages):
+        while turn is not None and turn.messages <= index:
+            turn = next(turns, None)
+        made.append(MessageObject(index=index, turn=turn.number if turn else None, **bare(message)))
+    return made

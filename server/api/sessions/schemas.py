@@ -1,0 +1,104 @@
+"""The wire's requests about sessions: bodies and queries, as strict as those of ``server.schemas.requests``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from server.log.identity import check_id
+from server.schemas.messages import MAX_MESSAGES, Content, Messages, plain_text
+from server.schemas.metadata import Metadata
+from server.schemas.query import FilteredQuery, Query
+from server.schemas.requests import INT32
+from server.schemas.strict import Strict
+
+MAX_TTL = 10 * 365 * 86_400  # seconds
+MAX_PIN = 7 * 86_400
+MAX_TIME = 2**53  # Unix seconds that every JSON reader can hold
+
+
+SessionId = Annotated[str, AfterValidator(check_id)]
+Ttl = Annotated[int, Field(ge=1, le=MAX_TTL)]
+PinSeconds = Annotated[int, Field(ge=0, le=MAX_PIN)]
+Count = Annotated[int, Field(ge=0, le=INT32)]
+
+
+class CreateSession(Strict):
+    """``POST /v1/sessions``."""
+
+    id: SessionId | None = None
+    messages: Messages = Field(default_factory=list, max_length=MAX_MESSAGES)
+    metadata: Metadata = Field(default_factory=dict)
+    ttl_seconds: Ttl | None = None
+    pin_seconds: PinSeconds = 0
+
+
+class UpdateSession(Strict):
+    """``POST /v1/sessions/{id}``. What is absent stays; ``ttl_seconds`` null: no end; ``pin_seconds`` 0: no pin."""
+
+    NULLS = frozenset({"ttl_seconds"})
+    metadata: Metadata | None = None
+    ttl_seconds: Ttl | None = None
+    pin_seconds: PinSeconds | None = None
+
+    @property
+    def sets_ttl(self) -> bool:
+        """Whether the body speaks of ``ttl_seconds`` at all."""
+        return "ttl_seconds" in self.model_fields_set
+
+
+class ForkSession(Strict):
+    """``POST /v1/sessions/{id}/fork``. ``turn`` is the last one that is copied; absent: all."""
+
+    id: SessionId | None = None
+    turn: Count | None = None
+
+
+class RewindSession(Strict):
+    """``POST /v1/sessions/{id}/rewind``: to the end of a turn, or to so many tokens."""
+
+    turn: Count | None = None
+    tokens: Count | None = None
+
+    @model_validator(mode="after")
+    def one_of_both(self) -> Self:
+        """Exactly one place."""
+        if (self.turn is None) == (self.tokens is None):
+            raise PydanticCustomError("value_error", "or tokens must be given, and not both", {"field": "turn"})
+        return self
+
+
+class EditMessage(Strict):
+    """``PUT /v1/sessions/{id}/messages/{index}``."""
+
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """The new content as the log takes it."""
+        return plain_text(self.content)
+
+
+class ListSessions(FilteredQuery):
+    """``GET /v1/sessions``: a page of those used last, filtered. Times are Unix seconds; ``after`` is a session id."""
+
+    limit: int = Field(20, ge=1, le=100)
+    after: SessionId | None = None
+    order: Literal["asc", "desc"] = "desc"
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:@-]{0,128}$")] | None = None
+    used_after: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
+    used_before: Annotated[int, Field(ge=0, le=MAX_TIME)] | None = None
+
+
+class ExportSession(Query):
+    """``GET /v1/sessions/{id}/export``. ``kv`` false: the log alone."""
+
+    kv: bool = True
+
+
+class ImportSession(Query):
+    """``POST /v1/sessions/import``. ``id``: another one than the capsule's."""
+
+    id: SessionId | None = None

@@ -1,0 +1,107 @@
+"""Chats that were stored: listed, fetched, their metadata changed, deleted, as in OpenAI's API."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from server.api.openai import stored_chats as objects
+from server.api.sessions.objects import body_of
+from server.api.sessions.routes import end_held
+from server.errors import ApiError
+from server.http.body import JsonRoute
+from server.log.chat_rows import StoredChat, parsed
+from server.log.identity import Session
+from server.log.session_log import SessionBusy
+from server.turns.face import Face, face_of
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.get("/v1/chat/completions")
+async def list_chat_completions(query: Annotated[objects.ListChats, Query()], request: Request) -> Response:
+    """A page of the tenant's stored chats, the oldest first unless ``order`` says otherwise."""
+    page = await face_of(request).log.chats.page(
+        request.state.tenant,
+        limit=query.limit,
+        after=query.after,
+        descending=query.order == "desc",
+        model=query.model,
+        metadata=query.metadata,
+    )
+    if page is None:
+        raise no_chat("after")
+    chats, more = page
+    return body_of(objects.page([chat.body for chat in chats], more))
+
+
+@router.get("/v1/chat/completions/{completion_id}")
+async def retrieve_chat_completion(completion_id: str, request: Request) -> Response:
+    """A chat that was stored."""
+    return body_of((await found(request, completion_id)).body)
+
+
+@router.get("/v1/chat/completions/{completion_id}/messages")
+async def list_chat_messages(
+    completion_id: str, query: Annotated[objects.ListChatMessages, Query()], request: Request
+) -> Response:
+    """The messages that the request of a stored chat sent."""
+    chat = await found(request, completion_id)
+    told = objects.messages_of(chat)
+    if query.order == "desc":
+        told.reverse()
+    if query.after is not None:
+        ids = [message["id"] for message in told]
+        if query.after not in ids:
+            raise ApiError(404, "after is that of no message here.", param="after", code="message_not_found")
+        told = told[ids.index(query.after) + 1 :]
+    return body_of(objects.page(told[: query.limit], len(told) > query.limit))
+
+
+@router.post("/v1/chat/completions/{completion_id}")
+async def update_chat_completion(completion_id: str, body: objects.UpdateChat, request: Request) -> Response:
+    """Other metadata for a stored chat; that of its session stays."""
+    metadata: dict[str, Any] = body.metadata or {}
+    chat = await face_of(request).log.chats.update(request.state.tenant, completion_id, metadata)
+    if chat is None:
+        raise no_chat()
+    return body_of(chat.body)
+
+
+@router.delete("/v1/chat/completions/{completion_id}")
+async def delete_chat_completion(completion_id: str, request: Request) -> Response:
+    """Remove a stored chat. The session that it began goes with it, if nothing else was said there."""
+    face, tenant = face_of(request), request.state.tenant
+    left = await face.log.chats.delete(tenant, completion_id)
+    place = parsed(completion_id)
+    if left is None or place is None:
+        raise no_chat()
+    if left == 0 and place[0].startswith(objects.BEGUN):
+        await end_begun(face, Session(tenant, place[0], stateful=True))
+    return body_of(objects.ChatDeleted(completion_id))
+
+
+async def end_begun(face: Face, session: Session) -> None:
+    """Remove a session that a stored chat began, unless somebody goes on with it, or has."""
+    with suppress(SessionBusy):
+        async with face.log.holding(session.tenant, session.name):
+            summary = await face.log.summary(session.tenant, session.name)
+            if summary is not None and summary.turns <= 1:
+                await end_held(face, session)
+
+
+async def found(request: Request, id: str) -> StoredChat:
+    """The chat. Raises a 404."""
+    chat = await face_of(request).log.chats.get(request.state.tenant, id)
+    if chat is None:
+        raise no_chat()
+    return chat
+
+
+def no_chat(param: str | None = None) -> ApiError:
+    """404."""
+    message = "There is no stored chat completion with this id."
+    return ApiError(404, message, param=param, code="chat_completion_not_found")

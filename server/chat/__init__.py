@@ -1,0 +1,9 @@
+"""Chat: between messages and token ids, in both directions.
+
+Owns: tokenizer and chat template, prompts, continuations, a model's dialect of reasoning and tool
+calls, reading replies.
+
+May import: ``server.schemas``, ``server.constraints``, ``server.log``.
+
+Never knows: HTTP, engines, who asks.
+"""

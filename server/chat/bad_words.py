@@ -1,0 +1,21 @@
+"""Words that a reply may not hold, as the token ids that spell them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.chat.tokens import Tokens
+
+
+def banned(words: Sequence[str], tokens: Tokens, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Bad words as sequences of token ids: as each begins a text, and as it follows a space, where that is another
+    first token and no more of them. Blocking: run it on the pool."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare = word.lstrip()
+        first = tuple(tokens.encode(bare, special=False))
+        spaced = tuple(tokens.encode(f" {bare}", special=False))
+        for ids in (first, spaced if len(spaced) == len(first) and spaced[:1] != first[:1] else ()):
+            if ids and ids[-1] < vocab_size:
+                found[ids] = None
+    return tuple(found)

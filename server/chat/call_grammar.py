@@ -1,0 +1,118 @@
+"""The grammar of a reply that calls tools in the form in which its model writes calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from server.chat.call_form import CallForm, ParameterForm
+from server.chat.typed import kinds_of
+from server.constraints.enforceable import prepared
+from server.constraints.grammars import HEAD, WHITESPACE, argument_schema, atoms, laid_out, quoted
+
+SAYS_NOTHING = {"type", "title", "description", "default", "examples"}  # what bounds no text
+
+
+def call_grammar(
+    form: CallForm,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    required: bool,
+    parallel: bool,
+    special: Mapping[str, int],
+    thought: str = "",
+    instead: Mapping[str, Any] | None = None,
+) -> str:
+    """Calls of ``tools`` (as OpenAI has them), more than one if ``parallel`` and the form knows that. Unless
+    ``required``, text instead or before them; or ``instead`` of them JSON that this schema allows.
+
+    With ``thought`` the reply begins within reasoning, which ends with that. ``special`` are the tokenizer's special
+    tokens by their text: where the marks hold them, these tokens are meant. Raises ValueError.
+    """
+    rules = [f"ws: WS?\nWS: /{WHITESPACE}/", "ANY: /(?s:.*)/", r"SPACE: /\s{1,8}/"]
+    bodies = []
+    for number, tool in enumerate(tools):
+        rules += body(f"call_{number}", form, tool["function"], special)
+        bodies.append(f"call_{number}")
+    rules.append("body: " + " | ".join(bodies))
+    again = " ".join(atoms(form.separator + form.opening, special))
+    more = f"({again} body)*" if parallel and form.several else ""
+    rules.append(f"calls: body {more} {' '.join(atoms(form.end, special))}")
+    before = ""
+    if thought:
+        before = "thought SPACE?"
+        rules += until("thought", thought, special)
+    if instead is not None:
+        rules.append(f"instead: %json {quoted(laid_out(prepared(instead)))}")
+    return HEAD + "\n".join([*rules, *beginning(form, before, required, instead is not None, special)])
+
+
+def body(rule: str, form: CallForm, function: Mapping[str, Any], special: Mapping[str, int]) -> list[str]:
+    """A call from its name on."""
+    schema = argument_schema(function.get("parameters"))
+    head = " ".join(atoms(function["name"] + form.middle, special))
+    closing = " ".join(atoms(form.closing, special))
+    if form.parameter is None:
+        rules = [f"{rule}_arguments: %json {quoted(laid_out(schema))}"]
+        return [f"{rule}: {head} {rule}_arguments {closing}", *rules]
+    required = schema.get("required") or []
+    members, rules = [], []
+    for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
+        member = f"{rule}_{number}"
+        rules += parameter(member, form.parameter, key, value, bool(function.get("strict")), special)
+        members.append(member if key in required else f"({member})?")
+    return [f"{rule}: {head} {' '.join(members)} {closing}", *rules]
+
+
+def parameter(
+    rule: str, form: ParameterForm, key: str, schema: object, strict: bool, special: Mapping[str, int]
+) -> list[str]:
+    """One parameter: JSON by its schema, or text, which ends where the form closes it."""
+    head = " ".join(atoms(form.opening + key + form.middle, special))
+    words = texts_of(schema)
+    if words is not None:
+        choice = " | ".join(quoted(word) for word in words)
+        return [f"{rule}: {head} {rule}_value {' '.join(atoms(form.closing, special))}", f"{rule}_value: {choice}"]
+    if kinds_of(schema) - {"string"} and "string" not in kinds_of(schema):
+        value = f"{rule}_value: %json {quoted(laid_out(schema if isinstance(schema, dict) else {}))}"
+        return [f"{rule}: {head} {rule}_value {' '.join(atoms(form.closing, special))}", value]
+    if strict and isinstance(schema, dict) and set(schema) - SAYS_NOTHING:
+        raise ValueError("bounds a text in a way that cannot be enforced as this model writes parameters")
+    return [f"{rule}: {head} {rule}_value", *until(f"{rule}_value", form.closing, special)]
+
+
+def texts_of(schema: object) -> list[str] | None:
+    """The texts that a schema lists; None when it lists none, or not only texts."""
+    if not isinstance(schema, dict):
+        return None
+    words = [schema["const"]] if "const" in schema else schema.get("enum")
+    return words if isinstance(words, list) and words and all(isinstance(word, str) for word in words) else None
+
+
+def until(rule: str, mark: str, special: Mapping[str, int]) -> list[str]:
+    """Any text, up to the first ``mark`` and with it."""
+    first, *rest = atoms(mark, special)
+    if first.startswith("<["):
+        return [f"{rule}: ANY {first} {' '.join(rest)}"]
+    return [f"{rule}: {rule}_text {' '.join(rest)}", f"{rule}_text[lazy]: ANY {first}"]
+
+
+def beginning(form: CallForm, before: str, required: bool, instead: bool, special: Mapping[str, int]) -> list[str]:
+    """The rules from the start of a reply to where ``calls`` begin."""
+    lead = form.start + form.opening
+    if required:
+        return [f"start: {before} {' '.join(atoms(lead.lstrip(), special))} calls"]
+    if instead:
+        return [f"start: {before} ({' '.join(atoms(lead.lstrip(), special))} calls | instead)"]
+    if not form.mark:
+        return [f"start: {before} (TEXT | {' '.join(atoms(lead, special))} calls)", r"TEXT: /(\s*[^\s{\[](?s:.*))?/"]
+    rest = " ".join(atoms(lead.lstrip().removeprefix(form.mark), special))
+    first, *others = atoms(form.mark, special)
+    if first.startswith("<["):
+        return [f"start: {before} (ANY | ANY {first} {' '.join(others)} {rest} calls)"]
+    return [
+        f"start: {before} (TEXT | opened {' '.join(others)} {rest} calls)",
+        "TEXT: ANY & ~SPOKEN",
+        f"SPOKEN: ANY {first} ANY",
+        f"opened[lazy]: ANY {first}",
+    ]

@@ -1,0 +1,61 @@
+"""What is left of a reply that is cut in the middle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.chat.calls import Calls
+from server.chat.draft import Draft
+from server.chat.manner import in_force
+from server.chat.tokens import Tokens
+from server.log.session_log import SessionRecord, common_prefix, locate
+from server.log.timeline import Message
+
+CONTEXT = 48  # tokens decoded before a reply: what opens its reasoning, and the space that a first word has none of
+
+
+def cut_reply(tokens: Tokens, record: SessionRecord, at: int) -> Message | None:
+    """What is left of the reply that a rewind to token ``at`` cuts; None when it cuts none. Raises NoSuchPlace.
+
+    A character that is cut in half, and what a stop string hid, is not in it; a call that is cut has the arguments that
+    are left of it.
+    """
+    place = locate(record, at)
+    if place.reply is None:
+        return None
+    index = record.turns[place.turns - 1].messages - 1
+    whole = record.messages[index]
+    before = record.tokens[max(0, place.reply - CONTEXT) : place.reply]
+    head = tokens.decode(before)
+    text = tokens.decode([*before, *record.tokens[place.reply : at]])[len(head) :]
+    if whole.keys() - {"begun"} == {"role", "content"}:
+        return {**whole, "content": beginning(whole["content"], text)}
+    calls = Calls(in_force(record.messages[:index]).tools)
+    draft = Draft(tokens.dialect.reading(head, calls))
+    for part in [*draft.reading.feed(text), *draft.reading.finish()]:
+        draft.take(part)
+    return shortened(whole, draft.message())
+
+
+def shortened(whole: Message, read: Message) -> Message:
+    """``whole`` as far as ``read``, which was read from the beginning of its text."""
+    made = {key: value for key, value in whole.items() if key in ("role", "name", "tools", "template", "begun")}
+    made["content"] = beginning(whole["content"], read["content"])
+    if thought := beginning(whole.get("reasoning_content", ""), read.get("reasoning_content", "")):
+        made["reasoning_content"] = thought
+    both = zip(whole.get("tool_calls", ()), read.get("tool_calls", ()), strict=False)
+    if calls := [shortened_call(call, left) for call, left in both]:
+        made["tool_calls"] = calls
+    return made
+
+
+def shortened_call(whole: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
+    """The same for a call."""
+    arguments = beginning(whole["function"]["arguments"], read["function"]["arguments"])
+    return {**whole, "function": {**whole["function"], "arguments": arguments}}
+
+
+def beginning(whole: str, text: str) -> str:
+    """``whole`` up to where ``text`` leaves it. A reply that was begun by its client holds ``text`` further back."""
+    begins = max(0, whole.find(text)) if text else 0
+    return whole[: begins + common_prefix(whole[begins:], text)]

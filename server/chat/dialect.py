@@ -1,0 +1,180 @@
+"""How a served model writes reasoning and calls of tools, and how its chat template takes them.
+
+Measured from the template (``server.chat.dialect_probe``), or declared by a response template; no model is known by its
+name. A template that knows nothing of tools gets them in words: described in the system message, calls and results
+as text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from server import surrogates
+from server.chat.call_form import CallForm
+from server.chat.calls import NO_CALLS, Calls
+from server.chat.declared import Declared
+from server.chat.manner import Manner
+from server.chat.reader import Reader, Thought
+from server.chat.reading import Plain, Reading
+from server.log.timeline import Message
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
+
+IN_WORDS = CallForm("", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n")
+BRIEFING = """You may call functions. These are their names and the JSON schemas of their arguments:
+<tools>
+{tools}
+</tools>
+For each call write its name and arguments as JSON within <tool_call></tool_call>:
+<tool_call>
+{{"name": <name>, "arguments": <object>}}
+</tool_call>
+What a call gives back comes within <tool_response></tool_response>."""
+SHOWN = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a logged message, besides reasoning
+ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """``form``: how calls are written; ``thought``: the marks around reasoning; ``declared`` reads replies instead.
+    ``native``: the template itself takes tools, calls and results; ``text_arguments``: it wants the arguments of
+    calls as text, ``short_ids``: their ids as nine letters; ``behind``: what it writes behind the last value of the
+    last call of a message. ``thought_key``: the field of a message that it reads reasoning from;
+    ``thought_inline``: it takes reasoning within the content. ``takes_system``: it takes system messages.
+    ``special``: the marks are special tokens, which a reply's text has to show.
+    """
+
+    form: CallForm | None = IN_WORDS
+    thought: Thought | None = None
+    declared: ResponseTemplate | None = None
+    native: bool = False
+    text_arguments: bool = False
+    short_ids: bool = False
+    behind: str = ""
+    thought_key: str | None = None
+    thought_inline: bool = False
+    takes_system: bool = True
+    special: bool = False
+
+    def reading(self, tail: str, calls: Calls = NO_CALLS, *, reasons: bool = True) -> Reading:
+        """What reads one reply to a prompt that ends with ``tail``. ``reasons`` false: its first word is content, as a
+        reply is that goes on with one or that a grammar shapes."""
+        if self.declared is not None:
+            return Declared(self.declared, calls.tools, tail)
+        thought = self.thought if reasons else None
+        if thought is None and not (calls.tools and self.form):
+            return Plain()
+        return Reader(self.form, thought, calls.schemas, opened=thought is not None and self.opened(tail))
+
+    def opened(self, tail: str) -> bool:
+        """Whether a prompt that ends so has begun the reasoning of the reply."""
+        return self.thought is not None and tail.rstrip().endswith(self.thought.opening)
+
+    # --- messages -----------------------------------------------------------------------------------------
+
+    def dressed(self, messages: Sequence[Message], manner: Manner) -> list[Message]:
+        """Logged messages as the template takes them."""
+        made = [self._dressed(message) for message in messages]
+        if self.native:
+            return made
+        if manner.tools:
+            made = self._briefed(made, briefing(manner.tools))
+        return in_words(made)
+
+    def ending(self, reply: Message, sentinel: str) -> tuple[Message, str]:
+        """A logged reply with ``sentinel`` at its end, and what the template writes of it behind that."""
+        calls = reply.get("tool_calls")
+        if calls and self.native:
+            last = {**calls[-1], "id": PROBE_ID}
+            last["function"] = {**last["function"], "arguments": json.dumps({"last": sentinel})}
+            return {**reply, "tool_calls": [*calls[:-1], last]}, self.behind
+        return {key: value for key, value in reply.items() if key != "tool_calls"} | {"content": sentinel}, ""
+
+    def _dressed(self, message: Message) -> Message:
+        made = {key: message[key] for key in SHOWN if key in message}
+        thought = message.get("reasoning_content")
+        if thought and self.thought_key is not None:
+            made[self.thought_key] = thought
+        elif thought and self.thought is not None and self.thought_inline:
+            made["content"] = f"{self.thought.opening}\n{thought}\n{self.thought.closing}\n\n{made['content']}"
+        if "tool_calls" in made and self.native:
+            made["tool_calls"] = [self._call(call) for call in made["tool_calls"]]
+        if "tool_call_id" in made and self.short_ids:
+            made["tool_call_id"] = short_id(made["tool_call_id"])
+        return made
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = function["arguments"] if self.text_arguments else parsed(function["arguments"])
+        return {
+            "id": short_id(call["id"]) if self.short_ids else call["id"],
+            "type": "function",
+            "function": {**function, "arguments": arguments},
+        }
+
+    def _briefed(self, messages: list[Message], text: str) -> list[Message]:
+        """With ``text`` in the system message, or in front of the first other one where there can be none."""
+        first = messages[0] if messages else {"role": "", "content": ""}
+        if first["role"] in ("system", "developer"):
+            return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
+        if self.takes_system or first["role"] != "user":
+            return [{"role": "system", "content": text}, *messages]
+        return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
+
+
+PROBE_ID = "callprobe"
+
+
+def briefing(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What a model is told of tools in words."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    return BRIEFING.format(tools="\n".join(lines))
+
+
+def in_words(messages: Sequence[Message]) -> list[Message]:
+    """Calls and their results as text, for a template that knows neither. Results in a row are one message: many
+    templates want users and assistants to take turns."""
+    made: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if made and made[-1].get("results"):
+                made[-1] = {**made[-1], "content": f"{made[-1]['content']}\n{text}"}
+            else:
+                made.append({"role": "user", "content": text, "results": True})
+            continue
+        calls = [written(call) for call in message.get("tool_calls", ())]
+        plain = {key: value for key, value in message.items() if key != "tool_calls"}
+        if calls:
+            plain["content"] = "\n".join(([message["content"]] if message["content"] else []) + calls)
+        made.append(plain)
+    return [{key: value for key, value in message.items() if key != "results"} for message in made]
+
+
+def written(call: Mapping[str, Any]) -> str:
+    """A call as a model that was told in words writes it."""
+    function = call["function"]
+    name, arguments = json.dumps(function["name"], ensure_ascii=False), function["arguments"] or "{}"
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+
+
+def parsed(arguments: str) -> Any:
+    """Arguments as the object that templates expect; the text itself when a model did not write one."""
+    try:
+        value = surrogates.read(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def short_id(id: str) -> str:
+    """Nine letters and digits for an id, the same for the same; one that is such already stays."""
+    if len(id) == 9 and id.isascii() and id.isalnum():
+        return id
+    number = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest())
+    return "".join(ID_LETTERS[number // 36**place % 36] for place in range(9))

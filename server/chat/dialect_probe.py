@@ -1,0 +1,283 @@
+"""What a dialect is, found by rendering made-up conversations whose words are told apart from all that a template
+writes. Once, after the tokenizer is loaded; some ten milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from server.chat.call_form import CallForm, ParameterForm
+from server.chat.declared import checked
+from server.chat.dialect import PROBE_ID, Dialect
+from server.chat.reader import Reader, Thought
+from server.chat.reading import Arguments, Call
+from server.log.timeline import Message
+
+if TYPE_CHECKING:
+    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
+
+DATA = Path(__file__).with_name("dialects.json")
+MARKS = json.loads(DATA.read_text())
+FILL_INS = [(before, behind, gap) for before, behind, gap in MARKS["fill_in"]]
+QUESTION, SAID, THOUGHT, RESULT, FUNCTION = "zqquestion", "zqanswer", "zqthought", "zqresult", "zqfunction"
+ARGUMENTS = {"zqfirst": "zqone", "zqsecond": "zqtwo"}
+LONG_ID = "call_0123456789abcdef01234567"
+THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
+TAG = r"<[^<>\s]+>|\[[^\[\]\s]+\]"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": FUNCTION,
+        "description": "zqdescription",
+        "parameters": {"type": "object", "properties": {key: {"type": "string"} for key in ARGUMENTS}},
+    },
+}
+USER: Message = {"role": "user", "content": QUESTION}
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template. ``apply`` renders messages with tools, and a generation prompt or not; it raises ``refused``.
+    ``source`` is its program, ``words`` are the tokens that were added to the vocabulary by hand, ``special`` those of
+    them that a reply's text hides; ``end`` ends a reply."""
+
+    apply: Callable[[Sequence[Message], Sequence[Mapping[str, Any]], bool], str]
+    refused: type[Exception]
+    source: str
+    words: frozenset[str]
+    special: frozenset[str]
+    end: str
+
+    def render(self, *messages: Message, tools: bool = False) -> str | None:
+        """A conversation, None where the template does not take it."""
+        try:
+            return self.apply(messages, [TOOL] if tools else [], False)
+        except self.refused:
+            return None
+
+
+def measure(template: Template, declared: object = None) -> Dialect:
+    """The dialect of a template; ``declared`` is a response template that is known to fit. Raises ValueError when that
+    is none."""
+    response = checked(declared) if declared is not None else known(template, MARKS["templates"])
+    thought, key = measured_thought(template)
+    thought = thought or known_thought(template, MARKS["thoughts"])
+    found = Dialect(
+        thought=thought,
+        thought_key=key,
+        thought_inline=thought is not None and thought.closing in template.source,
+        declared=response,
+        takes_system=template.render({"role": "system", "content": SAID}, USER) is not None,
+    )
+    found = native(template, found)
+    return replace(found, special=hidden(template, found, declared))
+
+
+def known(template: Template, entries: Sequence[Mapping[str, Any]]) -> ResponseTemplate | None:
+    """The response template of the first entry all of whose marks the chat template's source holds."""
+    for entry in entries:
+        if all(mark in template.source for mark in entry["marks"]):
+            return checked(entry["response_template"])
+    return None
+
+
+def hidden(template: Template, dialect: Dialect, declared: object) -> bool:
+    """Whether what a reply is told apart by are special tokens."""
+    if dialect.declared is not None:
+        return bool(template.special)
+    marks = [dialect.thought.opening, dialect.thought.closing] if dialect.thought else []
+    if dialect.form is not None:
+        form = dialect.form
+        marks += [form.start, form.opening, form.middle, form.closing, form.separator, form.end]
+        marks += [form.parameter.opening, form.parameter.middle, form.parameter.closing] if form.parameter else []
+    return any(word in mark for word in template.special for mark in marks)
+
+
+# --- reasoning ----------------------------------------------------------------------------------------------
+
+
+def measured_thought(template: Template) -> tuple[Thought | None, str | None]:
+    """The marks around reasoning, and the field of a message that the template reads it from."""
+    for key in THOUGHT_KEYS:
+        text = template.render(USER, {"role": "assistant", "content": SAID, key: THOUGHT}) or ""
+        before, found, behind = text.partition(THOUGHT)
+        if not found:
+            continue
+        opening, closing = re.search(rf"({TAG})\s*\Z", before), re.match(rf"\s*({TAG})", behind)
+        if opening is not None and closing is not None and SAID in behind:
+            return Thought(opening[1], closing[1]), key
+        return None, key
+    return None, None
+
+
+def known_thought(template: Template, pairs: Sequence[Sequence[str]]) -> Thought | None:
+    """The first pair of marks that the template or the vocabulary speaks of."""
+    for opening, closing in pairs:
+        if all(mark in template.source or mark in template.words for mark in (opening, closing)):
+            return Thought(opening, closing)
+    return None
+
+
+# --- calls --------------------------------------------------------------------------------------------------
+
+
+def native(template: Template, dialect: Dialect) -> Dialect:
+    """``dialect`` with what the template does with tools, calls and results, if it knows of them; else in words."""
+    listed = template.render(USER, tools=True) or ""
+    if FUNCTION not in listed:
+        return dialect
+    for text_arguments in (False, True):
+        for id in (LONG_ID, PROBE_ID):
+            texts = called(template, id, text_arguments)
+            if texts is None:
+                continue
+            found = replace(dialect, native=True, text_arguments=text_arguments, short_ids=id == PROBE_ID)
+            if dialect.declared is not None:
+                return replace(found, form=None)
+            form = form_of(*texts, id)
+            if form is not None and reads(form, texts[0], 1) and (not form.several or reads(form, texts[1] or "", 2)):
+                own = called(template, PROBE_ID, text_arguments) or texts
+                behind = own[0].rpartition([*ARGUMENTS.values()][-1])[2]
+                return replace(found, form=form, behind=behind)
+    return dialect
+
+
+def called(template: Template, id: str, text_arguments: bool) -> tuple[str, str | None] | None:
+    """What the template writes for a reply of one call, and for one of two calls (None: it refuses that), each without
+    what comes before and behind every reply; None when it does not write calls so, or no results of them."""
+    arguments = json.dumps(ARGUMENTS) if text_arguments else ARGUMENTS
+    call = {"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}}
+    said = template.render(USER, {"role": "assistant", "content": SAID}, tools=True)
+    one: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    alone = template.render(USER, one, tools=True)
+    answered = template.render(USER, one, {"role": "tool", "tool_call_id": id, "content": RESULT}, tools=True)
+    if said is None or alone is None or RESULT not in (answered or ""):
+        return None
+    head, _, tail = said.partition(SAID)
+    both = template.render(USER, {**one, "tool_calls": [call, call]}, tools=True)
+    texts = [reply_in(text, head + SAID, SAID + tail, template.end) for text in (alone, both) if text is not None]
+    if any(word not in texts[0] for word in (FUNCTION, *ARGUMENTS, *ARGUMENTS.values())):
+        return None
+    return texts[0], texts[1] if len(texts) > 1 else None
+
+
+def reply_in(text: str, before: str, behind: str, end: str) -> str:
+    """``text`` without what it begins with like ``before`` and ends with like ``behind``, or with ``end``."""
+    start = same(text, before)
+    stop = len(text) - same(text[::-1], behind[::-1])
+    mark = text.rfind("<", start, stop)
+    if ">" not in text[mark:stop] and re.match(r"[^<\s]*>", text[stop:]):
+        stop = max(mark, start)  # what ends replies of calls is another mark, which only ends alike
+    return text[start:stop].rstrip().removesuffix(end) if end else text[start:stop]
+
+
+def same(one: str, other: str) -> int:
+    """How many characters two texts share at their beginning."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def form_of(one: str, two: str | None, id: str) -> CallForm | None:
+    """The form that a reply of one call, and one of two such calls, are written in."""
+    spans = spans_of(one)
+    if spans is None:
+        return None
+    (name, arguments, end), parameter = spans[0], None
+    opening, middle, closing = one[:name], one[name + len(FUNCTION) : arguments], one[end:]
+    if not one.startswith("{", arguments):
+        parameter, middle, closing = parameters_of(one, name + len(FUNCTION)) or (None, "", "")
+        if parameter is None:
+            return None
+    form = CallForm("", opening.lstrip(), middle, without_id(closing, id), parameter=parameter, several=False)
+    both = spans_of(two or "")
+    if two is None or both is None or len(both) < 2:
+        return form
+    # The second call's name tells what of this stands around every call, and what around all of them.
+    between = without_id(two[both[0][2] : both[1][0]], id)
+    if parameter is not None:
+        between = between.removeprefix(parameter.closing)
+    opening = from_mark(between[len(between) - same(between[::-1], form.opening[::-1]) :])
+    closing = between[: same(between[: len(between) - len(opening)], form.closing)]
+    separator = between[len(closing) : len(between) - len(opening)]
+    start = form.opening.removesuffix(opening)
+    if not start.strip():  # space in front of a call separates it from what is before
+        start, separator = "", separator + start + opening[: len(opening) - len(opening.lstrip())]
+        opening = opening.lstrip()
+    return CallForm(start, opening, middle, closing, separator, form.closing[len(closing) :], parameter)
+
+
+def from_mark(text: str) -> str:
+    """``text`` from its first mark on: marks that differ may end alike."""
+    found = re.search(r"\s*[<\[{]", text)
+    return text if found is None else text[found.start() :]
+
+
+def spans_of(text: str) -> list[tuple[int, int, int]] | None:
+    """Of each call in ``text`` where its name begins, its arguments begin, and they end."""
+    first, last = next(iter(ARGUMENTS)), [*ARGUMENTS.values()][-1]
+    spans = []
+    at = 0
+    while (key := text.find(first, at)) >= 0:
+        name = text.rfind(FUNCTION, at, key)
+        value = text.find(last, key)
+        if name < 0 or value < 0:
+            return None
+        brace = re.search(r'\{\s*"\Z', text[name:key])
+        begins = name + brace.start() if brace else key
+        close = re.compile(r'"\s*\}').match(text, value + len(last)) if brace else None
+        at = close.end() if close else value + len(last)
+        spans.append((name, begins, at))
+    return spans or None
+
+
+def parameters_of(text: str, at: int) -> tuple[ParameterForm, str, str] | None:
+    """How parameters behind a name that ends at ``at`` are written, what is between the name and the first of them, and
+    what is behind the last of them."""
+    (first, one), (second, two) = ARGUMENTS.items()
+    places = [text.find(word, at) for word in (first, one, second, two)]
+    if sorted(places) != places or places[0] < 0:
+        return None
+    lead = text[at : places[0]]
+    middle = text[places[0] + len(first) : places[1]]
+    between = text[places[1] + len(one) : places[2]]
+    tail = text[places[3] + len(two) :]
+    opening = lead[len(lead) - same(lead[::-1], between[::-1]) :]
+    closing = between[: len(between) - len(opening)]
+    # What stands in front of the opening's own mark may as well belong to the closing, if it is there at the end too.
+    own = opening[max(0, opening.rfind("<")) :]
+    if tail.startswith(closing + opening.removesuffix(own)):
+        closing, opening = closing + opening.removesuffix(own), own
+    if not (opening.strip() and middle.strip() and closing.strip() and tail.startswith(closing)):
+        return None
+    return ParameterForm(opening, middle, closing), lead.removesuffix(opening), tail.removeprefix(closing)
+
+
+def without_id(text: str, id: str) -> str:
+    """Without the id of a call: nobody can know what a model makes up."""
+    return re.sub(rf',?\s*"(?:id|call_id|tool_call_id)"\s*:\s*"{id}"', "", text)
+
+
+def reads(form: CallForm, text: str, count: int) -> bool:
+    """Whether what the template wrote is read as what it was given."""
+    reader = Reader(form, None, {FUNCTION: {}})
+    parts = reader.feed(text) + reader.finish()
+    names = [part.name for part in parts if isinstance(part, Call)]
+    if names != [FUNCTION] * count or not all(isinstance(part, (Call, Arguments)) for part in parts):
+        return False
+    for index in range(count):
+        told = "".join(part.text for part in parts if isinstance(part, Arguments) and part.index == index)
+        try:
+            if json.loads(told) != ARGUMENTS:
+                return False
+        except ValueError:
+            return False
+    return True

@@ -1,0 +1,256 @@
+"""From what the client sent to token ids, and what the log must hold once the reply is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.protocol import ModelFacts
+from server.chat.manner import NO_WISH, PLAIN, Manner, Scalar, Wish, in_force, marked, without_reasoning
+from server.chat.stateful import CannotGoOn, continued_ids, full_ids
+from server.chat.tokens import Tokens
+from server.errors import ApiError, bad_request
+from server.log.session_log import SessionRecord
+from server.log.timeline import Message
+from server.schemas.completion_requests import CompletionRequest
+from server.schemas.messages import check_calls
+from server.schemas.requests import ChatRequest, ReplyRequest, TurnRequest
+
+BYTES_PER_TOKEN = 16  # more than any tokenizer packs into one on average over a whole context
+SLACK_BYTES = 4096
+TAIL = 48  # tokens that tell how a reply begins
+
+
+NOTHING = SessionRecord("", [], [], "", 0)  # what a conversation that begins continues
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One timeline to run. ``ids`` is all of it; ``messages`` is what the log holds before the reply; ``echo`` is the
+    text that the client may want in front of the reply, and starts at ``echo_from`` in ``ids``. Of a chat, ``manner``
+    is how it was rendered, ``tail`` the text that the ids end with, and ``said`` the beginning of the reply, if it is
+    among them: what is generated goes on with it."""
+
+    ids: list[int]
+    messages: list[Message] = field(default_factory=list)
+    echo: str = ""
+    echo_from: int = 0
+    manner: Manner = PLAIN
+    tail: str = ""
+    said: str = ""
+
+
+def chat_prompt(body: ChatRequest, tokens: Tokens, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
+    """The prompt of a chat. With a ``record`` the messages are its continuation. Blocking: run it on the pool."""
+    new: list[Message] = [message.plain() for message in body.messages]
+    return conversation(tokens, facts, record, new, wish_of(body, tokens))
+
+
+def same_prompt(body: ReplyRequest, tokens: Tokens, facts: ModelFacts, record: SessionRecord) -> Prompt:
+    """The prompt of another reply to the last message of a session. Blocking."""
+    return continuation(tokens, facts, record, [], wish_of(body, tokens))
+
+
+def conversation(
+    tokens: Tokens, facts: ModelFacts, record: SessionRecord | None, new: list[Message], wish: Wish = NO_WISH
+) -> Prompt:
+    """The prompt of ``new`` messages, which continue ``record`` if there is one. Blocking. Raises a 400 for messages
+    that cannot follow each other."""
+    check_calls([] if record is None else record.messages, new)
+    check_bytes(texts_of(new, wish), facts, "messages")
+    return continuation(tokens, facts, record or NOTHING, new, wish)
+
+
+def continuation(
+    tokens: Tokens, facts: ModelFacts, record: SessionRecord, new: list[Message], wish: Wish = NO_WISH
+) -> Prompt:
+    """What follows when ``new`` messages are added to a session; without any, its last message is to be answered."""
+    before = in_force(record.messages[: record.rendered])
+    whole = [*record.messages, *new]
+    kept, begun = (whole[:-1], whole[-1]) if wish.goes_on else (whole, None)
+    manner = wish.over(in_force(kept))
+    kept = with_manner(kept, min(len(record.messages), len(kept) - 1), manner)
+    whole = kept if begun is None else [*kept, begun]
+    ids = prompt_ids(tokens, facts, record, whole, manner, before, wish)
+    said = "" if begun is None else begun["content"]
+    return Prompt(ids, kept, manner=manner, tail=tokens.decode(ids[-TAIL:]), said=said)
+
+
+def prompt_ids(
+    tokens: Tokens,
+    facts: ModelFacts,
+    record: SessionRecord,
+    whole: list[Message],
+    manner: Manner,
+    before: Manner,
+    wish: Wish,
+) -> list[int]:
+    """The ids of all messages of a session, which begin with those of ``record`` wherever these still hold."""
+    try:
+        forgets = wish.forget and any("reasoning_content" in message for message in whole)
+        if forgets or record.fingerprint != tokens.fingerprint(facts.vocab_size):
+            # Logged under another tokenizer, or with what is to be left out: its ids mean nothing here, its words do.
+            shown = without_reasoning(whole) if wish.forget else whole
+            return full_ids(tokens, shown, manner, goes_on=wish.goes_on)
+        rendered, unrendered = whole[: record.rendered], whole[record.rendered :]
+        if not unrendered and manner == before:
+            return record.tokens
+        if not unrendered:
+            return full_ids(tokens, whole, manner)
+        ends = {*facts.eos_token_ids, *tokens.special_ids}
+        return continued_ids(
+            tokens, record.tokens, rendered, unrendered, ends, manner, before=before, goes_on=wish.goes_on
+        )
+    except CannotGoOn:
+        message = "This model's chat template leaves nothing to go on with."
+        raise bad_request(message, "continue_final_message", "invalid_value") from None
+
+
+def with_manner(messages: list[Message], at: int, manner: Manner) -> list[Message]:
+    """``messages`` with ``manner`` in force from message ``at`` on."""
+    if not messages:
+        return messages
+    return [*messages[:at], marked(messages[at], in_force(messages[:at]), manner), *messages[at + 1 :]]
+
+
+def wish_of(body: ReplyRequest, tokens: Tokens) -> Wish:
+    """What a chat asks for beside its messages. Raises a 400 for a variable that the template does not read."""
+    tools = None if body.tools is None else [tool.plain() for tool in body.tools]
+    for name in body.chat_template_kwargs:
+        if name not in tokens.variables:
+            param = "chat_template_kwargs"
+            raise bad_request(f"{param} names what this model's chat template does not read.", param, "invalid_value")
+    template = {
+        **effort_variables(body.reasoning_effort, tokens),
+        **verbosity_variables(body.verbosity, tokens, "verbosity"),
+        **body.chat_template_kwargs,
+    }
+    return Wish(tools, template, body.reasoning_history == "drop", body.goes_on)
+
+
+def effort_variables(effort: str | None, tokens: Tokens) -> dict[str, Scalar]:
+    """What the chat template is told of an effort: those of its variables that speak of it."""
+    if effort is None:
+        return {}
+    known: dict[str, Scalar] = {"enable_thinking": effort != "none", "thinking": effort != "none"}
+    if effort != "none":
+        known["reasoning_effort"] = effort
+    return {name: value for name, value in known.items() if name in tokens.variables}
+
+
+def verbosity_variables(verbosity: str | None, tokens: Tokens, param: str) -> dict[str, Scalar]:
+    """What the chat template is told of a verbosity. Raises a 400 for one that it does not read, ``medium`` aside."""
+    if verbosity is None:
+        return {}
+    if "verbosity" in tokens.variables:
+        return {"verbosity": verbosity}
+    if verbosity != "medium":
+        message = f"{param} can be medium only: this model's chat template does not read it."
+        raise bad_request(message, param, "unsupported_parameter")
+    return {}
+
+
+def texts_of(messages: Iterable[Message], wish: Wish = NO_WISH) -> Iterator[str]:
+    """All that is to be rendered."""
+    for message in messages:
+        yield message["content"]
+        yield message.get("reasoning_content", "")
+        for call in message.get("tool_calls", ()):
+            yield call["function"]["arguments"]
+    yield json.dumps(wish.tools or "", ensure_ascii=False)
+    yield from (value for value in wish.template.values() if isinstance(value, str))
+
+
+def completion_prompts(
+    body: CompletionRequest, tokens: Tokens, facts: ModelFacts, record: SessionRecord | None
+) -> list[Prompt]:
+    """The prompts of a completion. With a ``record`` the only one is appended to it as it is. Blocking."""
+    prompts = body.prompts
+    before, past = history(tokens, facts, record)
+    if body.suffix:
+        return [Prompt(gap_ids(body, tokens, facts, given), past) for given in prompts]
+    made = []
+    for given in prompts:
+        if isinstance(given, str):
+            check_bytes([given], facts, "prompt")
+            new, text = tokens.encode(given, special=not before), given
+        else:
+            check_ids(given, facts.vocab_size, "prompt")
+            room(Prompt(given), body, facts, "prompt")  # before any time is spent on decoding them
+            new, text = given, tokens.decode(given)
+        if not before and not new:
+            raise bad_request("prompt cannot be empty: this model needs at least one token.", "prompt", "invalid_value")
+        made.append(Prompt([*before, *new], [*past, {"role": "user", "content": text}], text, len(before)))
+    return made
+
+
+def gap_ids(body: CompletionRequest, tokens: Tokens, facts: ModelFacts, given: str | list[int]) -> list[int]:
+    """A prompt whose reply is to stand between what is ``given`` and the suffix. Raises a 400 for a tokenizer that has
+    no tokens to say that with."""
+    if tokens.fill_in is None:
+        message = "suffix cannot be used: this model's tokenizer knows no fill-in-the-middle tokens."
+        raise bad_request(message, "suffix", "unsupported_parameter")
+    front, behind, gap = tokens.fill_in
+    check_bytes([body.suffix], facts, "suffix")
+    if isinstance(given, str):
+        check_bytes([given], facts, "prompt")
+        return tokens.encode(front + given + behind + body.suffix + gap, special=True)
+    check_ids(given, facts.vocab_size, "prompt")
+    rest = tokens.encode(behind + body.suffix + gap, special=False)
+    return [*tokens.encode(front, special=True), *given, *rest]
+
+
+def history(tokens: Tokens, facts: ModelFacts, record: SessionRecord | None) -> tuple[list[int], list[Message]]:
+    """The ids and messages that a raw continuation follows."""
+    if record is None:
+        return [], []
+    if record.fingerprint == tokens.fingerprint(facts.vocab_size):
+        waiting = "".join(m["content"] for m in record.messages[record.rendered :])
+        ids = tokens.encode(waiting, special=not record.tokens) if waiting else []
+        return [*record.tokens, *ids], record.messages
+    return tokens.encode("".join(m["content"] for m in record.messages), special=True), record.messages
+
+
+def check_bytes(texts: Iterable[str], facts: ModelFacts, param: str) -> None:
+    """Refuse texts that cannot fit before any time is spent on tokenising them."""
+    size = sum(len(text.encode()) for text in texts)
+    if size > BYTES_PER_TOKEN * facts.max_context + SLACK_BYTES:
+        raise too_long(f"{param} is far longer than this model's context of {facts.max_context} tokens.", param)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Every id must be one that the model has an embedding and a logit for."""
+    if ids and max(ids) >= vocab_size:
+        raise bad_request(
+            f"{param} holds a token id that this model does not have: ids end at {vocab_size - 1}.",
+            param,
+            "invalid_value",
+        )
+
+
+def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts, param: str) -> int | None:
+    """The most tokens to generate, None where that is open: the limit, lowered to what is left where it ``yields``.
+    Refuses a prompt that leaves no room for that; without a limit, for the minimum; without that, for one."""
+    limit, least = body.token_limit, max(1, body.min_tokens)
+    left = facts.max_context - fed(prompt, facts)
+    if limit is not None and body.yields:
+        limit = min(limit, max(left, least))
+    wanted = least if limit is None else limit
+    if wanted > left or len(prompt.ids) > facts.max_context:
+        raise too_long(
+            f"This model's context is {facts.max_context} tokens; the prompt has {len(prompt.ids)}"
+            + (f" and {wanted} are to be generated." if wanted > 1 else "."),
+            param,
+        )
+    return limit
+
+
+def fed(prompt: Prompt, facts: ModelFacts) -> int:
+    """Tokens of the timeline that the reply continues: the prompt, unless an encoder reads that."""
+    return 1 if facts.encoder_decoder else len(prompt.ids)
+
+
+def too_long(message: str, param: str) -> ApiError:
+    """400 in OpenAI's words."""
+    return bad_request(message, param, "context_length_exceeded")

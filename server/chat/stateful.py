@@ -1,0 +1,109 @@
+"""Continuing a logged conversation: the token ids that new messages add to the ids that are already there.
+
+The log is the truth of a stateful session: what was sampled is never tokenised again and past turns are never
+rendered again. So the new messages are rendered *behind a sentinel* that stands in the place of the last reply, and
+only what the template puts after the sentinel is tokenised.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from server.chat.dialect import Dialect
+from server.chat.manner import PLAIN, Manner
+from server.log.timeline import Message
+
+
+class Renderer(Protocol):
+    """What is needed of ``server.chat.tokens.Tokens``."""
+
+    @property
+    def dialect(self) -> Dialect: ...
+    def encode(self, text: str, *, special: bool) -> list[int]: ...
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool, manner: Manner) -> str: ...
+
+
+class CannotGoOn(Exception):
+    """The template hides or rewrites the beginning of a reply, so there is nothing to go on from."""
+
+
+def full_ids(
+    renderer: Renderer, messages: Sequence[Message], manner: Manner = PLAIN, *, goes_on: bool = False
+) -> list[int]:
+    """The whole conversation, rendered and tokenised, up to where the next reply starts; with ``goes_on`` up to the end
+    of the last message, which is the beginning of that reply. Raises CannotGoOn."""
+    return renderer.encode(text_to_reply(renderer, messages, manner, goes_on), special=False)
+
+
+def continued_ids(
+    renderer: Renderer,
+    logged_ids: Sequence[int],
+    logged: Sequence[Message],
+    new: Sequence[Message],
+    turn_ends: Collection[int],
+    manner: Manner = PLAIN,
+    *,
+    before: Manner = PLAIN,
+    goes_on: bool = False,
+) -> list[int]:
+    """``logged_ids`` (rendered in the manner ``before``) followed by the ids of ``new``, up to where the next reply
+    starts, or as in ``full_ids`` goes on.
+
+    ``turn_ends`` are the ids that a model ends its reply with: when the log ends with one and the template would
+    write it too, it is there once. A template that hides or rewrites the reply's place leaves nothing to continue
+    from, and in another manner it may write another past: then the whole conversation is rendered, as a stateless call
+    would. Raises CannotGoOn.
+    """
+    tail = text_after_reply(renderer, logged, new, manner, before=before, goes_on=goes_on)
+    if tail is None:
+        return full_ids(renderer, [*logged, *new], manner, goes_on=goes_on)
+    # Stripped as an id, not as text: what stands behind a special token can tokenise differently without it.
+    ids = renderer.encode(tail, special=False)
+    if ids and logged_ids and ids[0] == logged_ids[-1] and ids[0] in turn_ends:
+        ids = ids[1:]
+    return [*logged_ids, *ids]
+
+
+def text_after_reply(
+    renderer: Renderer,
+    logged: Sequence[Message],
+    new: Sequence[Message],
+    manner: Manner = PLAIN,
+    *,
+    before: Manner = PLAIN,
+    goes_on: bool = False,
+) -> str | None:
+    """What the template writes after the last logged reply when ``new`` follows it; None when that cannot be told, or
+    when it would write something else in front of it than it did."""
+    if not logged or logged[-1]["role"] != "assistant":
+        return None
+    sentinel = new_sentinel()
+    marked, behind = renderer.dialect.ending(logged[-1], sentinel)
+    messages = [*logged[:-1], marked, *new]
+    text = text_to_reply(renderer, messages, manner, goes_on)
+    head, _, tail = text.partition(sentinel)
+    if text.count(sentinel) != 1 or not tail.startswith(behind):
+        return None
+    if manner != before and not text_to_reply(renderer, messages, before, goes_on).startswith(head + sentinel):
+        return None
+    return tail.removeprefix(behind)
+
+
+def text_to_reply(renderer: Renderer, messages: Sequence[Message], manner: Manner, goes_on: bool) -> str:
+    """The text in front of what a model is to write next."""
+    if not goes_on:
+        return renderer.render(messages, generation_prompt=True, manner=manner)
+    sentinel = new_sentinel()
+    text = renderer.render(
+        [*messages[:-1], {**messages[-1], "content": sentinel}], generation_prompt=False, manner=manner
+    )
+    if text.count(sentinel) != 1:
+        raise CannotGoOn
+    return text.partition(sentinel)[0] + str(messages[-1]["content"])
+
+
+def new_sentinel() -> str:
+    """A text that no message can hold."""
+    return f"sentinel{secrets.token_hex(16)}"

@@ -1,0 +1,95 @@
+"""Whether a chat template keeps its word: is the timeline that a turn leaves the beginning of the next turn's prompt?
+
+Measured on made-up conversations, once, after the tokenizer is loaded. Where it is not, a stateless chat finds no more
+of its history in the cache than up to where the template changed its mind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import msgspec
+
+from server.chat.stateful import full_ids
+from server.chat.tokens import TemplateRefused, Tokens
+from server.log.session_log import common_prefix
+from server.log.timeline import Message
+
+SYSTEM = "Answer in a few words."
+TURNS = (
+    ("How far is the moon?", "About 384,000 km."),
+    ("And the sun?", "About 150 million km."),
+    ("Which one is larger?", "The sun is."),
+)
+OPENING = "<think>"
+REASONING = "\nThe user wants a short answer.\n</think>\n\n"
+SHOWN = 8  # tokens from where two timelines part
+
+
+class Divergence(msgspec.Struct, frozen=True):
+    """Where a prompt first leaves the timeline before it. ``at``: "system", when that is in front of the first user's
+    words, else "turn N" for the prompt of that turn. From there on, ``expected`` is the timeline's text and ``got`` the
+    prompt's.
+    """
+
+    at: str
+    got: str
+    expected: str
+
+
+class Stability(msgspec.Struct, frozen=True):
+    """``prefix_stable`` is None without a template, or with one that takes none of the conversations."""
+
+    prefix_stable: bool | None = None
+    diverges: Divergence | None = None
+
+
+UNMEASURED = Stability()
+
+
+def stability(tokens: Tokens) -> Stability:
+    """What the template of these does with three turns: with and without a system message, with replies that begin
+    with a block of reasoning and ones that do not. Blocking, some ten milliseconds.
+    """
+    if not tokens.has_template:
+        return Stability()
+    taken = False
+    for system, reasoning in product((False, True), (False, True)):
+        try:
+            # Models differ in whether their reply starts with a space; templates suit their model.
+            found = divergence(tokens, system, reasoning)
+            if found is not None and divergence(tokens, system, reasoning, lead=" ") is not None:
+                return Stability(False, found)
+        except TemplateRefused:
+            continue
+        taken = True
+    return Stability(True if taken else None)
+
+
+def divergence(tokens: Tokens, system: bool, reasoning: bool, lead: str = "") -> Divergence | None:
+    """The first place where a turn's prompt is not what the turn before left. Raises TemplateRefused."""
+    messages: list[Message] = [{"role": "system", "content": SYSTEM}] if system else []
+    left: list[list[int]] = []  # by the turn before: its prompt, then that with its reply
+    for number, (question, answer) in enumerate(TURNS, 1):
+        messages.append({"role": "user", "content": question})
+        ids = full_ids(tokens, messages)
+        for timeline in left:
+            same = common_prefix(timeline, ids)
+            if same < len(timeline):
+                return parted(tokens, number, same, ids, timeline)
+        text = tokens.render(messages, generation_prompt=True)
+        opened = text.rstrip().endswith(OPENING)
+        if opened and not reasoning:  # nothing that this model says
+            return None
+        reply = answer if not reasoning else f"{'' if opened else OPENING}{REASONING}{answer}"
+        messages.append({"role": "assistant", "content": lead + reply})
+        left = [ids, tokens.encode(text + lead + reply, special=False)]
+    return None
+
+
+def parted(tokens: Tokens, turn: int, same: int, ids: Sequence[int], timeline: Sequence[int]) -> Divergence:
+    """The divergence after ``same`` tokens."""
+    early = len(tokens.decode(ids[:same])) < tokens.decode(ids).find(TURNS[0][0])
+    got, expected = (tokens.decode(part[same : same + SHOWN]) for part in (ids, timeline))
+    return Divergence("system" if early else f"turn {turn}", got, expected)

@@ -1,0 +1,205 @@
+"""The doctor on a model: loaded and measured in an engine of its own, and how its template and tokenizer behave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import msgspec
+import zmq.asyncio
+
+from scheduler.protocol import EngineConfig, Failed, Loading, ModelFacts, Ready, Stats, StepOutputs
+from server.chat.dialect import Dialect
+from server.chat.template import Stability
+from server.cli.doctor.doctor_machine import machine_memory
+from server.cli.doctor.doctor_storage import existing
+from server.cli.doctor.findings import Finding, fault, ok, size, warning
+from server.config.doctor_options import DoctorConfig
+from server.engine.engine_link import ENGINE_COMMAND, EngineLink
+from server.engine.process_tree import last_line, resident
+from server.instance import first_line, load_tokens
+
+LOAD_SECONDS = 1800.0
+STOP_SECONDS = 5.0
+ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
+SIZES = (1_000, 8_000, 32_000)  # tokens of a session
+WHERE = {"device": "on the device", "host": "in host memory", "disk": "on disk"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an engine told of a model: ``seconds`` to load and probe it; then bytes of ``memory`` that its process held
+    and that were ``available`` beside it. Or a ``failure``: why it cannot be served, in one line; ``died``:
+    the engine did not come to say so."""
+
+    seconds: float = 0.0
+    facts: ModelFacts | None = None
+    stats: Stats | None = None
+    memory: int = 0
+    available: int = 0
+    failure: str = ""
+    died: bool = False
+
+
+def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iterator[Finding]:
+    """All about the model; nothing where none is named."""
+    if not config.with_model:
+        return
+    measured = asyncio.run(loaded(config.engine_config(), command))
+    if measured.facts is None:
+        short = "memory may be short: a smaller model, --dtype bfloat16 or less --kv-memory; see its last line"
+        yield fault("model", measured.failure, short if measured.died else "mend what it names: MODEL or a flag")
+        return
+    yield running(config.name, measured, measured.facts)
+    yield memory(measured, measured.facts)
+    yield room(config, measured, measured.facts)
+    yield from words(config)
+
+
+async def loaded(config: EngineConfig, command: Sequence[str]) -> Measured:
+    """Start an engine without a disk tier and remembered verdicts, let it load, and end it."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as said, zmq.asyncio.Context() as context:
+        config = msgspec.structs.replace(config, address=f"ipc://{folder}/engine", kv_folder=None, verdicts=None)
+        link = await EngineLink.start(config, command, context, said.fileno())
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                return await first_words(link, said)
+        except TimeoutError:
+            return Measured(failure=f"it is not loaded after {LOAD_SECONDS / 60:.0f} minutes")
+        finally:
+            if link.alive:
+                await link.stop(0.0, STOP_SECONDS)
+            await link.close()
+
+
+async def first_words(link: EngineLink, said: IO[bytes]) -> Measured:
+    """What the engine tells until its first heartbeat, or why there is none."""
+    began, facts, seconds = time.monotonic(), None, 0.0
+    async with contextlib.aclosing(link.messages()) as messages:
+        async for message in messages:
+            match message:
+                case Loading(stage):
+                    print(f"warmturn: {stage}", file=sys.stderr, flush=True)
+                case Failed(failure):
+                    return Measured(failure=failure)
+                case Ready(found):
+                    facts, seconds = found, time.monotonic() - began
+                case StepOutputs(_, stats) if facts is not None:
+                    return Measured(seconds, facts, stats, resident(link.pid), machine_memory()[1])
+    await link.close()
+    return Measured(failure=f"the engine ended, {link.death()}, its last line: {last_line(said)}", died=True)
+
+
+def running(name: str, measured: Measured, facts: ModelFacts) -> Finding:
+    """How the model is run."""
+    told = f"{name} runs in mode {facts.mode}, {facts.dtype} on {facts.device}; loaded in {measured.seconds:.0f} s"
+    figures = {"mode": facts.mode, "dtype": facts.dtype, "device": facts.device, "seconds": measured.seconds}
+    figures |= {"probe": facts.probe, "layer_kinds": facts.layer_kinds}
+    figures |= {"crossed": facts.crossed, "unproven": facts.unproven}
+    if facts.unproven:
+        advice = "compare a long timeline with another runtime before relying on it"
+        return warning("model", f"{told}; measured on short timelines only: {facts.unproven}", advice, **figures)
+    if facts.mode.startswith("alone"):
+        return warning("model", told, "it runs one session at a time: more at once wait for each other", **figures)
+    return ok("model", told, **figures)
+
+
+def memory(measured: Measured, facts: ModelFacts) -> Finding:
+    """Where the memory goes."""
+    told = f"{facts.parameters / 1e6:,.1f} million parameters in {size(facts.weight_bytes)}, used in {facts.dtype}; "
+    told += f"{facts.kv_bytes_per_token:,} bytes of KV a token, context {facts.max_context:,} tokens"
+    if measured.memory:
+        told += f"; the engine holds {size(measured.memory)} of memory now"
+    grows = facts.pages * facts.page_size * facts.kv_bytes_per_token
+    figures = {"parameters": facts.parameters, "bytes": facts.weight_bytes, "max_context": facts.max_context}
+    figures |= {"kv_bytes_per_token": facts.kv_bytes_per_token, "engine_memory": measured.memory, "kv_memory": grows}
+    if facts.device == "cpu" and 0 < measured.available < grows:
+        return warning(
+            "weights",
+            f"{told}; KV may grow to {size(grows)}, and {size(measured.available)} are available",
+            "give it less with --kv-memory, or the system ends the engine when they are filled",
+            **figures,
+        )
+    return ok("weights", told, **figures)
+
+
+def room(config: DoctorConfig, measured: Measured, facts: ModelFacts) -> Finding:
+    """How many sessions of which length fit into each tier at once."""
+    assert measured.stats is not None
+    table = []
+    for length in [length for length in SIZES if length < facts.max_context] + [facts.max_context]:
+        pages = -(-length // facts.page_size)
+        fit = {"device": facts.pages // pages, "host": measured.stats.pages_host_total // pages}
+        if stored := length * facts.kv_bytes_per_token / (1 if config.kv_at_rest == "exact" else ITEM[facts.dtype]):
+            fit["disk"] = int(disk_budget(config) // stored)
+        table.append((length, fit))
+    told = "; ".join(
+        f"of {length:,} tokens: " + ", ".join(f"{count:,} {WHERE[tier]}" for tier, count in fit.items() if count)
+        for length, fit in table
+    )
+    text, figures = f"sessions that fit at once, {told}", [{"tokens": length, **fit} for length, fit in table]
+    if not table[-1][1]["device"]:
+        return warning(
+            "room", text, "a session of the longest context does not fit: raise --kv-memory", sessions=figures
+        )
+    return ok("room", text, sessions=figures)
+
+
+def disk_budget(config: DoctorConfig) -> int:
+    """Bytes of KV on disk: what is asked for, or the tenth of what is free."""
+    if config.disk_space is not None:
+        return int(config.disk_space)
+    return shutil.disk_usage(existing(config.data_dir)).free // 10
+
+
+def words(config: DoctorConfig) -> Iterator[Finding]:
+    """The tokenizer's template: does it keep prefixes, how are reasoning and calls of tools written."""
+    try:
+        tokens, stable = load_tokens(config)
+    except Exception as error:  # transformers raises what it likes
+        yield fault("words", f"the tokenizer cannot be loaded: {first_line(error)}", "see the model's files")
+        return
+    try:
+        yield template(tokens.has_template, stable)
+        yield tools(tokens.dialect, tokens.has_template)
+    finally:
+        tokens.close()
+
+
+def template(there: bool, found: Stability) -> Finding:
+    """Whether a client that sends its whole history has it found in the cache."""
+    if not there:
+        return warning("template", "there is no chat template", "only /v1/completions works with this model")
+    if found.prefix_stable is None:
+        return warning("template", "it takes none of the conversations that were tried", "try a chat with it")
+    if found.diverges is None:
+        return ok("template", "it keeps prefixes: clients may send their whole history", prefix_stable=True)
+    told = f"it changes what was there before: at {found.diverges.at} {found.diverges.expected!r} becomes "
+    return warning(
+        "template",
+        f"{told}{found.diverges.got!r}",
+        "send only what is new, with a session_id: else that part of a history is computed in every turn",
+        prefix_stable=False,
+    )
+
+
+def tools(dialect: Dialect, there: bool) -> Finding:
+    """How the model writes calls and reasoning."""
+    if dialect.declared is not None:
+        return ok("tools", "calls and reasoning as its response template says")
+    if dialect.native and dialect.form is not None:
+        calls = f"calls of tools begin with {dialect.form.opening!r}"
+    elif dialect.native:
+        calls = "the template takes tools; the form of calls was not found, so replies come as they are"
+    else:
+        calls = "the template knows no tools: they are told in words" if there else "none"
+    thought = dialect.thought
+    reasoning = f"reasoning stands in {thought.opening} {thought.closing}" if thought else "no reasoning is told apart"
+    return ok("tools", f"{calls}; {reasoning}", native=dialect.native)

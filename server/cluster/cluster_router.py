@@ -1,0 +1,31 @@
+"""Ray Serve's router for sessions: the same replica each time, as long as it is there."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+
+from server.http.routing import session_of
+
+
+class SessionRouter(ConsistentHashRouter):
+    """Consistent hashing of ``X-Session-ID``, else of the session that the URL names, else anywhere."""
+
+    def _routing_key(self, pending_request: Any) -> str | None:
+        if pending_request is not None and not pending_request.metadata.session_id:
+            named = named_by(pending_request)
+            if named is not None:
+                return named
+        key: str | None = super()._routing_key(pending_request)
+        return key
+
+
+def named_by(pending_request: Any) -> str | None:
+    """The session in the URL of a request. Its head was pickled by Ray's proxy a moment ago, in this process."""
+    first = pending_request.args[0] if pending_request.args else None
+    if not pending_request.metadata.is_http_request or not isinstance(first, bytes):
+        return None
+    scope = pickle.loads(first).asgi_scope
+    return session_of(scope["path"], scope.get("query_string", b""))

@@ -1,0 +1,400 @@
+"""Every knob once: its name, type, unit, default and sentence.
+
+The command line (``server.config.command_line``), the environment and ``--help`` are made from these fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from scheduler.protocol import EngineConfig
+
+DEMO = "demo"  # the name of the bundled model, on the command line and in requests
+DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
+
+TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+KEY = re.compile(r"[!-+\--~]{1,512}")  # visible ASCII without the comma
+HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\*")
+ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?|\*")
+REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://\S+")  # fsspec chains protocols with ::
+PATH_LIKE = re.compile(r"[./~]")  # how a folder starts that cannot be a hub id
+
+
+class UsageError(Exception):
+    """What was asked for on the command line or in the environment cannot be; one line for the user."""
+
+
+def parse_api_keys(given: object) -> object:
+    """NAME=KEY pairs, from a comma list or a list of them, as {tenant: key}. The message of an error names no key."""
+    if isinstance(given, Mapping):
+        pairs: Iterable[tuple[str, str]] = given.items()
+    else:
+        entries = given.split(",") if isinstance(given, str) else given
+        if not isinstance(entries, list):
+            raise ValueError("expected NAME=KEY")
+        pairs = [entry.partition("=")[::2] for entry in entries]
+    keys: dict[str, str] = {}
+    for name, key in pairs:
+        if not TENANT.fullmatch(name) or not KEY.fullmatch(key):
+            raise ValueError("expected NAME=KEY: NAME of 1-64 letters, digits, . _ -; KEY of visible ASCII, no comma")
+        if name in keys or key in keys.values():
+            raise ValueError(f"the name {name} or its key is given twice")
+        keys[name] = key
+    return keys
+
+
+def parse_hosts(given: object) -> object:
+    """Names of hosts, from a comma list or a list of them, in small letters."""
+    entries = given.split(",") if isinstance(given, str) else given
+    if not isinstance(entries, list) or not all(isinstance(name, str) and HOST.fullmatch(name) for name in entries):
+        raise ValueError("expected the name of a host, without a port")
+    return [name.lower().rstrip(".") for name in entries]
+
+
+def parse_origins(given: object) -> object:
+    """Origins of web pages, from a comma list or a list of them, in small letters, as browsers send them."""
+    entries = given.split(",") if isinstance(given, str) else given
+    if not isinstance(entries, list) or not all(isinstance(name, str) and ORIGIN.fullmatch(name) for name in entries):
+        raise ValueError("expected an origin, as https://app.example or http://localhost:3000, without a path; or *")
+    return [name.lower() for name in entries]
+
+
+def default_data_dir() -> Path:
+    """Where people's programs keep data: $XDG_DATA_HOME/warmturn, else ~/.local/share/warmturn."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "warmturn"
+
+
+Count = Annotated[int, Field(ge=1)]
+Memory = Annotated[ByteSize, Field(ge=0)]
+Hosts = Annotated[list[str], NoDecode, BeforeValidator(parse_hosts)]
+Origins = Annotated[list[str], NoDecode, BeforeValidator(parse_origins)]
+ApiKeys = Annotated[dict[str, str], NoDecode, BeforeValidator(parse_api_keys)]
+
+
+class ServeConfig(BaseSettings):
+    """`warmturn serve`. A value comes from its flag, else from the environment, else it is the default."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="WARMTURN_", frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=()
+    )
+
+    model: str = Field(
+        default=DEMO,
+        min_length=1,
+        description="hub id or folder of a causal model; demo: the bundled one",
+        json_schema_extra={"metavar": "MODEL", "positional": True},
+    )
+    host: str = Field(
+        default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0: all IPv4 interfaces"
+    )
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port; 0: any free one")
+    api_key: ApiKeys = Field(
+        default={},
+        description="a tenant's name and its bearer key, repeatable (environment: a comma list); "
+        "without any key everyone who reaches the port is served",
+        json_schema_extra={"metavar": "NAME=KEY", "default": "none"},
+    )
+    data_dir: Path = Field(
+        default_factory=default_data_dir,
+        description="folder of the session log and of KV on disk, for one server at a time",
+        json_schema_extra={"metavar": "DIR", "default": "$XDG_DATA_HOME/warmturn or ~/.local/share/warmturn"},
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="where the model runs; auto: cuda if there"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="type of the weights and the KV cache; auto: as the model was saved"
+    )
+    served_model_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="model name in the API",
+        json_schema_extra={"metavar": "NAME", "default": "the hub id or the folder's name"},
+    )
+    max_context: Count | None = Field(
+        default=None,
+        description="longest session, in tokens",
+        json_schema_extra={"metavar": "TOKENS", "default": "what the model allows"},
+    )
+    kv_memory: Memory | None = Field(
+        default=None,
+        description="KV cache on the device (with tensor parallel on each), in bytes: 512M, 4G, 4GiB",
+        json_schema_extra={"metavar": "BYTES", "default": "measured from what is free"},
+    )
+    host_memory: Memory | None = Field(
+        default=None,
+        description="KV cache in host memory for sessions pushed off the device, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "0 on CPU, a quarter of the memory with CUDA"},
+    )
+    tensor_parallel: Count = Field(
+        default=1,
+        description="processes among which the model is divided, a GPU for each with CUDA",
+        json_schema_extra={"metavar": "RANKS"},
+    )
+    max_running: Count = Field(
+        default=256, description="turns in the batch at once", json_schema_extra={"metavar": "TURNS"}
+    )
+    max_step_tokens: Count | None = Field(
+        default=None,
+        description="tokens of one model step over all turns",
+        json_schema_extra={"metavar": "TOKENS", "default": "512 on CPU, 2048 with CUDA"},
+    )
+    max_queued: Count = Field(
+        default=1024,
+        description="turns that may wait; more are answered with 429",
+        json_schema_extra={"metavar": "TURNS"},
+    )
+
+    durability: Literal["process", "power"] = Field(
+        default="process",
+        description="what an answered turn outlives: the death of the server, or that of the machine too "
+        "(every commit waits for the disk)",
+    )
+    database: str | None = Field(
+        default=None,
+        min_length=1,
+        repr=False,  # it may hold a password
+        description="the session log in a database: postgresql://user@host/name, which several servers may share; "
+        "a password is safer in the environment",
+        json_schema_extra={"metavar": "URL", "default": "SQLite in the data dir"},
+    )
+    client_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="how long a client may take to send a request (longer if it is large) or leave an answer unread",
+        json_schema_extra={"metavar": "SECONDS", "default": "30"},
+    )
+    allowed_host: Hosts = Field(
+        default=[],
+        description="a name under which the server is reached, repeatable (environment: a comma list), needed where "
+        "there is no key; addresses and localhost always are allowed, * allows every name",
+        json_schema_extra={"metavar": "NAME", "default": "none"},
+    )
+    allow_origin: Origins = Field(
+        default=[],
+        description="the origin of web pages whose scripts may call the API (CORS), repeatable (environment: a comma "
+        "list); * allows every page, which without keys is everybody whose browser reaches the port",
+        json_schema_extra={"metavar": "ORIGIN", "default": "none"},
+    )
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        default="refuse",
+        description="what becomes of fields of requests that this server does not know: the request is refused with "
+        "their name, or they are left out and named in the receipt",
+    )
+    response_template: Path | None = Field(
+        default=None,
+        description="what tells reasoning, content and calls of replies apart: a response template of transformers, "
+        "as JSON",
+        json_schema_extra={"metavar": "FILE", "default": "the tokenizer's, else measured"},
+    )
+    generation_config: str = Field(
+        default="model",
+        min_length=1,
+        description="what holds where a request does not say how to sample and which texts end a reply; model: its own "
+        "generation config; openai: OpenAI's defaults; or a generation config as JSON",
+        json_schema_extra={"metavar": "model|openai|FILE"},
+    )
+    drain_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="how long running turns may go on after SIGTERM, and then, up to 30 s, KV be written to disk",
+        json_schema_extra={"metavar": "SECONDS", "default": "30"},
+    )
+    disk_space: Memory | None = Field(
+        default=None,
+        description="KV cache on disk, in the data dir, in bytes; 0: none",
+        json_schema_extra={"metavar": "BYTES", "default": "a tenth of what is free"},
+    )
+    disk_floor: Memory | None = Field(
+        default=None,
+        description="what KV leaves free on that disk, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "a twentieth of the disk, at most 5 GiB"},
+    )
+    remote: str | None = Field(
+        default=None,
+        repr=False,  # so may this
+        description="KV cache below the disk, as an fsspec URL: s3://bucket/folder, gs://..., file:///shared/folder",
+        json_schema_extra={"metavar": "URL", "default": "none"},
+    )
+    remote_space: Memory | None = Field(
+        default=None,
+        description="size of the remote KV cache, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "no limit"},
+    )
+    kv_at_rest: Literal["exact", "int8", "fp8"] = Field(
+        default="exact",
+        description="how KV is written to disk: as it is, or rounded to a half or less of its size",
+    )
+    tenant_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="part of every KV tier that one tenant may hold when others need the room",
+        json_schema_extra={"metavar": "FRACTION", "default": "1"},
+    )
+    max_capsule: Annotated[ByteSize, Field(ge=1)] = Field(
+        default=ByteSize(4 * 2**30),
+        description="largest session file that may be imported, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "4GiB"},
+    )
+
+    log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="what is logged, on standard error: lines for a person at a terminal, or one JSON object a line, "
+        "also for every request",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="the least that is logged; debug: with text, too, a line for every request"
+    )
+    metrics_compat: Literal["none", "vllm"] = Field(
+        default="none", description="names under which /metrics shows its figures once more, for dashboards and routers"
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _model_folder_exists(cls, model: str) -> str:
+        folder = Path(model).expanduser()
+        if model != DEMO and folder.exists():
+            return str(folder.resolve())  # the engine runs elsewhere
+        if PATH_LIKE.match(model):
+            raise ValueError("there is no such file" if folder.suffix == ".gguf" else "there is no such folder")
+        return model
+
+    @field_validator("response_template")
+    @classmethod
+    def _response_template_is_json(cls, path: Path | None) -> Path | None:
+        try:
+            if path is not None:
+                json.loads(path.expanduser().read_text())
+        except (OSError, ValueError, RecursionError):
+            raise ValueError("a file of JSON is needed") from None
+        return path
+
+    @field_validator("generation_config")
+    @classmethod
+    def _generation_config_is_there(cls, chosen: str) -> str:
+        if chosen in ("model", "openai"):
+            return chosen
+        path = Path(chosen).expanduser()
+        if not path.exists():
+            raise ValueError("model, openai or a file of JSON is needed")
+        return str(path.resolve())  # the engine runs elsewhere
+
+    @field_validator("remote")
+    @classmethod
+    def _remote_is_a_url(cls, remote: str | None) -> str | None:
+        if remote is not None and not REMOTE.fullmatch(remote):
+            raise ValueError("an fsspec URL is needed: PROTOCOL://...")
+        return remote
+
+    @property
+    def source(self) -> str:
+        """What the model and its tokenizer are loaded from: a hub id or an absolute folder."""
+        return str(DEMO_FOLDER) if self.model == DEMO else self.model
+
+    @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        return Path(self.model).name if os.path.isabs(self.model) else self.model
+
+    def engine_config(self) -> EngineConfig:
+        """What the engine process is started with; its address is filled in at every start."""
+        return EngineConfig(
+            address="",
+            model=self.source,
+            generation_config=self.generation_config,
+            device=self.device,
+            dtype=self.dtype,
+            max_context=self.max_context,
+            kv_memory=None if self.kv_memory is None else int(self.kv_memory),
+            host_memory=None if self.host_memory is None else int(self.host_memory),
+            max_running=self.max_running,
+            max_step_tokens=self.max_step_tokens,
+            max_queued=self.max_queued,
+            verdicts=str(self.data_dir / "verdicts"),
+            kv_folder=str(self.data_dir / "kv"),
+            disk_space=None if self.disk_space is None else int(self.disk_space),
+            disk_floor=None if self.disk_floor is None else int(self.disk_floor),
+            remote=self.remote,
+            remote_space=None if self.remote_space is None else int(self.remote_space),
+            kv_at_rest=self.kv_at_rest,
+            tenant_share=self.tenant_share,
+            tensor_parallel=self.tensor_parallel,
+            log_format=self.log_format,
+            log_level=self.log_level,
+        )
+
+
+# What a value must look like, for whoever gave another one.
+ADDRESS = "expected an address, as http://127.0.0.1:8000"
+VISIBLE = "expected ASCII characters that are no spaces"
+
+
+class ClientConfig(BaseSettings):
+    """Where the commands that talk to a server find it. Their environment variables start with WARMTURN_CHAT_."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="WARMTURN_CHAT_", frozen=True, extra="forbid", hide_input_in_errors=True, protected_namespaces=()
+    )
+
+    url: str = Field(
+        default="http://127.0.0.1:8000",
+        pattern=r"^https?://[^/\s]",
+        description="where the server listens",
+        json_schema_extra={"form": ADDRESS},
+    )
+    api_key: str | None = Field(
+        default=None,
+        pattern=r"^[!-~]+$",
+        description="bearer key, if the server wants one",
+        json_schema_extra={"metavar": "KEY", "default": "none", "form": VISIBLE},
+    )
+
+
+class ChatConfig(ClientConfig):
+    """`warmturn chat`."""
+
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="model name in the API",
+        json_schema_extra={"metavar": "NAME", "default": "the server's first"},
+    )
+    session: str = Field(
+        default_factory=lambda: f"chat-{uuid.uuid4().hex[:12]}",
+        pattern=r"^[A-Za-z0-9._:@-]{1,128}$",
+        description="session to begin or to go on with",
+        json_schema_extra={
+            "metavar": "NAME",
+            "default": "a new one",
+            "form": "expected 1 to 128 letters, digits and . _ : @ -",
+        },
+    )
+    system: str | None = Field(
+        default=None,
+        min_length=1,
+        description="system message, sent before the first message",
+        json_schema_extra={"metavar": "TEXT", "default": "none"},
+    )
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        le=2,
+        allow_inf_nan=False,
+        description="0: always the likeliest token",
+        json_schema_extra={"metavar": "NUMBER", "default": "the server's"},
+    )

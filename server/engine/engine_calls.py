@@ -1,0 +1,56 @@
+"""Questions to the engine that somebody waits for: where the KV of a session lies, its export, its import."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from scheduler.protocol import Answer, Export, Exported, Import, Imported, Inspect, Inspected
+from server.engine.engine import EngineDied, EngineUnavailable
+
+A = TypeVar("A", Inspected, Exported, Imported)
+
+Question = Inspect | Export | Import
+
+PATIENCE = 120.0  # seconds without a sign of progress; a disk that syncs gigabytes gives none for long
+RETRY = 5  # seconds, told to a client whose question was
+
+
+class Calls:
+    """The open questions. Each ends exactly once: with its answer, with the engine, or when nothing gets on."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, asyncio.Future[Answer]] = {}
+
+    async def ask(
+        self, question: Question, kind: type[A], send: Callable[[Question], None], progress: Callable[[], object]
+    ) -> A:
+        """The answer to ``question``, sent with ``send``. It is given up when ``progress`` returns the same (not None)
+        for ``PATIENCE``, at the latest after twice that. Raises EngineDied and EngineUnavailable, and what ``send``
+        raises."""
+        future = self._open[question.request] = asyncio.get_running_loop().create_future()
+        try:
+            send(question)
+            seen: object = None
+            while not (await asyncio.wait((future,), timeout=PATIENCE))[0]:
+                before, seen = seen, progress()
+                if seen == before:
+                    raise EngineUnavailable("The engine did not answer in time.", RETRY)
+            answer = future.result()
+        finally:
+            del self._open[question.request]
+        assert isinstance(answer, kind), f"a {type(question).__name__} was answered by a {type(answer).__name__}"
+        return answer
+
+    def answered(self, answer: Answer) -> None:
+        """Give an answer to whoever waits for it; after a timeout nobody does."""
+        future = self._open.get(answer.request)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def fail(self, message: str) -> None:
+        """The engine is gone: no open question will be answered."""
+        for future in self._open.values():
+            if not future.done():
+                future.set_exception(EngineDied(message))

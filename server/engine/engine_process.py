@@ -1,0 +1,397 @@
+"""The engine kept alive: one engine process at a time, a fresh one when it dies unasked, and what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+import shutil
+import tempfile
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq.asyncio
+
+from scheduler.protocol import (
+    QUEUE_FULL,
+    Cancel,
+    EngineConfig,
+    Export,
+    Exported,
+    Failed,
+    FinishReason,
+    Forget,
+    Forgotten,
+    FromEngine,
+    Import,
+    Imported,
+    Inspect,
+    Inspected,
+    Loading,
+    ModelFacts,
+    Pin,
+    Ready,
+    Refused,
+    Stats,
+    StepOutputs,
+    Submit,
+)
+from server.engine.engine import EngineDied, EngineFailed, EngineUnavailable, State, TurnRefused
+from server.engine.engine_calls import A, Calls, Question
+from server.engine.engine_link import ENGINE_COMMAND, EngineLink, LinkFull
+from server.engine.mailbox import Turn
+from server.engine.waiting import REQUEST, Reading, Waiting
+
+SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hung
+STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
+LONGEST_BACKOFF = 30.0
+LAST_NEWS = 1.0  # seconds for an engine that was told to end to say what has become of its turns
+SHUTTING_DOWN = "The server is shutting down."
+
+logger = logging.getLogger("warmturn.engine")
+
+
+class EngineProcess:
+    """Implements ``Engine`` over an engine process.
+
+    Invariants: at most one process lives; ``facts`` is set exactly while the state is "ready" (or "stopping" after
+    it); every turn in ``_turns`` was sent to the living process and has not ended. All methods belong to the
+    event loop that called ``start``.
+    """
+
+    facts: ModelFacts | None
+    stats: Stats
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        on_loading: Callable[[str], None] | None = None,
+        on_ready: Callable[[ModelFacts], None] | None = None,
+        on_forgotten: Callable[[str, str, int], None] | None = None,
+    ) -> None:
+        """``config.address`` is filled in anew for every process.
+
+        ``on_loading`` hears the stages of every load; ``on_ready`` every engine that is ready, the first and those
+        after it, once turns may be submitted; ``on_forgotten`` tenant, session and life of what is forgotten.
+        They are called on the event loop and must not raise.
+        """
+        self.facts = None
+        self.stats = Stats()
+        self._config = config
+        self._command = tuple(command)
+        self._on_loading = on_loading or (lambda stage: logger.info("engine: %s", stage))
+        self._on_ready = on_ready or (lambda facts: None)
+        self._on_forgotten = on_forgotten or (lambda tenant, session, life: None)
+        self._state: State = "loading"
+        self._ending = False  # the process was told to end, or will not come any more
+        self._turns: dict[str, Turn] = {}
+        self._all_told = asyncio.Event()  # an engine that was told to end has spoken of all of them
+        self._waiting = Waiting(config.max_queued)
+        self._requests = itertools.count()
+        self._in_hand: weakref.WeakSet[Turn] = weakref.WeakSet()
+        self._calls = Calls()
+        self._link: EngineLink | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._first_facts: asyncio.Future[ModelFacts] | None = None
+        self._load_started = self._last_message = time.monotonic()
+        self._load_seconds = 1.0
+        self._folder: Path | None = None  # of the socket, until the engine is connected
+        self._failure: str | None = None  # why the engine of this generation could not serve, in its own words
+
+    # --- Engine -------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """Ready, and a message came within the last ``SILENCE_LIMIT`` seconds."""
+        return self.state() == "ready" and time.monotonic() - self._last_message < SILENCE_LIMIT
+
+    def state(self) -> State:
+        """See ``State``. A process that is gone is not "ready", also while its last words are still being read."""
+        gone = self._link is None or not self._link.alive
+        return "restarting" if self._state == "ready" and gone else self._state
+
+    def submit(self, request: Submit) -> Turn:
+        """See ``Engine``."""
+        if self._link is None or self.state() != "ready":
+            raise EngineUnavailable(_WHY_NOT[self.state()], self._retry_after())
+        assert request.turn not in self._turns, f"turn {request.turn} is running already"
+        try:
+            self._link.send(request)
+        except LinkFull:
+            raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
+        turn = self._turns[request.turn] = Turn(request.turn, self._cancel, (request.tenant, request.session))
+        self._waiting.remove(REQUEST.get())
+        self._waiting.add(request.turn, request.tenant)
+        self._in_hand.add(turn)
+        return turn
+
+    def turns_away(self, tenant: str) -> TurnRefused | None:
+        """See ``Engine``. The engine said so after its last step, and the server's own count does still. Who is read
+        meanwhile comes on top; else whenever one place is free all that arrive would be read for it."""
+        waiting = self.stats.waiting and self.stats.waiting + self._waiting.reading
+        if waiting < self._config.max_queued or not self._waiting.full(tenant):
+            return None
+        return TurnRefused("queue_full", QUEUE_FULL, self._waiting.retry_after())
+
+    def reading(self, tenant: str) -> Reading:
+        """See ``Engine``."""
+        return Reading(self._waiting, f"request {next(self._requests)}", tenant)
+
+    def forget(self, tenant: str, session: str, life: int | None = None) -> None:
+        """See ``Engine``."""
+        if self._link is not None and self.facts is not None:
+            self._link.send_later(Forget(tenant, session, life))
+
+    def cancel(self, tenant: str, session: str) -> bool:
+        """See ``Engine``."""
+        return any(turn.stop() for turn in self._turns.values() if turn.session == (tenant, session))
+
+    def end(self, tenant: str, session: str, failure: Exception) -> None:
+        """See ``Engine``."""
+        for turn in [turn for turn in self._turns.values() if turn.session == (tenant, session)]:
+            self._cancel(turn.name)
+            turn.fail(failure)
+
+    def pin(self, tenant: str, session: str, until: float) -> None:
+        """See ``Engine``."""
+        if self._link is not None and self.facts is not None:
+            self._link.send_later(Pin(tenant, session, until))
+
+    async def inspect(self, tenant: str, session: str) -> Inspected:
+        """See ``Engine``."""
+        return await self._ask(Inspect(uuid.uuid4().hex, tenant, session), Inspected)
+
+    async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
+        """See ``Engine``."""
+        return await self._ask(Export(uuid.uuid4().hex, tenant, session, folder, token_ids), Exported)
+
+    async def import_(self, tenant: str, session: str, folder: str) -> Imported:
+        """See ``Engine``."""
+        return await self._ask(Import(uuid.uuid4().hex, tenant, session, folder), Imported)
+
+    async def _ask(self, question: Question, kind: type[A]) -> A:
+        link = self._link
+        if link is None or self.facts is None or not link.alive or self._ending:
+            raise EngineUnavailable(_WHY_NOT[self.state()], self._retry_after())
+        try:
+            return await self._calls.ask(question, kind, link.send, self._progress)
+        except LinkFull:
+            raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
+
+    def _progress(self) -> object:
+        """Another value while the engine reads or writes KV, also in the middle of a large file."""
+        folder = self._config.kv_folder
+        free = None
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                free = shutil.disk_usage(folder).free
+        return self.stats.disk_written, self.stats.disk_read, free
+
+    @property
+    def running(self) -> int:
+        """Turns that have not ended."""
+        return len(self._turns)
+
+    @property
+    def in_hand(self) -> int:
+        """Turns that run, or have ended while their answer is still being committed and written."""
+        return sum(not turn.let_go for turn in self._in_hand)
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the first engine process and the task that watches over it."""
+        assert self._supervisor is None, "started twice"
+        self._first_facts = asyncio.get_running_loop().create_future()
+        self._supervisor = asyncio.create_task(self._supervise())
+        self._supervisor.add_done_callback(self._unsupervised)
+
+    async def wait_ready(self) -> ModelFacts:
+        """The facts of the first load. Raises EngineFailed when the model cannot be served."""
+        assert self._first_facts is not None, "not started"
+        return await asyncio.shield(self._first_facts)
+
+    def drain(self) -> None:
+        """Refuse new turns from now on; running ones go on, and what else is asked is answered."""
+        self._state = "stopping"
+
+    async def stop(self, flush: float = 0.0, grace: float = 5.0) -> None:
+        """End every turn now and the process within about ``flush + grace`` seconds; nothing restarts after it.
+
+        ``flush`` seconds are the engine's to write KV to disk; one that still loads is ended at once. A turn that the
+        engine has refused or finished hears that, if the engine says so within ``LAST_NEWS``. Idempotent.
+        """
+        self.drain()
+        self._ending = True
+        if self._link is not None:
+            stopping = asyncio.create_task(self._link.stop(*((flush, grace) if self.facts is not None else (0.0, 0.0))))
+            if self._turns:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._all_told.wait(), LAST_NEWS)
+            self._end_turns(SHUTTING_DOWN)  # their clients need not wait for the disk
+            await stopping
+        elif self._supervisor is not None:
+            self._supervisor.cancel()
+        self._end_turns(SHUTTING_DOWN)
+        if self._supervisor is not None:
+            await asyncio.wait((self._supervisor,))
+
+    def kill(self) -> None:
+        """End the process at once, for a server that leaves without waiting."""
+        self.drain()
+        self._ending = True
+        if self._link is not None:
+            self._link.kill()
+
+    async def _supervise(self) -> None:
+        """One process after the other until told to stop, or until the very first one could not load."""
+        assert self._first_facts is not None
+        context = zmq.asyncio.Context()
+        deaths = 0
+        try:
+            while True:
+                lived = await self._run(context)
+                if self._state == "stopping" or not self._first_facts.done():
+                    return
+                self._state = "restarting"
+                deaths = 0 if lived > STABLE_LIFE else deaths + 1
+                await asyncio.sleep(_backoff(deaths))
+        finally:
+            context.destroy(linger=0)
+
+    def _unsupervised(self, supervisor: asyncio.Task[None]) -> None:
+        """No engine will come any more: whoever waits for one must hear it."""
+        self._ending = True
+        self._end_turns(SHUTTING_DOWN)
+        assert self._first_facts is not None
+        if not self._first_facts.done():
+            self._first_facts.set_exception(EngineFailed(self._failure or "stopped before the model was loaded"))
+            self._first_facts.exception()  # nobody needs to wait for it
+        if not supervisor.cancelled() and (error := supervisor.exception()) is not None:
+            logger.critical("the engine is no longer supervised", exc_info=error)
+
+    async def _run(self, context: zmq.asyncio.Context) -> float:
+        """One process from start to end; the seconds for which it served."""
+        self._failure = None
+        self._load_started = self._last_message = time.monotonic()
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="warmturn-"))  # for this user only
+        config = msgspec.structs.replace(self._config, address=f"ipc://{folder}/engine")
+        try:
+            link = self._link = await EngineLink.start(config, self._command, context)
+        except (OSError, zmq.ZMQError) as error:
+            self._failure = f"the engine process could not be started: {error.strerror}"
+            shutil.rmtree(folder, ignore_errors=True)
+            return 0.0
+        ready_since: float | None = None
+        try:
+            async with contextlib.aclosing(link.messages()) as messages:
+                async for message in messages:
+                    self._last_message = time.monotonic()
+                    if self._folder is not None:  # the engine is connected: even kill -9 leaves nothing behind now
+                        shutil.rmtree(folder, ignore_errors=True)
+                        self._folder = None
+                    self._handle(message)
+                    if isinstance(message, Failed):
+                        break
+                    if isinstance(message, Ready):
+                        ready_since = self._last_message
+        except msgspec.DecodeError:
+            logger.exception("the engine sent a message that cannot be read")
+        finally:
+            self._link = self.facts = self._folder = None
+            self.stats = Stats()
+            shutil.rmtree(folder, ignore_errors=True)
+            await link.close()
+        self._bury(link.death(), loading=ready_since is None)
+        return time.monotonic() - ready_since if ready_since is not None else 0.0
+
+    def _bury(self, death: str, *, loading: bool) -> None:
+        """Say how the process ended, and end its turns."""
+        if self._state == "stopping":
+            return self._end_turns(SHUTTING_DOWN)
+        if loading:
+            self._failure = self._failure or f"the engine process ended while loading the model ({death})"
+        assert self._first_facts is not None
+        if self._first_facts.done():  # else whoever waits for it says so
+            logger.error("%s; starting a fresh one", self._failure or f"the engine process ended ({death})")
+        return self._end_turns("The engine stopped while it ran this request; it is being restarted.")
+
+    # --- messages -----------------------------------------------------------------------------------------
+
+    def _handle(self, message: FromEngine) -> None:
+        match message:
+            case StepOutputs(deltas, stats):
+                self.stats = stats
+                for delta in deltas:
+                    if (turn := self._turns.get(delta.turn)) is not None:
+                        if self._ending and delta.finish_reason is FinishReason.CANCELLED:
+                            turn.fail(EngineDied(SHUTTING_DOWN))
+                        turn.push(delta)
+                        self._waiting.leave(delta.turn)
+                        if delta.finish_reason is not None:
+                            del self._turns[delta.turn]
+            case Refused(name, code, text):
+                self._waiting.remove(name)
+                if (turn := self._turns.pop(name, None)) is not None:
+                    full = code == "queue_full"
+                    turn.fail(TurnRefused(code, text, self._waiting.retry_after() if full else None))
+            case Loading(stage):
+                self._on_loading(stage)
+            case Ready(facts):
+                self._ready(facts)
+            case Failed(text):
+                self._failure = text
+            case Forgotten(tenant, session, life):
+                if life is not None:
+                    self._on_forgotten(tenant, session, life)
+            case Inspected() | Exported() | Imported():
+                self._calls.answered(message)
+        if self._ending and not self._turns:
+            self._all_told.set()
+
+    def _ready(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self._load_seconds = time.monotonic() - self._load_started
+        if self._state != "stopping":
+            self._state = "ready"
+        assert self._first_facts is not None
+        if not self._first_facts.done():
+            self._first_facts.set_result(facts)
+        else:
+            logger.warning("a fresh engine is ready after %.1f s", self._load_seconds)
+        self._on_ready(facts)
+
+    def _cancel(self, name: str) -> None:
+        if self._link is not None and name in self._turns:
+            self._link.send_later(Cancel(name))
+
+    def _end_turns(self, message: str) -> None:
+        turns, self._turns = self._turns, {}
+        self._waiting.clear()
+        for turn in turns.values():
+            turn.fail(EngineDied(message))
+        self._calls.fail(message)
+
+    def _retry_after(self) -> int:
+        return max(1, math.ceil(self._load_seconds))
+
+
+_WHY_NOT: dict[State, str] = {
+    "loading": "The model is still loading.",
+    "ready": "The engine is not taking requests right now.",
+    "restarting": "The engine is restarting.",
+    "stopping": SHUTTING_DOWN,
+}
+
+
+def _backoff(deaths: int) -> float:
+    """Seconds to wait before the next process: none after an accident, then 1, 2, 4... while they keep dying young."""
+    return 0.0 if deaths <= 1 else min(LONGEST_BACKOFF, 2.0 ** min(deaths - 2, 5))

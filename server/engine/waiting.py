@@ -1,0 +1,97 @@
+"""The turns that wait in the engine, as the server counts them: who would find the queue full need not be read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from contextvars import ContextVar, Token
+
+RECENT = 32  # departures whose times tell how fast the queue moves
+REQUEST: ContextVar[str] = ContextVar("request", default="")  # that is being read in this context
+LONGEST = 60  # seconds, the most that a client is told to wait
+
+
+class Waiting:
+    """Turns that were sent to the engine and have not been admitted, by tenant, and requests that are being read for
+    one: they have taken their places. ``capacity`` is that of the engine's queue."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._tenants: dict[str, str] = {}  # turn -> tenant
+        self._lines: Counter[str] = Counter()  # tenant -> how many
+        self._read: set[str] = set()
+        self._left: deque[float] = deque(maxlen=RECENT)  # when turns left the queue, by time.monotonic
+
+    @property
+    def reading(self) -> int:
+        """How many requests are being read."""
+        return len(self._read)
+
+    def read(self, name: str, tenant: str) -> None:
+        """A request begins to be read; it is removed when its turn is added, or when it comes to none."""
+        self._read.add(name)
+        self.add(name, tenant)
+
+    def add(self, turn: str, tenant: str) -> None:
+        """A turn was sent."""
+        self._tenants[turn] = tenant
+        self._lines[tenant] += 1
+
+    def leave(self, turn: str) -> None:
+        """A turn was admitted, or has ended in the queue: its place is free. Idempotent."""
+        if turn in self._tenants:
+            self._left.append(time.monotonic())
+            self.remove(turn)
+
+    def retry_after(self) -> int:
+        """Whole seconds, 1 to ``LONGEST``, in which as many turns leave the queue as wait in it now, if they go on as
+        the last ones did; 1 while that is not known."""
+        if len(self._left) < 2:
+            return 1
+        each = (time.monotonic() - self._left[0]) / len(self._left)  # a queue that has come to a halt counts too
+        return min(LONGEST, max(1, math.ceil(len(self._tenants) * each)))
+
+    def remove(self, turn: str) -> None:
+        """A turn is not there: it was refused. Or a request comes to none. Idempotent."""
+        self._read.discard(turn)
+        tenant = self._tenants.pop(turn, None)
+        if tenant is not None:
+            self._lines[tenant] -= 1
+            if not self._lines[tenant]:
+                del self._lines[tenant]
+
+    def clear(self) -> None:
+        """The engine is gone."""
+        self._tenants.clear()
+        self._lines.clear()
+        self._read.clear()
+        self._left.clear()
+
+    def full(self, tenant: str) -> bool:
+        """Whether one more turn of this tenant would be refused, as ``scheduler.core.queue`` decides it: also in a full
+        queue it takes the place of another one's, where that one's line is longer than its own would be."""
+        if len(self._tenants) < self._capacity:
+            return False
+        return max(self._lines.values()) <= self._lines[tenant] + 1
+
+
+class Reading:
+    """A context manager: within it a request is read for a turn of ``tenant``, under a ``name`` of its own."""
+
+    __slots__ = ("_before", "_name", "_tenant", "_waiting")
+
+    def __init__(self, waiting: Waiting, name: str, tenant: str) -> None:
+        self._waiting = waiting
+        self._name = name
+        self._tenant = tenant
+        self._before: Token[str] | None = None
+
+    def __enter__(self) -> None:
+        self._waiting.read(self._name, self._tenant)
+        self._before = REQUEST.set(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._before is not None
+        REQUEST.reset(self._before)
+        self._waiting.remove(self._name)

@@ -1,0 +1,110 @@
+"""Reading a request's body: everything that can be wrong with bytes before they are a request; and its URL."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import ApiError, ClientLeft
+from server.schemas import strict
+from server.schemas.json_body import parse
+
+logger = logging.getLogger("warmturn.http")
+MAX_BYTES = 8 * 1024 * 1024
+INLINE_BYTES = 32 * 1024  # larger bodies are parsed on a thread
+
+
+class ParsedRequest(Request):
+    """A request whose body has been read and parsed; the framework asks it for both."""
+
+    def __init__(self, request: Request, value: object) -> None:
+        super().__init__(request.scope, request.receive)
+        self._value = value
+
+    async def body(self) -> bytes:
+        return b"{}"  # there is one
+
+    async def json(self) -> Any:
+        return self._value
+
+
+class JsonRoute(APIRoute):
+    """A route that takes a JSON object and looks at it here, before the framework does."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            if request.method in ("GET", "HEAD", "DELETE"):  # their bodies are not read
+                strict.ignore_unknown(False)
+                return await handler(request)
+            response = await handler(ParsedRequest(request, await body_of(request)))
+            tell_ignored()
+            return response
+
+        return checked
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """The JSON object that a request carries; what is read of it next leaves unknown fields out, where that is told."""
+    check_headers(request)
+    data = await read(request)
+    value = parse(data) if len(data) <= INLINE_BYTES else await run_in_threadpool(parse, data)
+    strict.ignore_unknown(request.app.state.ignore_unknown)
+    return value
+
+
+def tell_ignored() -> None:
+    """A line for who debugs about the fields that were left out."""
+    if names := strict.ignored():
+        logger.debug("unknown fields were left out: %s", ", ".join(names))
+
+
+async def only_known_parameters(request: Request) -> None:
+    """A dependency of every route that serves: what is in the URL behind the question mark is known, or refused
+    by its name. Routes that have such parameters declare them as one strict model."""
+    route = request.scope["route"]
+    if isinstance(route, APIRoute) and not route.dependant.query_params and request.query_params:
+        name = next(iter(request.query_params))
+        raise RequestValidationError([{"type": "unknown", "loc": ("query",), "msg": "", "ctx": {"field": name}}])
+
+
+def check_headers(request: Request) -> None:
+    """Only plain JSON: a form or text body could come from any web page without its reader's consent."""
+    media_type, _, parameters = request.headers.get("content-type", "").partition(";")
+    if media_type.strip().lower() != "application/json":
+        raise ApiError(415, "The body must be JSON: Content-Type: application/json.")
+    charset = parameters.strip().lower()
+    if charset.startswith("charset=") and charset.removeprefix("charset=").strip('"') not in ("utf-8", "utf8"):
+        raise ApiError(415, "The body must be UTF-8.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "Compressed bodies are not taken.")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > MAX_BYTES:
+        raise too_large()
+
+
+async def read(request: Request) -> bytes:
+    """The whole body, counted while it comes, as a chunked one has no length."""
+    data = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        data += message.get("body", b"")
+        if len(data) > MAX_BYTES:
+            raise too_large()
+        if not message.get("more_body", False):
+            return bytes(data)
+
+
+def too_large() -> ApiError:
+    """413."""
+    return ApiError(413, f"The body is larger than {MAX_BYTES} bytes.", code="request_too_large")

@@ -1,0 +1,208 @@
+"""Every exception's way into an error body.
+
+Whatever is raised by the framework, the engine or the log becomes an ApiError here, in one place, and leaves in
+OpenAI's shape, or where Anthropic's API is in Anthropic's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from server.chat.tokens import TemplateRefused
+from server.engine.engine import EngineDied, EngineUnavailable, TurnRefused
+from server.errors import NAME, ApiError, ClientLeft, bad_request, unavailable
+from server.http.anthropic_errors import error_body, speaks_anthropic
+from server.log.session_log import (
+    LogFull,
+    LogUnavailable,
+    SessionBusy,
+    SessionDamaged,
+    SessionExists,
+    SessionMoved,
+    UnknownSession,
+)
+from server.workers import Crowded, Hung
+
+REFUSALS = {"queue_full": 429, "session_busy": 409, "context_length_exceeded": 400, "invalid_prompt": 400}
+STORAGE_RETRY = 10  # seconds, told to a client whose turn or change could not be stored
+SENTENCES = {
+    404: "There is nothing at this URL.",
+    405: "This URL does not take this method.",
+}
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """Any exception as what the client is told about it; strangers become a bare 500."""
+    match error:
+        case ApiError():
+            return error
+        case RequestValidationError():
+            return invalid(error)
+        case TurnRefused():
+            return refused(error)
+        case EngineUnavailable():
+            return unavailable(error.message, error.retry_after)
+        case EngineDied():
+            return unavailable(error.message, 1, "engine_died")
+        case SessionBusy():
+            return refused(TurnRefused("session_busy", "Another turn of this session is running."))
+        case SessionMoved():
+            message = "Another server has changed or taken over this session meanwhile; nothing of this was kept."
+            return refused(TurnRefused("session_busy", message))
+        case SessionExists():
+            return ApiError(409, "There is a session with this id already.", param="id", code="session_exists")
+        case UnknownSession():
+            return ApiError(404, "There is no session with this id.", code="session_not_found")
+        case LogFull():
+            message = "The server's storage takes nothing more now, so this could not be kept."
+            return ApiError(507, message, code="insufficient_storage", headers={"retry-after": str(STORAGE_RETRY)})
+        case SessionDamaged():
+            message = "Parts of this session's log are damaged, so it cannot be read. Delete it to begin it anew."
+            return ApiError(410, message, code="session_damaged")
+        case LogUnavailable():
+            return unavailable("The session log cannot be read or written now.", 5, "log_unavailable")
+        case Hung():
+            return bad_request("This takes the server too long to read.", code="invalid_prompt")
+        case Crowded():
+            return unavailable("The server is busy reading other requests.", 2, "overloaded")
+        case TemplateRefused():
+            return bad_request(error.message, "messages", "invalid_prompt")
+        case HTTPException():
+            message = SENTENCES.get(error.status_code, "The request was not understood.")
+            return ApiError(error.status_code, message, headers=error.headers)
+        case UnicodeEncodeError(reason="surrogates not allowed"):  # in a text that was read twice
+            return bad_request("The request holds half of a surrogate pair, which no text can.", code="invalid_value")
+        case _:
+            return ApiError(500, "The server failed on this request.")
+
+
+def refused(error: TurnRefused) -> ApiError:
+    """What the engine says when it does not admit a turn."""
+    status = REFUSALS.get(error.code, 400)
+    headers = {}
+    if status in (409, 429) or error.retry_after is not None:
+        headers["retry-after"] = str(max(1, error.retry_after or 1))
+    return ApiError(status, error.message, code=error.code, headers=headers)
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """The exception handler of the app."""
+    if isinstance(error, ClientLeft):
+        return Response(status_code=499)  # nobody reads it; the access log and the metrics do
+    return error_response(as_api_error(error), request.scope)
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The answer to a request, in the shape that its path has."""
+    data = error.encoded()
+    if speaks_anthropic(scope["path"]):
+        request_id = scope.get("state", {}).get("request_id")
+        data = msgspec.json.encode(error_body(error.status_code, error.detail, request_id, error.body.error.param))
+    return Response(data, error.status_code, error.headers, "application/json")
+
+
+ANSWERED = (
+    HTTPException,
+    RequestValidationError,
+    TurnRefused,
+    EngineUnavailable,
+    EngineDied,
+    SessionBusy,
+    SessionMoved,
+    SessionExists,
+    UnknownSession,
+    LogUnavailable,
+    Hung,
+    Crowded,
+    TemplateRefused,
+    ClientLeft,
+)
+
+
+def install(app: FastAPI) -> None:
+    """Put every exception that can be answered under ``on_error``; ``server.middleware.access`` catches the rest."""
+    for kind in ANSWERED:
+        app.add_exception_handler(kind, on_error)
+
+
+# --- pydantic's findings ------------------------------------------------------------------------------------
+
+CODES = {
+    "missing": "missing_required_parameter",
+    "unknown": "unknown_parameter",
+    "unsupported": "unsupported_parameter",
+}
+LENGTHS = {
+    "too_short": "must have {min_length} or more entries",
+    "too_long": "can have {max_length} entries or fewer",
+}
+FORMS = {  # patterns, by what they say
+    r"^[a-zA-Z0-9_-]{1,64}$": "must be 1 to 64 letters of a to z and A to Z, digits, underscores and hyphens",
+    r"^[^\s<|\\/>]{1,64}$": "must be 1 to 64 characters, and no space, <, >, |, / or \\",
+    r"^[A-Za-z0-9._:@-]{0,128}$": "can have at most 128 letters of a to z and A to Z, digits and . _ : @ -",
+}
+SHAPES = {  # unions, where pydantic would speak of each branch
+    "prompt": "must be a string, a list of strings, a list of token ids or a list of lists of token ids",
+    "stop": "must be a string or a list of strings",
+}
+
+
+def invalid(error: RequestValidationError) -> ApiError:
+    """The first finding as a 400. Pydantic's own ``input`` and ``ctx`` stay here: they hold what the client sent."""
+    finding = error.errors()[0]
+    kind: str = finding["type"]
+    path: list[str | int] = [*finding["loc"][1:]]  # without "body"
+    field = finding.get("ctx", {}).get("field")  # set by the checks of server.schemas that see a whole object
+    if isinstance(field, str):
+        path.append(field)
+    elif path and path[0] in SHAPES and kind not in ("missing", "value_error"):
+        path = path[:1]
+    param = dotted(path)
+    where = "parameter of the URL" if finding["loc"][0] == "query" else "field of the body"
+    subject = param or (f"A {where}" if path else "The body")  # a name that is not ours is not repeated
+    return bad_request(f"{subject} {sentence(finding, path)}.", param, CODES.get(kind, "invalid_value"))
+
+
+def sentence(finding: Mapping[str, Any], path: list[str | int]) -> str:
+    """What is wrong, as the end of a sentence that starts with the parameter's name."""
+    kind: str = finding["type"]
+    if kind == "missing":
+        return "is required"
+    if kind == "unknown":
+        return "is not a parameter of this endpoint"
+    if kind == "value_error" or kind in CODES:
+        return str(finding["msg"]).removeprefix("Value error, ").rstrip(".")
+    if path and path[0] in SHAPES:
+        return SHAPES[str(path[0])]
+    if kind in ("model_type", "dict_type"):
+        return "should be an object"
+    if kind in LENGTHS:
+        return LENGTHS[kind].format(**finding["ctx"])
+    if kind == "string_pattern_mismatch":
+        return FORMS.get(finding["ctx"]["pattern"], "does not have the form that it must have")
+    said = str(finding["msg"]).removeprefix("Input ")
+    return said[0].lower() + said[1:]
+
+
+def dotted(path: list[str | int]) -> str | None:
+    """A location as OpenAI writes it: ``messages[0].content``. None when a name in it is not one of ours to repeat."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.startswith("<"):  # the tag of a union's branch
+            continue
+        elif NAME.match(part):
+            text += f".{part}" if text else part
+        else:
+            return None
+    return text or None

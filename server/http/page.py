@@ -1,0 +1,96 @@
+"""The page at ``/ui``: the files of ``server/ui`` as they lie there. They are nobody's, so they need no key."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
+from starlette.types import Scope
+
+FOLDER = Path(__file__).parents[1] / "ui"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+POLICY = {  # of the page: what it may load and do; everything else is forbidden
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "dompurify",
+}
+HEADERS = {
+    "cache-control": "no-cache",  # kept, and asked about each time
+    "content-security-policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "vary": "accept-encoding",
+    "x-content-type-options": "nosniff",
+}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file as it is sent. ``digest`` is of its bytes: what is zipped has an ETag of its own."""
+
+    body: bytes
+    zipped: bytes
+    media_type: str
+    digest: str
+
+    @classmethod
+    def of(cls, path: Path) -> Asset:
+        """Read it."""
+        body = path.read_bytes()
+        return cls(body, gzip.compress(body, mtime=0), TYPES[path.suffix], hashlib.sha256(body).hexdigest()[:24])
+
+    def answer(self, headers: Mapping[str, str]) -> Response:
+        """The answer to a request with these headers."""
+        zips = "gzip" in headers.get("accept-encoding", "")
+        etag = f'"{self.digest}-gzip"' if zips else f'"{self.digest}"'
+        told = {**HEADERS, "etag": etag}
+        # A proxy that zips by itself has made a tag weak.
+        held = {tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")}
+        if held & {etag, "*"}:
+            return Response(status_code=304, headers=told)
+        if not zips:
+            return Response(self.body, headers=told, media_type=self.media_type)
+        return Response(self.zipped, headers={**told, "content-encoding": "gzip"}, media_type=self.media_type)
+
+
+ASSETS = {
+    f"/ui/{path.relative_to(FOLDER).as_posix()}": Asset.of(path) for path in FOLDER.rglob("*.*") if path.suffix in TYPES
+}
+ASSETS["/ui/"] = ASSETS["/ui/index.html"]
+
+
+def is_asked_for(scope: Scope) -> bool:
+    """Whether a request reads the page, which is anybody's: one of its files by its exact path, or the way to it. At
+    the root only browsers look for a page."""
+    if scope["method"] not in ("GET", "HEAD"):
+        return False
+    path = scope["path"]
+    return path in ASSETS or path == "/ui" or (path == "/" and "text/html" in Headers(scope=scope).get("accept", ""))
+
+
+def page_answer(scope: Scope) -> Response | None:
+    """What a browser that asks for the page gets; None where something else is asked for. The redirect names no host:
+    that of the request is anybody's choice."""
+    if not is_asked_for(scope):
+        return None
+    asset = ASSETS.get(scope["path"])
+    return RedirectResponse("ui/", 303) if asset is None else asset.answer(Headers(scope=scope))

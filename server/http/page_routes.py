@@ -1,0 +1,23 @@
+"""The page at ``/ui``, and the way to it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.errors import ApiError
+from server.http.error_responses import SENTENCES
+from server.http.page import page_answer
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+@router.api_route("/ui", methods=["GET", "HEAD"])
+@router.api_route("/ui/{path:path}", methods=["GET", "HEAD"])
+async def page(request: Request) -> Response:
+    """One of its files, or a redirect to it for who comes with a browser."""
+    answer = page_answer(request.scope)
+    if answer is None:
+        raise ApiError(404, SENTENCES[404])
+    return answer

@@ -1,0 +1,182 @@
+"""Stored chats in the log: written with their turns into the table of responses, under keys that no response has."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sql
+
+from server.log.database import Database
+from server.log.leases import InThread
+from server.log.response_rows import StoredResponse, count, put, read, response_of
+from server.log.session_rows import find
+from server.log.stored import alive
+from server.log.tables import CHAT_KEY, responses, sessions, stored_chats
+
+ID = re.compile(r"chatcmpl-([A-Za-z0-9._:@-]{1,128})-([0-9a-f]{24})\Z")
+STATUS = "stored"
+AT_ONCE = 200  # rows that are looked through in one transaction for those that a filter lets pass
+
+Place = tuple[int, int, int]  # in the list: when it was made, the row ids of its session and of its turn
+
+
+@dataclass(frozen=True)
+class StoredChat:
+    """A chat that was kept. ``body`` is the chat completion with its ``metadata`` and how it was asked for,
+    ``messages`` what its request sent, oldest first."""
+
+    body: dict[str, Any]
+    messages: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, stored: StoredResponse) -> StoredChat:
+        """What a row holds."""
+        return cls(json.loads(stored.body), json.loads(stored.inputs))
+
+
+def parsed(id: str) -> tuple[str, str] | None:
+    """Session and key of a chat's id; None for what is no id of a chat on a session."""
+    found = ID.match(id)
+    return (found[1], CHAT_KEY + found[2]) if found else None
+
+
+def row_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> StoredResponse:
+    """A chat completion that was made on a session, with all that ``StoredChat`` tells, as a row."""
+    key = CHAT_KEY + str(body["id"]).rpartition("-")[2]
+    return StoredResponse(key, STATUS, int(body["created"]), text(body), text([*messages]))
+
+
+def text(value: object) -> str:
+    """JSON without blanks."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class ChatLog:
+    """The stored chats of sessions. A session that is deleted, or over, has none. The verbs raise LogUnavailable."""
+
+    def __init__(self, database: Database, server: str, in_thread: InThread) -> None:
+        self._database = database
+        self._server = server
+        self._in_thread = in_thread
+
+    async def get(self, tenant: str, id: str) -> StoredChat | None:
+        """A chat; None if it is unknown."""
+        place = parsed(id)
+        if place is None:
+            return None
+        session, key = place
+
+        def work(connection: sql.Connection) -> StoredChat | None:
+            row = find(connection, tenant, session, time.time())
+            stored = None if row is None else read(connection, row, key)
+            return None if stored is None else StoredChat.of(stored)
+
+        return await self._in_thread(lambda: self._database.read(work))
+
+    async def update(self, tenant: str, id: str, metadata: Mapping[str, str]) -> StoredChat | None:
+        """Other metadata; its session's stays. None if it is unknown."""
+        place = parsed(id)
+        if place is None:
+            return None
+        session, key = place
+
+        def work(connection: sql.Connection) -> StoredChat | None:
+            row = find(connection, tenant, session, time.time(), lock=True)
+            stored = None if row is None else read(connection, row, key)
+            if row is None or stored is None:
+                return None
+            changed = replace(stored, body=text({**json.loads(stored.body), "metadata": dict(metadata)}))
+            put(connection, row, self._server, changed)
+            return StoredChat.of(changed)
+
+        return await self._in_thread(lambda: self._database.write(work))
+
+    async def delete(self, tenant: str, id: str) -> int | None:
+        """Remove a chat; how many chats and responses its session has left, None if it is unknown."""
+        place = parsed(id)
+        if place is None:
+            return None
+        session, key = place
+
+        def work(connection: sql.Connection) -> int | None:
+            row = find(connection, tenant, session, time.time(), lock=True)
+            if row is None:
+                return None
+            this = responses.c.session_id == row.id, responses.c.key == key
+            return count(connection, row) if connection.execute(sql.delete(responses).where(*this)).rowcount else None
+
+        left = await self._in_thread(lambda: self._database.write(work))
+        if left is not None:
+            await self._in_thread(self._database.wipe)
+        return left
+
+    async def page(
+        self,
+        tenant: str,
+        *,
+        limit: int,
+        after: str | None,
+        descending: bool,
+        model: str | None,
+        metadata: Mapping[str, str],
+    ) -> tuple[list[StoredChat], bool] | None:
+        """``limit`` chats behind the chat ``after``, the oldest first unless ``descending``, and whether there are
+        more: only those of a ``model`` and with all of ``metadata``. None for an ``after`` that is unknown."""
+        place: Place | None = None
+        if after is not None:
+            place = await self._place(tenant, after)
+            if place is None:
+                return None
+        found: list[StoredChat] = []
+        filtered = model is not None or bool(metadata)
+        while len(found) <= limit:
+            rows = await self._rows(tenant, place, descending, AT_ONCE if filtered else limit + 1)
+            for place, chat in rows:  # noqa: B007 the last place is where the next look begins
+                mine = chat is not None and model in (None, chat.body["model"])
+                if chat is not None and mine and metadata.items() <= chat.body["metadata"].items():
+                    found.append(chat)
+            if len(rows) < (AT_ONCE if filtered else limit + 1):
+                break
+        return found[:limit], len(found) > limit
+
+    async def _place(self, tenant: str, id: str) -> Place | None:
+        """Where a chat stands in the list."""
+        named = parsed(id)
+        if named is None:
+            return None
+        session, key = named
+
+        def work(connection: sql.Connection) -> Place | None:
+            row = find(connection, tenant, session, time.time())
+            stored = None if row is None else read(connection, row, key)
+            return None if row is None or stored is None else (stored.created, row.id, stored.row or 0)
+
+        return await self._in_thread(lambda: self._database.read(work))
+
+    async def _rows(
+        self, tenant: str, place: Place | None, descending: bool, limit: int
+    ) -> list[tuple[Place, StoredChat | None]]:
+        """The next rows behind a place; None for one that is damaged."""
+        columns = responses.c.created, responses.c.session_id, responses.c.row
+        query = sql.select(responses, sessions.c.tenant, sessions.c.session)
+        query = query.join(sessions, sessions.c.id == responses.c.session_id)
+        query = query.where(sessions.c.tenant == tenant, alive(time.time()), stored_chats)
+        if place is not None:
+            here, there = sql.tuple_(*columns), sql.tuple_(*map(sql.literal, place))
+            query = query.where(here < there if descending else here > there)
+        query = query.order_by(*(column.desc() if descending else column.asc() for column in columns)).limit(limit)
+
+        def work(connection: sql.Connection) -> list[tuple[Place, StoredChat | None]]:
+            found: list[tuple[Place, StoredChat | None]] = []
+            for row in connection.execute(query):
+                stored = response_of(row, row)
+                chat = None if stored is None else StoredChat.of(stored)
+                found.append(((row.created, row.session_id, row.row), chat))
+            return found
+
+        return await self._in_thread(lambda: self._database.read(work))

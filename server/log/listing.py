@@ -1,0 +1,113 @@
+"""The list of a tenant's sessions, a page at a time, and the family of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sql
+
+from server.log.stored import alive, label, metadata_of, summary_of
+from server.log.tables import labels, sessions
+from server.log.timeline import SessionSummary, UnknownSession
+
+MOST_RELATIVES = 200  # sessions of a family that are told
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which sessions: those that have all of ``metadata``, whose id starts with ``prefix``, last used at or after
+    ``used_after`` and before ``used_before`` (Unix seconds)."""
+
+    metadata: Mapping[str, str]
+    prefix: str | None = None
+    used_after: int | None = None
+    used_before: int | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """Some sessions of the list, in its order, and whether there are more behind them."""
+
+    items: list[SessionSummary]
+    has_more: bool
+
+
+@dataclass(frozen=True)
+class Family:
+    """A session, what it was forked from, and all that was forked from any of these: parents before their forks, the
+    older ones first. ``root`` is the name that it all goes back to, also where that session is no more. ``has_more``:
+    there are more than ``MOST_RELATIVES``."""
+
+    root: str
+    members: list[SessionSummary]
+    has_more: bool
+
+
+def page(
+    connection: sql.Connection,
+    tenant: str,
+    chosen: Filter,
+    *,
+    limit: int,
+    after: str | None,
+    descending: bool,
+    now: float,
+) -> Page:
+    """``limit`` sessions behind ``after`` in order of last use. Raises UnknownSession for an ``after`` that is none."""
+    mine = sql.and_(sessions.c.tenant == tenant, alive(now))
+    query = sql.select(sessions).where(mine, *conditions(chosen))
+    place = sql.tuple_(sessions.c.used, sessions.c.id)
+    if after is not None:
+        there = sql.select(sessions.c.used, sessions.c.id).where(mine, sessions.c.session == after)
+        found = connection.execute(there).one_or_none()
+        if found is None:
+            raise UnknownSession
+        behind = sql.tuple_(sql.literal(found.used, sql.Double), sql.literal(found.id))
+        query = query.where(place < behind if descending else place > behind)
+    order = [column.desc() if descending else column.asc() for column in (sessions.c.used, sessions.c.id)]
+    rows = connection.execute(query.order_by(*order).limit(limit + 1)).all()
+    metadata = metadata_of(connection, [row.id for row in rows[:limit]])
+    return Page([summary_of(row, metadata[row.id], now) for row in rows[:limit]], len(rows) > limit)
+
+
+def conditions(chosen: Filter) -> list[sql.ColumnElement[bool]]:
+    """The filter in SQL."""
+    found: list[sql.ColumnElement[bool]] = []
+    for key, value in chosen.metadata.items():
+        pair = label(key, value)
+        having = sql.select(labels.c.session_id).where(labels.c.key == pair["key"], labels.c.value == pair["value"])
+        found.append(sessions.c.id.in_(having))
+    if chosen.prefix:
+        found.append(sql.func.substr(sessions.c.session, 1, len(chosen.prefix)) == chosen.prefix)
+    if chosen.used_after is not None:
+        found.append(sessions.c.used >= chosen.used_after)
+    if chosen.used_before is not None:
+        found.append(sessions.c.used < chosen.used_before)
+    return found
+
+
+def family(connection: sql.Connection, tenant: str, session: str, now: float) -> Family:
+    """The family of a session. Raises UnknownSession."""
+    mine = sql.and_(sessions.c.tenant == tenant, alive(now))
+    passed: list[str] = []  # a parent is a name, which may have been given again: to a fork of a fork
+    name: str | None = session
+    while name is not None and name not in passed:
+        row = connection.execute(sql.select(sessions.c.parent).where(mine, sessions.c.session == name)).one_or_none()
+        if row is None and not passed:
+            raise UnknownSession
+        passed.append(name)
+        name = None if row is None else row.parent
+    root = passed[-1]
+    rows = {
+        row.session: row for row in connection.execute(sql.select(sessions).where(mine, sessions.c.session == root))
+    }
+    parents = [root]
+    while parents and len(rows) <= MOST_RELATIVES:
+        query = sql.select(sessions).where(mine, sessions.c.parent.in_(parents)).order_by(sessions.c.id)
+        forks = [row for row in connection.execute(query.limit(MOST_RELATIVES + 1)) if row.session not in rows]
+        rows |= {row.session: row for row in forks}
+        parents = [row.session for row in forks]
+    told = [*rows.values()][:MOST_RELATIVES]
+    metadata = metadata_of(connection, [row.id for row in told])
+    return Family(root, [summary_of(row, metadata[row.id], now) for row in told], len(rows) > len(told))

@@ -1,0 +1,171 @@
+"""A session's timeline in the form in which it leaves one log and enters another: plain JSON.
+
+``msgspec.json.encode`` writes it and ``msgspec.json.decode(data, type=PortableLog)`` reads it; bytes are base64 there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from scheduler.protocol import unpack_ids
+from server.log.timeline import Message, Row, Timeline, copied
+
+FORMAT = 1
+LARGEST = 2**31 - 1
+
+
+class InvalidLog(Exception):
+    """This is not the log of a session. ``message`` says why and repeats nothing of it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class LoggedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a call calls; ``arguments`` is text that a model wrote, JSON if all went well."""
+
+    name: str
+    arguments: str
+
+
+class LoggedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call of a tool in a reply."""
+
+    id: str
+    function: LoggedFunction
+    type: Literal["function"]
+
+
+class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message as the log holds it. ``tools`` and ``template`` (see ``server.chat.manner``) hold from this one on;
+    for ``items`` see ``server.schemas.items``, for ``instructions`` and ``dropped`` ``server.api.responses.prompt``.
+    ``begun``: so many characters of a reply are what its client began it with."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str
+    name: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[LoggedCall] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+    tools: list[dict[str, Any]] | UnsetType = UNSET
+    template: dict[str, str | int | float | bool] | UnsetType = UNSET
+    items: list[list[str | int]] | UnsetType = UNSET
+    instructions: bool | UnsetType = UNSET
+    dropped: bool | UnsetType = UNSET
+    begun: Annotated[int, msgspec.Meta(ge=0)] | UnsetType = UNSET
+
+
+class PortableTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A turn's own tokens (int32) and messages: what it adds to the turns before. ``prompt_tokens`` counts from the
+    beginning of the timeline, see TurnRecord."""
+
+    created: int
+    fingerprint: str
+    finish_reason: str
+    prompt_tokens: int
+    cached: int
+    tokens: bytes
+    messages: list[Message]
+
+
+class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A timeline. ``fingerprint`` is that of what gives its tokens their meaning; ``rest`` are the messages
+    behind the last turn. Times are Unix seconds."""
+
+    format: int
+    created: int
+    fingerprint: str
+    turns: list[PortableTurn]
+    rest: list[Message]
+
+    @property
+    def tokens(self) -> array[int]:
+        """The ids of the whole timeline. Raises InvalidLog."""
+        ids: array[int] = array("i")
+        for turn in self.turns:
+            ids.extend(own_ids(turn))
+        return ids
+
+
+def portable(timeline: Timeline, created: int) -> PortableLog:
+    """A timeline as it leaves."""
+    *turns, rest = copied(timeline, None, "import", 0)
+    return PortableLog(
+        FORMAT,
+        created,
+        timeline.fingerprint,
+        [
+            PortableTurn(
+                row.created,
+                row.fingerprint,
+                row.finish_reason,
+                row.prompt_tokens or 0,
+                row.cached,
+                row.tokens.tobytes(),
+                [*row.messages],
+            )
+            for row in turns
+        ],
+        [*rest.messages],
+    )
+
+
+def rows_of(log: PortableLog, now: int) -> Iterator[Row]:
+    """The rows that make its timeline. Raises InvalidLog for what could not have left a log."""
+    if log.format != FORMAT:
+        raise InvalidLog(f"the log has format {log.format}, this version reads format {FORMAT}")
+    if not 0 <= log.created <= now + 86400 or len(log.fingerprint) > 128:
+        raise InvalidLog("created or fingerprint is not that of a log")
+    tokens = messages = 0
+    for number, turn in enumerate(log.turns):
+        ids = own_ids(turn)
+        check_messages(turn.messages)
+        before, tokens = tokens, tokens + len(ids)
+        if not (before <= turn.prompt_tokens <= tokens <= LARGEST and 0 <= turn.cached <= turn.prompt_tokens):
+            raise InvalidLog("the lengths of a turn contradict each other")
+        if not turn.messages or turn.messages[-1]["role"] != "assistant":
+            raise InvalidLog("a turn does not end with a reply")
+        if not 0 <= turn.created <= now + 86400 or len(turn.fingerprint) > 128 or len(turn.finish_reason) > 32:
+            raise InvalidLog("created, fingerprint or finish_reason of a turn is not that of a log")
+        yield Row(
+            "import",
+            turn.created,
+            turn.fingerprint,
+            number,
+            before,
+            ids,
+            messages,
+            turn.messages,
+            turn.prompt_tokens,
+            turn.cached,
+            turn.finish_reason,
+        )
+        messages += len(turn.messages)
+    check_messages(log.rest)
+    yield Row("import", now, log.fingerprint, len(log.turns), tokens, keep_messages=messages, messages=log.rest)
+
+
+def own_ids(turn: PortableTurn) -> array[int]:
+    """The ids that a turn adds. Raises InvalidLog."""
+    if len(turn.tokens) % 4:
+        raise InvalidLog("the tokens of a turn are cut")
+    ids = unpack_ids(turn.tokens)
+    if ids and min(ids) < 0:
+        raise InvalidLog("a token id is negative")
+    return ids
+
+
+def check_messages(messages: list[Message]) -> None:
+    """Nothing but messages. Raises InvalidLog."""
+    try:
+        msgspec.convert(messages, list[LoggedMessage])
+    except msgspec.ValidationError:
+        raise InvalidLog("a message is not one that a log holds") from None
+    if any((message["role"] == "tool") != ("tool_call_id" in message) for message in messages):
+        raise InvalidLog("a tool message answers no call, or another message does")

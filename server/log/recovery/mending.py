@@ -1,0 +1,159 @@
+"""How the log is opened: sound as it is, or damaged and salvaged first."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import sqlalchemy as sql
+
+from server.log.database import Database, Durability, LogDamaged, LogFull, LogUnavailable, url_of
+from server.log.recovery.salvage import Salvage, resume, salvaged
+from server.log.recovery.sqlite_pages import MAGIC, head_of
+from server.log.recovery.wal import WAL_MAGIC, Wal, content
+from server.log.upgrade import prepare
+
+logger = logging.getLogger("warmturn.sessions")
+
+OPENING = Lock()  # who closes a file loses the locks that the process has on it, and that may be SQLite's
+OLDER = (
+    "the session log is an older one than was here before, or a new one: sessions and turns since then are missing, "
+    "and what was deleted since then is back; if you have put a backup in its place, this is what it holds"
+)
+IN_USE = 128  # the byte of the wal-index on which every process that uses a log holds a lock
+
+
+class Opened(NamedTuple):
+    """A log with its tables. ``salvage``: how that ended, if there had to be one. ``older``: it was opened more often
+    than it knows, so it is an older copy, or a new one where another was."""
+
+    database: Database
+    salvage: Salvage | None = None
+    older: bool = False
+
+
+def opened(where: Path | str, durability: Durability) -> Opened:
+    """Open a log, whatever has become of its file. Raises LogUnavailable."""
+    path = file_of(where)
+    if path is None:
+        return Opened(prepared(where, durability))
+    with OPENING, alone(path, shared=isinstance(where, str)):
+        try:
+            resume(path)
+            if not is_torn(path):
+                with suppress(LogDamaged):
+                    database = prepared(where, durability)
+                    if older := is_older(database, path):
+                        logger.error(OLDER)
+                    return Opened(database, None, older)
+            if is_in_use(path):
+                raise LogDamaged("the session log cannot be opened: it is damaged, and another process uses it")
+            salvage = salvaged(path, durability)
+        except OSError as error:
+            raise LogUnavailable(f"the session log cannot be opened: {error.strerror}") from error
+        logger.error(report(salvage))
+        database = prepared(where, durability)
+        is_older(database, path)
+        return Opened(database, salvage)
+
+
+@contextmanager
+def alone(path: Path, shared: bool) -> Iterator[None]:
+    """Keep other processes from opening a log that is not in a data dir of one server's own until this one has looked
+    at its files. Raises LogUnavailable."""
+    if not shared:
+        yield
+        return
+    try:
+        lock = os.open(f"{path}-opening", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LogUnavailable(f"the session log cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def prepared(where: Path | str, durability: Durability) -> Database:
+    """The database with its tables. Raises LogUnavailable."""
+    database = Database(where, durability)
+    try:
+        database.prepare(prepare)
+    except LogUnavailable:
+        database.close()
+        raise
+    return database
+
+
+def file_of(where: Path | str) -> Path | None:
+    """The file of SQLite, if it is one. Raises LogUnavailable for a URL that is none."""
+    url = url_of(where)
+    return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+
+
+def is_torn(path: Path) -> bool:
+    """Whether opening the file as it is would lose what was committed: SQLite takes the write-ahead log up to the first
+    frame that is damaged, and drops one beside a file that is empty."""
+    main, wal, index = (head_of(Path(f"{path}{suffix}")) for suffix in ("", "-wal", "-shm"))
+    if index.startswith((MAGIC, WAL_MAGIC)) or (main and not main.startswith(MAGIC)) or (wal and not main):
+        return True
+    return not is_in_use(path) and not Wal(Path(f"{path}-wal"), Path(f"{path}-shm")).sound
+
+
+def is_older(database: Database, path: Path) -> bool:
+    """Count one more start, in the log and then in a file beside it. Whether the file knows of more of them."""
+
+    def counted(connection: sql.Connection) -> int:
+        """One more; of servers that start at once each counts for itself."""
+        starts = max(int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()), told) + 1
+        connection.exec_driver_sql(f"PRAGMA user_version = {starts}")
+        return starts
+
+    beside = Path(f"{path}-starts")
+    text = content(beside)
+    told = int(text) if text.isdigit() and len(text) < 10 else 0
+    count = database.read(lambda connection: int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()))
+    with suppress(LogFull, OSError):  # a disk that takes nothing now is no reason not to start
+        starts = database.write(counted)
+        part = Path(f"{beside}.part")
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(b"%d" % starts)
+        part.rename(beside)
+    database.full = False
+    return count < told
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether another process has the log open."""
+    try:
+        index = os.open(f"{path}-shm", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(index, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, IN_USE)
+    except OSError:
+        return True
+    finally:
+        os.close(index)
+    return False
+
+
+def report(salvage: Salvage) -> str:
+    """What the person at the terminal has to know."""
+    told = (
+        f"the session log was damaged: it was set aside as {salvage.aside}, and {salvage.whole} sessions go on as they "
+        f"were; {salvage.refused} have lost rows and are refused until they are deleted"
+    )
+    if salvage.nameless:
+        told += f"; {salvage.nameless} have lost their names"
+    if salvage.torn:
+        told += "; what was written last may be missing"
+    return told

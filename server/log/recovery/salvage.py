@@ -1,0 +1,229 @@
+"""A log whose file is damaged: what can still be read goes into a new one, and the damaged one is set aside.
+
+In the order of what is certain: rows whose checksum holds under the name of their session are true. A session is whole
+if it has all its rows, up to the last number that anything tells of. Any other is kept as a name that cannot be read,
+with a row less than it should have, until it is deleted: it is never silently shorter.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sql
+
+from server.log.database import Database, Durability, LogDamaged, LogUnavailable
+from server.log.recovery.sqlite_pages import Image
+from server.log.recovery.wreck import NAME, Named, Wreck
+from server.log.stored import row_of
+from server.log.tables import ANYONE, FORMAT, labels, responses, retries, sessions, tombstones, turns
+from server.log.timeline import Timeline
+from server.log.upgrade import prepare
+
+logger = logging.getLogger("warmturn.sessions")
+
+BESIDE = ("-starts", "-shm", "-wal", "")  # in the order in which they are set aside
+FULL = "the session log cannot be opened: it is damaged, and what is left of it cannot be copied"
+
+
+@dataclass(frozen=True)
+class Salvage:
+    """How it ended. ``aside``: the name of the damaged file now. ``whole`` sessions go on as they were, ``refused``
+    ones are not to be read; of ``nameless`` ones there are rows, but nothing tells whose. ``torn``: turns that were
+    committed last may be missing without a trace."""
+
+    aside: str
+    whole: int
+    refused: int
+    nameless: int
+    torn: bool
+
+
+# --- the new log --------------------------------------------------------------------------------------------
+
+
+class Copy:
+    """A new log that a wreck is copied to."""
+
+    def __init__(self, wreck: Wreck, database: Database, torn: bool) -> None:
+        self._wreck = wreck
+        self._database = database
+        self._torn = torn
+        self._taken: set[Named] = set()
+        self.whole = self.refused = self.nameless = 0
+
+    def run(self) -> None:
+        """Copy all that is certain, then the names of the rest. Raises LogUnavailable."""
+        finds, doubtful = self._wreck.finds, []
+        stones = [{"server": ANYONE, "tenant": tenant, "session": name} for tenant, name in sorted(finds.buried)]
+        if stones:
+            self._database.write(lambda connection: connection.execute(sql.insert(tombstones), stones))
+        for id_ in self._wreck.ids():
+            names = self._wreck.names(id_)
+            found = {name: self._wreck.rows(id_, name) for name in names}
+            name = max(names, key=lambda name: len(found[name]), default=None)
+            if name is None:
+                self.nameless += 1
+            elif found[name]:
+                self._copy(id_, name, found[name])
+            else:
+                doubtful.append((id_, names))
+        for id_, names in doubtful:
+            for name in names[:1] if id_ in finds.sessions else names:
+                if name not in self._taken and name not in finds.buried and NAME.match(name[1]):
+                    self._copy(id_, name, {})
+                    break
+
+    def _copy(self, id_: int, name: Named, rows: Mapping[int, Mapping[str, Any]]) -> None:
+        """One session. Where pages are of different times a tombstone can be newer than the session: it is refused."""
+        if name in self._taken:
+            return  # deleted, and begun anew since
+        self._taken.add(name)
+        facts = self._wreck.facts(id_, name)
+        last = max(1, self._wreck.last(id_, rows, facts))
+        if self._torn and name in self._wreck.finds.buried:
+            rows = {}
+        whole = len(rows) == last
+        timeline = Timeline()
+        for number in range(1, last + 1) if whole else ():
+            timeline.apply(row_of(*name, rows[number]))
+        values = self._values(id_, name, facts, rows, timeline if whole else None, last)
+        self._database.write(lambda connection: self._insert(connection, values, list(rows.values()), whole))
+        self.whole += whole
+        self.refused += not whole
+
+    def _values(
+        self,
+        id_: int,
+        name: Named,
+        facts: Mapping[str, Any],
+        rows: Mapping[int, Mapping[str, Any]],
+        timeline: Timeline | None,
+        last: int,
+    ) -> dict[str, Any]:
+        """The columns of ``sessions``. What it tells of its timeline is that of the rows, where these are whole."""
+        times = [columns["created"] for columns in rows.values()] or [0]
+        values = {"created": min(times), "used": float(max(times)), **facts}
+        values |= {"id": id_, "tenant": name[0], "session": name[1], "rows": last}
+        if timeline is None:
+            return values
+        counts = {"turns": len(timeline.turns), "tokens": len(timeline.tokens), "messages": len(timeline.messages)}
+        return {**values, **counts, "fingerprint": timeline.fingerprint}
+
+    def _insert(
+        self, connection: sql.Connection, values: dict[str, Any], rows: list[Mapping[str, Any]], whole: bool
+    ) -> None:
+        id_, finds = values["id"], self._wreck.finds
+        connection.execute(sql.insert(sessions).values(values))
+        if rows:
+            connection.execute(sql.insert(turns), [dict(columns) for columns in rows])
+        pairs = {key: {"session_id": id_, "key": key, "value": value} for key, value in finds.pairs(id_).items()}
+        made = {columns["number"]: columns for columns in rows}
+        keys = {
+            key: {"session_id": id_, "key": key, "request_hash": hash_, "number": number, "created": created}
+            for _, key, hash_, number, created in finds.retries[id_]
+            if whole and number in made and made[number]["created"] == created  # the row of a key is as old as it
+        }
+        made_of = self._wreck.responses(id_, (values["tenant"], values["session"])) if whole else {}
+        for table, lines in ((labels, pairs), (retries, keys), (responses, made_of)):
+            if lines:
+                connection.execute(sql.insert(table), [dict(line) for line in lines.values()])
+
+
+def salvaged(path: Path, durability: Durability) -> Salvage:
+    """Replace a damaged log by what is left of it; see the module. Raises LogUnavailable where there is no room, where
+    the file is no log of this format, and where it is in use; nothing is changed then."""
+    with Image(path) as image:
+        wreck = Wreck(image)
+        if not wreck.is_ours and not Path(f"{path}-starts").is_file():  # which only a log has beside it
+            raise LogDamaged("the session log cannot be opened: file is not a database, or not one of this program")
+        told = max(wreck.finds.formats, default=FORMAT)
+        if told > FORMAT or (told == 1 and not wreck.finds.rows):  # the rows of format 1 have other columns
+            raise LogDamaged(
+                f"the session log cannot be opened: it is damaged, and has format {told}, where this version of "
+                f"warmturn can salvage formats 2 to {FORMAT}: put a backup in its place"
+            )
+        room(path)
+        logger.error("the session log is damaged: what can be read of it is being copied")
+        part = Path(f"{path}.part")
+        try:
+            remove(part)
+            database = Database(part, durability)
+            try:
+                database.prepare(prepare)
+                copy = Copy(wreck, database, image.torn)
+                copy.run()
+            finally:
+                database.close()
+        except (OSError, LogUnavailable) as error:
+            remove(part)
+            said = error.message if isinstance(error, LogUnavailable) else error.strerror
+            raise LogUnavailable(f"{FULL}: {said}") from error
+        stamp = new_stamp(path)
+        synced(part)
+        part.rename(ready := Path(f"{path}.salvaged-{stamp}"))
+        synced(path.parent)
+        finish(path, ready, stamp)
+        return Salvage(aside(path, stamp).name, copy.whole, copy.refused, copy.nameless, image.torn)
+
+
+def room(path: Path) -> None:
+    """Raises LogUnavailable where the disk cannot hold a copy."""
+    wanted = sum(one.stat().st_size for one in (path, Path(f"{path}-wal")) if one.is_file())
+    if shutil.disk_usage(path.parent).free < wanted + 2**20:
+        raise LogUnavailable(f"{FULL}: the disk has no room for {wanted // 2**20 + 1} MB")
+
+
+def finish(path: Path, ready: Path, stamp: str) -> None:
+    """Set the damaged files aside and put the new log in their place. Cut short anywhere, it is finished at the next
+    start: while ``ready`` is there, what lies at ``path`` is the damaged one."""
+    for suffix in BESIDE:
+        damaged = Path(f"{path}{suffix}")
+        if damaged.is_symlink() or damaged.exists():
+            damaged.rename(f"{aside(path, stamp)}{suffix}")
+    synced(path.parent)
+    ready.rename(path)
+    synced(path.parent)
+
+
+def resume(path: Path) -> None:
+    """Finish a salvage that was cut short."""
+    for ready in path.parent.glob(f"{path.name}.salvaged-*"):
+        if ready.is_file() and not ready.is_symlink() and ready.stat().st_uid == os.geteuid():
+            finish(path, ready, ready.name.rpartition("-")[2])
+
+
+def aside(path: Path, stamp: str) -> Path:
+    """Where a damaged file goes."""
+    return path.with_name(f"{path.name}.damaged-{stamp}")
+
+
+def new_stamp(path: Path) -> str:
+    """Now, as no file that was set aside is named."""
+    stamp = first = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    count = 1
+    while any(os.path.lexists(f"{aside(path, stamp)}{suffix}") for suffix in BESIDE):
+        count += 1
+        stamp = f"{first}.{count}"
+    return stamp
+
+
+def synced(path: Path) -> None:
+    """What a file or folder holds is on the disk."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def remove(path: Path) -> None:
+    """A database that was begun and not finished."""
+    for suffix in BESIDE:
+        Path(f"{path}{suffix}").unlink(missing_ok=True)

@@ -1,0 +1,256 @@
+"""Stored responses in their table, beside the rows of the session that they are a turn of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import sqlalchemy as sql
+
+from server.log.database import Database
+from server.log.leases import InThread, Leases
+from server.log.session_rows import find, known
+from server.log.stored import SessionRow
+from server.log.tables import responses, retries, sessions, unfinished
+
+UNFINISHED = ("queued", "in_progress")  # as of ``tables.unfinished``
+LOST = {"code": "server_error", "message": "The server ended while it ran this response, or could not store its end."}
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """A response as it is kept. ``key`` is its own within its session; ``row`` that of the turn in the session's log,
+    None while there is no turn. ``body`` is the object, ``inputs`` a list of items, oldest first, both as JSON;
+    ``events`` those of its stream, see ``server.api.responses.event_recording``."""
+
+    key: str
+    status: str
+    created: int  # Unix seconds
+    body: str
+    inputs: str
+    row: int | None = None
+    events: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a turn brings along: its ``response``; other ``metadata`` for its session (None: as they are); and for a
+    session that begins with it, seconds to live and the session and turn that it was forked from."""
+
+    response: StoredResponse | None = None
+    ttl: int | None = None
+    parent: tuple[str, int] | None = None
+    metadata: Mapping[str, str] | None = None
+
+
+def put(connection: sql.Connection, session: SessionRow, server: str, response: StoredResponse) -> None:
+    """Write a response, or what has become of it."""
+    columns: dict[str, Any] = {
+        "session_id": session.id,
+        "key": response.key,
+        "status": response.status,
+        "server": server,
+        "created": response.created,
+        "row": response.row,
+        "body": response.body,
+        "inputs": response.inputs,
+        "events": response.events,
+    }
+    columns["checksum"] = checksum(session.tenant, session.session, columns)
+    here = sql.and_(responses.c.session_id == session.id, responses.c.key == response.key)
+    if connection.execute(sql.update(responses).where(here).values(columns)).rowcount == 0:
+        connection.execute(sql.insert(responses).values(columns))
+
+
+def read(connection: sql.Connection, session: SessionRow, key: str) -> StoredResponse | None:
+    """A response; None if there is none, also where its row is damaged: it is right, or it is not there."""
+    query = sql.select(responses).where(responses.c.session_id == session.id, responses.c.key == key)
+    return response_of(session, connection.execute(query).one_or_none())
+
+
+def response_of(session: SessionRow, row: sql.Row[Any] | None) -> StoredResponse | None:
+    """A row as what it holds, if that is what was written."""
+    columns: dict[str, Any] = {} if row is None else dict(row._mapping)
+    if row is None or checksum(session.tenant, session.session, columns) != columns["checksum"]:
+        return None
+    events = columns["events"]
+    return StoredResponse(
+        columns["key"],
+        columns["status"],
+        columns["created"],
+        columns["body"],
+        columns["inputs"],
+        columns["row"],
+        None if events is None else bytes(events),
+    )
+
+
+def checksum(tenant: str, session: str, columns: dict[str, Any]) -> bytes:
+    """16 bytes over all that a row says, and whose it is; b"" for what no row could say."""
+    try:
+        texts = [str(columns[name]).encode() for name in ("body", "inputs")]
+        texts.append(bytes(columns["events"] or b""))
+        facts = [tenant, session, *(columns[name] for name in ("key", "status", "server", "created", "row"))]
+        facts += map(len, texts)
+        return hashlib.blake2b(json.dumps(facts).encode() + b"".join(texts), digest_size=16).digest()
+    except (TypeError, ValueError):  # SQLite's columns can hold any type
+        return b""
+
+
+class Found(NamedTuple):
+    """A response with its session. One that is unfinished has a ``server``, which ``runs`` it still or does not."""
+
+    row: SessionRow | None
+    response: StoredResponse | None
+    server: str | None = None
+    runs: bool = False
+
+
+class ResponseLog:
+    """The responses of sessions. The verbs raise what those of ``SessionLog`` raise.
+
+    Whoever runs a response holds its session from before that is written until how it ended is. So one that is
+    unfinished, while its server does not hold the session or does not live, is nobody's: it is *lost*, and has failed.
+    """
+
+    def __init__(self, database: Database, server: str, leases: Leases, in_thread: InThread) -> None:
+        self._database = database
+        self._server = server
+        self._leases = leases
+        self._in_thread = in_thread
+
+    def fail_unfinished(self) -> None:
+        """What this server was running when it ended has failed. Blocking."""
+        self._fail(lambda connection: responses.c.server == self._server)
+
+    async def fail_lost(self) -> None:
+        """What is lost has failed, whichever server ran it."""
+
+        def lost(connection: sql.Connection) -> sql.ColumnElement[bool]:
+            name = sessions.c.tenant + "/" + sessions.c.session  # as leases.name_of writes it
+            return ~self._leases.held_by(connection, name, responses.c.server)
+
+        await self._in_thread(lambda: self._fail(lost))
+
+    def _fail(self, which: Callable[[sql.Connection], sql.ColumnElement[bool]]) -> None:
+        """Unfinished responses that nobody runs, one after the other."""
+
+        def found(connection: sql.Connection) -> list[tuple[str, str, str]]:
+            query = sql.select(sessions.c.tenant, sessions.c.session, responses.c.key)
+            query = query.join(sessions, sessions.c.id == responses.c.session_id)
+            query = query.where(unfinished, which(connection))
+            return [(*row,) for row in connection.execute(query)]
+
+        for tenant, session, key in self._database.read(found):
+            self._settled(tenant, session, key, unwanted=False)
+
+    async def settled(self, tenant: str, session: str, key: str, *, unwanted: bool = False) -> StoredResponse | None:
+        """A response that does not run at this server, as it is: one that is lost has failed. One that another server
+        runs is to end if it is ``unwanted``: that server hears of it with its next heartbeat. None as of ``get``."""
+        return await self._in_thread(lambda: self._settled(tenant, session, key, unwanted))
+
+    def _settled(self, tenant: str, session: str, key: str, unwanted: bool) -> StoredResponse | None:
+        def look(connection: sql.Connection, lock: bool = False) -> Found:
+            row = find(connection, tenant, session, time.time(), lock=lock)
+            response = None if row is None else read(connection, row, key)
+            if row is None or response is None or response.status not in UNFINISHED:
+                return Found(row, response)
+            here = responses.c.session_id == row.id, responses.c.key == key
+            server = connection.execute(sql.select(responses.c.server).where(*here)).scalar_one()
+            return Found(row, response, server, self._leases.is_run(connection, (tenant, session), server))
+
+        def work(connection: sql.Connection) -> StoredResponse | None:
+            row, response, server, runs = look(connection, lock=True)
+            if row is None or response is None or server is None:
+                return response
+            if runs:
+                if unwanted:
+                    self._leases.wish_ended(connection, (tenant, session), key)
+                return response
+            self._leases.revoke(connection, (tenant, session), server)
+            put(connection, row, self._server, failed(response))
+            return failed(response)
+
+        found = self._database.read(look)
+        if found.server is None or (found.runs and not unwanted):
+            return found.response
+        return self._database.write(work)
+
+    async def get(self, tenant: str, session: str, key: str) -> StoredResponse | None:
+        """A response; None if it, or its session, is unknown."""
+
+        def work(connection: sql.Connection) -> StoredResponse | None:
+            row = find(connection, tenant, session, time.time())
+            return None if row is None else read(connection, row, key)
+
+        return await self._in_thread(lambda: self._database.read(work))
+
+    async def put(self, tenant: str, session: str, response: StoredResponse) -> None:
+        """Write a response that has no turn (yet). Raises UnknownSession, SessionMoved."""
+
+        def work(connection: sql.Connection) -> None:
+            row = known(find(connection, tenant, session, time.time(), lock=True))
+            self._leases.check(connection, (tenant, session))
+            put(connection, row, self._server, response)
+
+        await self._in_thread(lambda: self._database.write(work))
+
+    async def delete(self, tenant: str, session: str, key: str) -> int | None:
+        """Remove a response; how many its session has left, None if it is unknown."""
+
+        def work(connection: sql.Connection) -> int | None:
+            row = find(connection, tenant, session, time.time(), lock=True)
+            if row is None:
+                return None
+            this = responses.c.session_id == row.id, responses.c.key == key
+            return count(connection, row) if connection.execute(sql.delete(responses).where(*this)).rowcount else None
+
+        return await self._in_thread(lambda: self._database.write(work))
+
+    async def count(self, tenant: str, session: str) -> int:
+        """How many responses a session has."""
+
+        def work(connection: sql.Connection) -> int:
+            row = find(connection, tenant, session, time.time())
+            return 0 if row is None else count(connection, row)
+
+        return await self._in_thread(lambda: self._database.read(work))
+
+    async def of_key(self, tenant: str, session: str, key: str) -> tuple[str, StoredResponse | None] | None:
+        """What an idempotency key has made in a session: the request's hash, and the response unless it was deleted;
+        None where the key is unknown."""
+
+        def work(connection: sql.Connection) -> tuple[str, StoredResponse | None] | None:
+            row = find(connection, tenant, session, time.time())
+            if row is None:
+                return None
+            of_key = sql.select(retries).where(retries.c.session_id == row.id, retries.c.key == key)
+            kept = connection.execute(of_key).one_or_none()
+            if kept is None:
+                return None
+            of_row = sql.select(responses).where(responses.c.session_id == row.id, responses.c.row == kept.number)
+            return kept.request_hash, response_of(row, connection.execute(of_row).one_or_none())
+
+        return await self._in_thread(lambda: self._database.read(work))
+
+
+def count(connection: sql.Connection, session: SessionRow) -> int:
+    """How many responses a session has."""
+    query = sql.select(sql.func.count()).select_from(responses).where(responses.c.session_id == session.id)
+    return int(connection.execute(query).scalar_one())
+
+
+def failed(response: StoredResponse) -> StoredResponse:
+    """A response that is lost."""
+    body = {**json.loads(response.body), "status": "failed", "error": LOST}
+    return StoredResponse(
+        response.key,
+        "failed",
+        response.created,
+        json.dumps(body, ensure_ascii=False, separators=(",", ":")),
+        response.inputs,
+    )

@@ -1,0 +1,124 @@
+"""One session in its tables: found, begun, brought up to date, ended. Each in the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sql
+
+from server.log.leases import Leases
+from server.log.stored import SessionRow, columns_of, label, metadata_of, summary_of
+from server.log.tables import labels, responses, retries, servers, sessions, tombstones, turns
+from server.log.timeline import Row, SessionExists, SessionSummary, Timeline, UnknownSession
+
+# The statements of every turn are built once: that costs more than to run them.
+OF_NAME = sql.select(sessions).where(
+    sessions.c.tenant == sql.bindparam("of_tenant"), sessions.c.session == sql.bindparam("of_session")
+)
+OF_NAME_LOCKED = OF_NAME.with_for_update()
+UPDATE = sql.update(sessions).where(sessions.c.id == sql.bindparam("row_id"))
+ADD_ROW = sql.insert(turns)
+
+
+def find(
+    connection: sql.Connection, tenant: str, session: str, now: float | None = None, *, lock: bool = False
+) -> SessionRow | None:
+    """The session's row, unless it is past its TTL by ``now``. ``lock`` keeps other servers from it until the end of
+    the transaction."""
+    names = {"of_tenant": tenant, "of_session": session}
+    row = connection.execute(OF_NAME_LOCKED if lock else OF_NAME, names).one_or_none()
+    return None if row is not None and now is not None and is_over(row, now) else row
+
+
+def known(row: SessionRow | None) -> SessionRow:
+    """The row. Raises UnknownSession where there is none."""
+    if row is None:
+        raise UnknownSession
+    return row
+
+
+def is_over(row: SessionRow, now: float) -> bool:
+    """Whether the session is past its TTL."""
+    return row.expires is not None and row.expires <= int(now)
+
+
+def version_of(row: SessionRow) -> int:
+    """The state of the log that a record is of. Row ids are never used twice, so no two states share it."""
+    return int(row.id) << 32 | int(row.rows)
+
+
+def begin(connection: sql.Connection, tenant: str, session: str, now: float, **facts: Any) -> SessionRow:
+    """Insert the row of a session without a timeline. ``facts`` are columns of ``sessions``."""
+    values = {"tenant": tenant, "session": session, "created": int(now), "used": now, **facts}
+    made = connection.execute(sql.insert(sessions).values(values)).inserted_primary_key
+    assert made is not None
+    return connection.execute(sql.select(sessions).where(sessions.c.id == made[0])).one()
+
+
+def insert(
+    connection: sql.Connection,
+    leases: Leases,
+    tenant: str,
+    session: str,
+    metadata: Mapping[str, str],
+    facts: Mapping[str, Any],
+    rows: Sequence[Row],
+    now: float,
+) -> SessionSummary:
+    """Insert a session with all its rows. Raises SessionExists, SessionMoved."""
+    there = find(connection, tenant, session, lock=True)
+    leases.check(connection, (tenant, session))
+    if there is not None:
+        if not is_over(there, now):
+            raise SessionExists
+        bury(connection, there)
+    row = begin(connection, tenant, session, now, **facts)
+    timeline = Timeline()
+    columns = []
+    for new in rows:
+        timeline.apply(new)
+        columns.append(columns_of(tenant, session, row.id, timeline.number, new))
+    connection.execute(ADD_ROW, columns)
+    set_counts(connection, row, timeline, now)
+    set_metadata(connection, row.id, metadata)
+    return summary_now(connection, row.id, now)
+
+
+def set_counts(connection: sql.Connection, row: SessionRow, timeline: Timeline, now: float) -> None:
+    """What ``sessions`` tells of a timeline that has just changed."""
+    values = {
+        "used": now,
+        "expires": None if row.ttl is None else int(now) + row.ttl,
+        "fingerprint": timeline.fingerprint,
+        "rows": timeline.number,
+        "turns": len(timeline.turns),
+        "tokens": len(timeline.tokens),
+        "messages": len(timeline.messages),
+    }
+    connection.execute(UPDATE, {"row_id": row.id, **values})
+
+
+def set_metadata(connection: sql.Connection, session_id: int, metadata: Mapping[str, str]) -> None:
+    """These pairs and no others."""
+    connection.execute(sql.delete(labels).where(labels.c.session_id == session_id))
+    if metadata:
+        pairs = [{"session_id": session_id, **label(key, value)} for key, value in metadata.items()]
+        connection.execute(sql.insert(labels), pairs)
+
+
+def summary_now(connection: sql.Connection, session_id: int, now: float) -> SessionSummary:
+    """The session as it is in this transaction."""
+    row = connection.execute(sql.select(sessions).where(sessions.c.id == session_id)).one()
+    return summary_of(row, metadata_of(connection, [row.id])[row.id], now)
+
+
+def bury(connection: sql.Connection, row: SessionRow) -> None:
+    """Delete all of a session, and put a tombstone in its place for every server: one for all lives of its name."""
+    for table in (responses, retries, labels, turns):
+        connection.execute(sql.delete(table).where(table.c.session_id == row.id))
+    connection.execute(sql.delete(sessions).where(sessions.c.id == row.id))
+    stone = sql.and_(tombstones.c.tenant == row.tenant, tombstones.c.session == row.session)
+    connection.execute(sql.delete(tombstones).where(stone))
+    stones = sql.select(servers.c.id, sql.literal(row.tenant), sql.literal(row.session), sql.literal(row.id))
+    connection.execute(sql.insert(tombstones).from_select(["server", "tenant", "session", "life"], stones))

@@ -1,0 +1,126 @@
+"""Values as columns and back: rows with their checksums, and what a list shows of a session."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sql
+
+from scheduler.protocol import unpack_ids
+from server.log.database import SessionDamaged
+from server.log.tables import labels, sessions
+from server.log.timeline import Row, SessionSummary
+
+SessionRow = sql.Row[Any]  # of the table sessions, all columns
+METADATA = (
+    sql.select(labels).where(labels.c.session_id.in_(sql.bindparam("ids", expanding=True))).order_by(labels.c.key)
+)
+
+
+def columns_of(tenant: str, session: str, session_id: int, number: int, row: Row) -> dict[str, Any]:
+    """A row as the columns of ``turns``. Tenant, session and number are in its checksum: it is of no use elsewhere."""
+    columns = {
+        "session_id": session_id,
+        "number": number,
+        "keep_tokens": row.keep_tokens,
+        "tokens": row.tokens.tobytes(),
+        "keep_messages": row.keep_messages,
+        "messages": json.dumps([*row.messages], ensure_ascii=False, separators=(",", ":")),
+        "fingerprint": row.fingerprint,
+        "finish_reason": row.finish_reason,
+        "created": row.created,
+        "kind": row.kind,
+        "keep_turns": row.keep_turns,
+        "prompt_tokens": row.prompt_tokens,
+        "cached": row.cached,
+        "receipt": row.receipt,
+    }
+    return {**columns, "checksum": checksum(tenant, session, columns)}
+
+
+def row_of(tenant: str, session: str, columns: Mapping[str, Any]) -> Row:
+    """The reverse. Raises SessionDamaged for anything but what ``columns_of`` has given for this session."""
+    try:
+        is_ours = checksum(tenant, session, columns) == columns["checksum"]
+    except (TypeError, ValueError):  # SQLite's columns can hold any type
+        is_ours = False
+    if not is_ours:
+        raise SessionDamaged("a row of the session log is damaged")
+    return Row(
+        columns["kind"],
+        columns["created"],
+        columns["fingerprint"],
+        columns["keep_turns"],
+        columns["keep_tokens"],
+        unpack_ids(columns["tokens"]),
+        columns["keep_messages"],
+        json.loads(columns["messages"]),
+        columns["prompt_tokens"],
+        columns["cached"],
+        columns["finish_reason"],
+        columns["receipt"],
+    )
+
+
+def checksum(tenant: str, session: str, columns: Mapping[str, Any]) -> bytes:
+    """16 bytes over all that a row says, and whose it is."""
+    tokens, messages = bytes(columns["tokens"]), str(columns["messages"]).encode()
+    facts = [
+        tenant,
+        session,
+        columns["number"],
+        columns["kind"],
+        columns["created"],
+        columns["fingerprint"],
+        columns["finish_reason"],
+        columns["keep_turns"],
+        columns["keep_tokens"],
+        columns["keep_messages"],
+        columns["prompt_tokens"],
+        columns["cached"],
+        len(tokens),
+        *([] if columns["receipt"] is None else [columns["receipt"]]),  # rows of format 4 have none
+    ]
+    return hashlib.blake2b(json.dumps(facts).encode() + tokens + messages, digest_size=16).digest()
+
+
+def metadata_of(connection: sql.Connection, ids: Iterable[int]) -> dict[int, dict[str, str]]:
+    """The metadata of sessions, by row id; every one of ``ids`` is there."""
+    found: dict[int, dict[str, str]] = {id_: {} for id_ in ids}
+    for label in connection.execute(METADATA, {"ids": [*found]}):
+        found[label.session_id][json.loads(label.key)] = json.loads(label.value)
+    return found
+
+
+def label(key: str, value: str) -> dict[str, str]:
+    """A pair of metadata as columns of ``labels``."""
+    return {"key": json.dumps(key), "value": json.dumps(value)}
+
+
+def alive(now: float) -> sql.ColumnElement[bool]:
+    """Which sessions are not past their TTL."""
+    return sql.or_(sessions.c.expires.is_(None), sessions.c.expires > int(now))
+
+
+def facts_of(row: SessionRow, metadata: dict[str, str], now: float) -> dict[str, Any]:
+    """What SessionSummary and SessionRecord both tell, by its name there, but for the counts."""
+    pinned = row.pinned_until is not None and row.pinned_until > now
+    return {
+        "id": row.session,
+        "created": row.created,
+        "used": int(row.used),
+        "fingerprint": row.fingerprint,
+        "metadata": metadata,
+        "ttl": row.ttl,
+        "expires": row.expires,
+        "pinned_until": row.pinned_until if pinned else None,
+        "parent": None if row.parent is None else (row.parent, row.parent_turn),
+    }
+
+
+def summary_of(row: SessionRow, metadata: dict[str, str], now: float) -> SessionSummary:
+    """A row as a list shows it."""
+    return SessionSummary(turns=row.turns, tokens=row.tokens, messages=row.messages, **facts_of(row, metadata, now))

@@ -1,0 +1,387 @@
+"""A session's timeline: what its rows in the log fold to, and the row that each verb adds to them.
+
+A row says: keep so many turns, tokens and messages of what was there, then append these. So a turn writes its own
+tokens only, and edits and rewinds are rows like any other. Pure values; nothing here knows of a database.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Message = dict[str, Any]
+
+
+class UnknownSession(Exception):
+    """This tenant has no such session. HTTP 404."""
+
+
+class SessionExists(Exception):
+    """There is a session of this id already. HTTP 409."""
+
+
+class SessionMoved(Exception):
+    """Another server, or an earlier try of the same request, has changed the session since it was read. HTTP 409."""
+
+
+class NoSuchPlace(Exception):
+    """The timeline has no such turn, token or message. ``param`` names which of these ("turn", "tokens", "index"),
+    ``last`` is the largest value that it can have now (-1: none)."""
+
+    def __init__(self, param: str, last: int) -> None:
+        super().__init__(f"{param} can be {last} at most")
+        self.param = param
+        self.last = last
+
+
+@dataclass(frozen=True)
+class TurnRecord:
+    """One turn of the current timeline: a prompt, and the reply that ends the turn.
+
+    ``prompt_tokens`` is the length of the timeline where the reply begins, ``tokens`` at its end (equal: it is not
+    known where the reply begins); ``messages`` counts those up to its end. ``cached`` prompt tokens were reused.
+    ``row`` is the one of the log that added the turn: no two turns of a session have the same. ``receipt`` is what the
+    turn cost, as JSON (``server.schemas.objects.CacheReceipt``); None: not known.
+    """
+
+    number: int  # 1, 2... in the current timeline
+    created: int  # Unix seconds
+    prompt_tokens: int
+    tokens: int
+    messages: int
+    cached: int
+    finish_reason: str
+    fingerprint: str
+    row: int = 0
+    receipt: str | None = None
+
+
+@dataclass(frozen=True)
+class SessionSummary:
+    """A session without its text. ``turns``, ``tokens`` and ``messages`` are counts; times are Unix seconds.
+
+    ``used`` is the time of the last change of its timeline. ``fingerprint`` is that of what gives the tokens their
+    meaning (``Tokens.fingerprint``), "" while no turn was logged. ``parent`` is the session it was forked from and the
+    turn it was forked at.
+    """
+
+    id: str
+    created: int
+    used: int
+    turns: int
+    tokens: int
+    messages: int
+    fingerprint: str
+    metadata: dict[str, str]
+    ttl: int | None  # seconds from each change to the end of the session
+    expires: int | None
+    pinned_until: int | None
+    parent: tuple[str, int] | None
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """A session as of its last row. ``tokens`` are ids of the tokenizer that ``fingerprint`` stands for.
+
+    ``messages[:rendered]`` are what ``tokens`` cover; the messages behind are in the log but not among the tokens
+    yet: seeded or edited ones, which the next turn renders. ``version`` names this state of the log for ``expect``:
+    opaque, greater than 0, never the same for two states. The rest is as in SessionSummary.
+    """
+
+    id: str
+    tokens: list[int]
+    messages: list[Message]  # must not be changed
+    fingerprint: str
+    created: int
+    rendered: int = -1  # left out: all of them
+    used: int = 0
+    turns: tuple[TurnRecord, ...] = ()
+    metadata: dict[str, str] = field(default_factory=dict)
+    ttl: int | None = None
+    expires: int | None = None
+    pinned_until: int | None = None
+    parent: tuple[str, int] | None = None
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rendered < 0:
+            object.__setattr__(self, "rendered", len(self.messages))
+
+    @property
+    def summary(self) -> SessionSummary:
+        """The same without text."""
+        return SessionSummary(
+            self.id,
+            self.created,
+            self.used,
+            len(self.turns),
+            len(self.tokens),
+            len(self.messages),
+            self.fingerprint,
+            self.metadata,
+            self.ttl,
+            self.expires,
+            self.pinned_until,
+            self.parent,
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rewind ends: ``turns`` turns and ``tokens`` tokens are left. ``reply`` is the token at which the reply
+    begins that is cut there: read ``record.tokens[reply:tokens]`` for what is left of it; None: no reply is cut."""
+
+    turns: int
+    tokens: int
+    reply: int | None = None
+
+
+def locate(record: SessionRecord, tokens: int) -> Place:
+    """What a rewind to the first ``tokens`` tokens ends at: inside a reply it is cut there; inside a prompt, the end
+    of the reply before it. Raises NoSuchPlace("tokens")."""
+    return place_of_token(record.turns, tokens)
+
+
+def drop_reply(record: SessionRecord) -> SessionRecord:
+    """The record as it was when its last reply was asked for, to generate another one. Nothing is written: the old
+    reply is replaced when the new turn commits (``expect=record.version``), and stays if it never does.
+
+    ``tokens`` are the very prompt of the reply, and ``rendered`` is all of ``messages`` then. Where these ids are not
+    known (an edited or seeded reply, or a turn that was logged without ``prompt_tokens``) they go back to the end of
+    the reply before, and the messages behind are unrendered. A record that does not end with a reply is returned as
+    it is.
+    """
+    if not record.messages or record.messages[-1]["role"] != "assistant":
+        return record
+    messages = record.messages[:-1]
+    if record.rendered < len(record.messages):
+        return replace(record, messages=messages, rendered=min(record.rendered, len(messages)))
+    *kept, last = record.turns  # a rendered reply is the end of a turn
+    turns = tuple(kept)
+    if last.prompt_tokens < last.tokens:
+        tokens, rendered = last.prompt_tokens, len(messages)
+    else:
+        tokens, rendered = (turns[-1].tokens, turns[-1].messages) if turns else (0, 0)
+    return replace(record, tokens=record.tokens[:tokens], messages=messages, rendered=rendered, turns=turns)
+
+
+def at_turn(record: SessionRecord, turn: TurnRecord) -> SessionRecord:
+    """The record as it was at the end of one of its turns, for another session to begin with: its ``version`` is 0."""
+    return replace(
+        record,
+        tokens=record.tokens[: turn.tokens],
+        messages=record.messages[: turn.messages],
+        rendered=turn.messages,
+        turns=record.turns[: turn.number],
+        fingerprint=turn.fingerprint,
+        version=0,
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one row says. ``prompt_tokens`` is set in rows that end with a reply: these add a turn."""
+
+    kind: str  # turn | create | rewind | edit | fork | import
+    created: int
+    fingerprint: str
+    keep_turns: int = 0
+    keep_tokens: int = 0
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    keep_messages: int = 0
+    messages: Sequence[Message] = ()
+    prompt_tokens: int | None = None
+    cached: int = 0
+    finish_reason: str = ""
+    receipt: str | None = None  # of the turn that it adds
+
+
+@dataclass
+class Timeline:
+    """The fold of a session's rows, up to row ``number``. The tokens end where the last turn ends, always."""
+
+    number: int = 0
+    fingerprint: str = ""
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    messages: list[Message] = field(default_factory=list)
+    turns: list[TurnRecord] = field(default_factory=list)
+
+    @property
+    def rendered(self) -> int:
+        """How many messages the tokens cover."""
+        return self.turns[-1].messages if self.turns else 0
+
+    def apply(self, row: Row) -> None:
+        """Add the next row."""
+        del self.turns[row.keep_turns :]
+        del self.tokens[row.keep_tokens :]
+        del self.messages[row.keep_messages :]
+        self.tokens.extend(row.tokens)
+        self.messages.extend(row.messages)
+        self.number += 1
+        self.fingerprint = row.fingerprint
+        if row.prompt_tokens is not None:
+            self.turns.append(
+                TurnRecord(
+                    len(self.turns) + 1,
+                    row.created,
+                    row.prompt_tokens,
+                    len(self.tokens),
+                    len(self.messages),
+                    row.cached,
+                    row.finish_reason,
+                    row.fingerprint,
+                    self.number,
+                    row.receipt,
+                )
+            )
+
+    def ends(self, turns: int) -> tuple[int, int]:
+        """Tokens and messages at the end of that many turns."""
+        return (self.turns[turns - 1].tokens, self.turns[turns - 1].messages) if turns else (0, 0)
+
+
+def turn_row(
+    timeline: Timeline,
+    tokens: array[int],
+    messages: Sequence[Message],
+    prompt_tokens: int,
+    *,
+    cached: int,
+    fingerprint: str,
+    finish_reason: str,
+    receipt: str | None,
+    now: int,
+) -> Row:
+    """One more turn that makes these the whole timeline: what is common is kept, and so are the turns that end in it.
+
+    The row holds its reply also where that says the same as the one it replaces, so that a replay needs no other row.
+    """
+    keep_tokens = common_prefix(timeline.tokens, tokens)
+    is_reply = bool(messages) and messages[-1]["role"] == "assistant"
+    keep_messages = common_prefix(timeline.messages, messages[:-1] if is_reply else messages)
+    return Row(
+        "turn",
+        now,
+        fingerprint,
+        turns_within(timeline.turns, min(keep_tokens, prompt_tokens), keep_messages),
+        keep_tokens,
+        tokens[keep_tokens:],
+        keep_messages,
+        messages[keep_messages:],
+        prompt_tokens,
+        cached,
+        finish_reason,
+        receipt,
+    )
+
+
+def turns_within(turns: Sequence[TurnRecord], tokens: int, messages: int) -> int:
+    """How many turns end within so many tokens and messages."""
+    return sum(turn.tokens <= tokens and turn.messages <= messages for turn in turns)
+
+
+def rewind_row(timeline: Timeline, place: Place, reply: Message | None, now: int) -> Row:
+    """Back to a place. ``reply`` is what is left of a reply which is cut there."""
+    if place.reply is None:
+        tokens, messages = timeline.ends(place.turns)
+        return Row("rewind", now, timeline.fingerprint, place.turns, tokens, keep_messages=messages)
+    if reply is None:
+        raise ValueError("a reply is cut here: what is left of it is needed")
+    cut = timeline.turns[place.turns - 1]
+    return Row(
+        "rewind",
+        now,
+        timeline.fingerprint,
+        place.turns - 1,
+        place.tokens,
+        keep_messages=cut.messages - 1,
+        messages=[reply],
+        prompt_tokens=cut.prompt_tokens,
+        cached=cut.cached,
+        finish_reason="length",
+        receipt=cut.receipt,
+    )
+
+
+def edit_row(timeline: Timeline, index: int, content: str, now: int) -> Row:
+    """Another content for a message; everything behind it is dropped. Raises NoSuchPlace("index")."""
+    if not 0 <= index < len(timeline.messages):
+        raise NoSuchPlace("index", len(timeline.messages) - 1)
+    return revised_row(timeline, index, [{**timeline.messages[index], "content": content}], now)
+
+
+def copied(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterator[Row]:
+    """The rows that make the same timeline from nothing: one per turn, one for what is behind the last turn. With
+    ``turns`` only up to the end of that many. Raises NoSuchPlace("turn")."""
+    if turns is not None and not 0 <= turns <= len(timeline.turns):
+        raise NoSuchPlace("turn", len(timeline.turns))
+    tokens = messages = 0
+    for turn in timeline.turns[:turns]:
+        yield Row(
+            kind,
+            turn.created,
+            turn.fingerprint,
+            turn.number - 1,
+            tokens,
+            timeline.tokens[tokens : turn.tokens],
+            messages,
+            timeline.messages[messages : turn.messages],
+            turn.prompt_tokens,
+            turn.cached,
+            turn.finish_reason,
+            turn.receipt,
+        )
+        tokens, messages = turn.tokens, turn.messages
+    rest = timeline.messages[messages:] if turns is None else []
+    # Also without messages: the fingerprint of the tokens can be a later one than that of the last turn kept.
+    kept = len(timeline.turns) if turns is None else turns
+    yield Row(kind, now, timeline.fingerprint, kept, tokens, keep_messages=messages, messages=rest)
+
+
+def revised_row(timeline: Timeline, keep: int, messages: Sequence[Message], now: int) -> Row:
+    """The messages from number ``keep`` on are these now; the tokens go back to the end of the last reply before.
+    Raises NoSuchPlace("index")."""
+    if not 0 <= keep <= len(timeline.messages):
+        raise NoSuchPlace("index", len(timeline.messages))
+    turns = sum(turn.messages <= keep for turn in timeline.turns)
+    tokens = timeline.ends(turns)[0]
+    return Row("edit", now, timeline.fingerprint, turns, tokens, keep_messages=keep, messages=messages)
+
+
+def turn_of_row(turns: Sequence[TurnRecord], row: int) -> TurnRecord | None:
+    """The turn that a row of the log has added; None where the timeline has left it since."""
+    return next((turn for turn in turns if turn.row == row), None)
+
+
+def place_of_turn(turns: Sequence[TurnRecord], number: int) -> Place:
+    """The end of a turn; 0 is the beginning. Raises NoSuchPlace("turn")."""
+    if not 0 <= number <= len(turns):
+        raise NoSuchPlace("turn", len(turns))
+    return Place(number, turns[number - 1].tokens if number else 0)
+
+
+def place_of_token(turns: Sequence[TurnRecord], tokens: int) -> Place:
+    """See ``locate``."""
+    if not 0 <= tokens <= (turns[-1].tokens if turns else 0):
+        raise NoSuchPlace("tokens", turns[-1].tokens if turns else 0)
+    before = sum(turn.tokens <= tokens for turn in turns)
+    if before < len(turns) and turns[before].prompt_tokens < tokens < turns[before].tokens:
+        return Place(before + 1, tokens, turns[before].prompt_tokens)
+    return place_of_turn(turns, before)
+
+
+def common_prefix(old: Sequence[Any], new: Sequence[Any]) -> int:
+    """How many items two sequences of one type share from the start. Halving keeps the comparison in C."""
+    low, high = 0, min(len(old), len(new))  # old[:low] == new[:low] always
+    if old[:high] == new[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if old[low:middle] == new[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

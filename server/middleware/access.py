@@ -1,0 +1,119 @@
+"""The outermost layer: request ids, the count of every answer, and the last resort for exceptions."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.errors import ApiError
+from server.http.anthropic_errors import speaks_anthropic
+from server.http.error_responses import as_api_error, error_response
+from server.telemetry import logs
+from server.telemetry.metrics import Metrics
+
+logger = logging.getLogger("warmturn.http")
+CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+
+
+class Access:
+    """ASGI middleware: every answer carries ``x-request-id`` (Anthropic's ``request-id`` too) and is counted by route
+    and status; ``state["started"]`` is when its request came, ``state["request_id"]`` its id.
+
+    Nothing that is raised below gets past it: before the answer has begun it becomes a bare 500, after that the
+    connection is closed (streams tell their errors themselves).
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = request_id_of(scope)
+        scope.setdefault("state", {}).update(started=time.perf_counter(), request_id=request_id)
+        logs.begin(request_id)
+        answer = Answer(send, request_id, anthropic=speaks_anthropic(scope["path"]))
+        try:
+            await self.app(scope, receive, answer.send)
+        except Exception as error:
+            told = told_of(error, request_id)
+            if answer.status:
+                raise
+            await error_response(told, scope)(scope, receive, answer.send)
+        finally:
+            self.metrics.answered(route_of(scope), answer.status)
+            logs.answered(scope, route_of(scope), answer.status)
+
+
+class Answer:
+    """What is sent for one request; ``status`` is 0 before it has begun."""
+
+    __slots__ = ("_anthropic", "_request_id", "_send", "status")
+
+    def __init__(self, send: Send, request_id: str, *, anthropic: bool) -> None:
+        self.status = 0
+        self._send = send
+        self._request_id = request_id
+        self._anthropic = anthropic
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass it on, the first one with the request's id."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self._request_id
+            if self._anthropic:
+                headers["request-id"] = self._request_id
+        return self._send(message)
+
+
+class LastResort:
+    """ASGI middleware among the framework's own layers, the outermost of which would answer what nobody has caught in
+    words of its own: it becomes a bare 500 here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            await error_response(told_of(error, scope["state"]["request_id"]), scope)(scope, receive, send)
+
+
+def told_of(error: Exception, request_id: str) -> ApiError:
+    """What a client is told about an exception that nobody has caught, which is logged."""
+    told = as_api_error(error)
+    if told.status_code == 500:
+        logger.exception("request %s failed", request_id, exc_info=error)
+    else:  # its client's fault: a line is enough
+        logger.warning("request %s failed: %s", request_id, told.detail)
+    return told
+
+
+def request_id_of(scope: Scope) -> str:
+    """The client's id when it is harmless text, else a new one."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if CLIENT_ID.match(given) else uuid.uuid4().hex
+
+
+def route_of(scope: Scope) -> str:
+    """The matched route's template, never the path itself: a label must not grow with what clients send."""
+    return str(getattr(scope.get("route"), "path", "unmatched"))

@@ -1,0 +1,113 @@
+"""Who calls: keys, one per tenant, and without any the names of hosts, before anything else looks at the request.
+
+A key comes as ``Authorization: Bearer KEY`` or, as Anthropic's clients send it, as ``x-api-key``."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import ApiError
+from server.http import page
+from server.http.error_responses import error_response
+
+OPEN_PATHS = frozenset({"/health", "/health/live"})  # exact matches of scope["path"]; everything else needs a key
+DEFAULT_TENANT = "default"
+
+
+class Keyring:
+    """The tenants and the SHA-256 digests of their keys; the keys themselves are not kept."""
+
+    def __init__(self, api_keys: Mapping[str, str]) -> None:
+        self._digests = [(tenant, digest(key.encode())) for tenant, key in api_keys.items()]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def tenant(self, authorization: bytes | None) -> str | None:
+        """Whose key an Authorization header carries; without any configured key everybody is one tenant."""
+        if not self._digests:
+            return DEFAULT_TENANT
+        scheme, _, key = (authorization or b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            return None
+        given = digest(key.strip())
+        found = None
+        for tenant, known in self._digests:  # all of them, so that the time tells nothing
+            if hmac.compare_digest(known, given):
+                found = tenant
+        return found
+
+
+def digest(key: bytes) -> bytes:
+    """SHA-256."""
+    return hashlib.sha256(key).digest()
+
+
+class Hosts:
+    """The names under which a server without keys answers. A web page can point a name of its own at this machine and
+    then is, for the browser, of one origin with the server (DNS rebinding); an address has no such names."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = {"localhost", *names}
+
+    def allow(self, given: Sequence[str]) -> bool:
+        """Whether the Host headers of a request are one allowed name or address, or none, as no browser would send."""
+        if not given or "*" in self._names:
+            return True
+        host = given[0].lower()
+        if host.startswith("["):
+            name, bracket, _ = host[1:].partition("]")
+            name = name if bracket else ""
+        else:
+            name = host.partition(":")[0].removesuffix(".")
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return len(given) == 1 and name in self._names
+        return len(given) == 1
+
+
+class Guard:
+    """ASGI middleware: a request without a valid key gets a 401, and where there are no keys, one for a name that is
+    not among ``hosts`` a 403; the others carry ``state["tenant"]``."""
+
+    def __init__(self, app: ASGIApp, keyring: Keyring, hosts: Hosts) -> None:
+        self.app = app
+        self.keyring = keyring
+        self.hosts = hosts
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "lifespan":
+            return self.app(scope, receive, send)
+        if scope["type"] != "http":  # no websockets here
+            return send({"type": "websocket.close", "code": 1008})
+        if scope["path"] not in OPEN_PATHS:
+            headers = Headers(scope=scope)
+            if not self.keyring and not self.hosts.allow(headers.getlist("host")):
+                return error_response(misdirected(), scope)(scope, receive, send)
+            if page.is_asked_for(scope):  # files, by their exact paths
+                return self.app(scope, receive, send)
+            values = headers.getlist("authorization") or [f"Bearer {key}" for key in headers.getlist("x-api-key")]
+            tenant = self.keyring.tenant(values[0].encode("latin-1") if len(values) == 1 else None)
+            if tenant is None:
+                return error_response(denied(bool(values)), scope)(scope, receive, send)
+            scope.setdefault("state", {})["tenant"] = tenant
+        return self.app(scope, receive, send)
+
+
+def denied(given: bool) -> ApiError:
+    """The 401: says whether a key was missing or wrong, and nothing about the route."""
+    message = "The API key is not valid." if given else "An API key is needed: Authorization: Bearer KEY."
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def misdirected() -> ApiError:
+    """The 403 for a name that could be anybody's."""
+    message = "This server has no API keys and does not answer under this name: see --allowed-host."
+    return ApiError(403, message, code="host_not_allowed")

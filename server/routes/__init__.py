@@ -1,1 +1,0 @@
-"""One module per resource; each has a ``router``."""

@@ -1,0 +1,231 @@
+"""Items: what responses and conversations are made of, as the wire has them and as messages of the log hold them.
+
+A message of the log that came from here has ``items``: for each item that it makes up, its id, how many characters of
+the message's text are its own, and "incomplete" where it is. So an item has the same id wherever it is shown. Messages
+that came another way are shown as items too, with ids made of what they say and where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from server.log.identity import SESSION_ID
+from server.log.timeline import Message
+
+Status = Literal["in_progress", "completed", "incomplete"]
+ITEM_KINDS = ("msg", "fc", "fco", "rs")
+OURS = ("items", "instructions", "dropped", "begun")  # fields of messages that are no template's business
+
+
+# --- ids ------------------------------------------------------------------------------------------------------
+
+
+def new_id(kind: str, session: str | None) -> str:
+    """An id that is used once. The session is in it, for routers; what has none is nowhere to be found again."""
+    return f"{kind}_{secrets.token_hex(16)}" if session is None else f"{kind}_{session}_{secrets.token_hex(6)}"
+
+
+def parsed_id(given: str, *kinds: str) -> tuple[str, str] | None:
+    """Session and key of an id of one of these kinds; None for what is no such id."""
+    kind, _, rest = given.partition("_")
+    session, _, key = rest.rpartition("_")
+    ours = kind in kinds and SESSION_ID.match(session) and key.isalnum() and key.isascii() and len(key) <= 32
+    return (session, key) if ours else None
+
+
+# --- the wire's objects -----------------------------------------------------------------------------------------
+
+
+class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+    """What a client said."""
+
+    text: str
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One alternative."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """One token of the answer."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[TopLogprob]
+
+
+class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    """What the model said. Without log-probabilities the list is empty."""
+
+    text: str
+    annotations: list[None] = []
+    logprobs: list[Logprob] = []
+
+
+class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+    """What the model thought."""
+
+    text: str
+
+
+class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
+    """A message."""
+
+    id: str
+    role: str
+    content: list[InputText | OutputText]
+    status: Status = "completed"
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+    """Reasoning. ``encrypted_content`` stands for ``content`` where a client asks for it: see ``sealed``."""
+
+    id: str
+    content: list[ReasoningText]
+    summary: list[None] = []
+    encrypted_content: str | UnsetType = UNSET
+    status: Status = "completed"
+
+
+class CallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    """A call of a function; ``arguments`` is a JSON text."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Status = "completed"
+
+
+class CallOutputItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
+    """What a function gave back."""
+
+    id: str
+    call_id: str
+    output: str | list[InputText]
+    status: Status = "completed"
+
+
+Item = MessageItem | ReasoningItem | CallItem | CallOutputItem
+Entry = list[Any]  # id, characters, and "incomplete" if it is
+
+
+def entry(id: str, text: str, status: Status = "completed") -> Entry:
+    """An item as its message tells of it."""
+    return [id, len(text)] if status == "completed" else [id, len(text), status]
+
+
+# --- messages as items ------------------------------------------------------------------------------------------
+
+
+def items_of(messages: Sequence[Message], session: str) -> Iterator[tuple[int, Item]]:
+    """All items of a timeline, each with the number of its message."""
+    for number, message in enumerate(messages):
+        for item in message_items(message, session, number):
+            yield number, item
+
+
+def message_items(message: Message, session: str, number: int) -> Iterator[Item]:
+    """The items that a message is made of; none for instructions, which belong to one response."""
+    if message.get("instructions"):
+        return
+    role = message["role"]
+    entries = entries_of(message, session, number)
+    if role == "tool":
+        yield CallOutputItem(entries[0][0], message["tool_call_id"], message["content"])
+    elif role != "assistant":
+        yield MessageItem(entries[0][0], role, [InputText(message["content"])])
+    else:
+        yield from reply_items(message, entries)
+
+
+def reply_items(message: Message, entries: Sequence[Entry]) -> Iterator[Item]:
+    """A reply's items. Where its text was changed since, the last item of a kind has what is left of that kind."""
+    texts = {"rs": message.get("reasoning_content", ""), "msg": message["content"]}
+    last = {kind_of(entry): index for index, entry in enumerate(entries)}
+    calls = iter(message.get("tool_calls", ()))
+    for index, (id, size, *marks) in enumerate(entries):
+        kind = kind_of([id])
+        status: Status = "incomplete" if marks else "completed"
+        if kind == "fc":
+            call = next(calls, None)
+            if call is not None:
+                function = call["function"]
+                yield CallItem(id, call["id"], function["name"], function["arguments"], status)
+            continue
+        end = len(texts[kind]) if index == last[kind] else size
+        text, texts[kind] = texts[kind][:end], texts[kind][end:]
+        if kind == "rs":
+            yield ReasoningItem(id, [ReasoningText(text)], status=status)
+        else:
+            yield MessageItem(id, "assistant", [OutputText(text)], status)
+
+
+def entries_of(message: Message, session: str, number: int) -> list[Entry]:
+    """The ``items`` of a message, made up where it has none."""
+    told = message.get("items")
+    if told:
+        return [*told]
+    digest = hashlib.blake2b(repr((number, message["role"], message["content"])).encode(), digest_size=6).hexdigest()
+
+    def made(kind: str, text: str, count: int = 0) -> Entry:
+        return [f"{kind}_{session}_{digest}" + (f"x{count}" if count else ""), len(text)]
+
+    if message["role"] == "tool":
+        return [made("fco", message["content"])]
+    entries = [made("rs", message["reasoning_content"])] if message.get("reasoning_content") else []
+    calls = message.get("tool_calls", ())
+    if message["content"] or not (calls or entries):
+        entries.append(made("msg", message["content"]))
+    return entries + [made("fc", "", count) for count, _ in enumerate(calls, 1)]
+
+
+def kind_of(entry: Entry) -> str:
+    """The kind that an id begins with."""
+    return str(entry[0]).partition("_")[0]
+
+
+def without(message: Message, session: str, number: int, id: str) -> Message | None:
+    """A message without one of its items; None where nothing is left of it."""
+    entries = entries_of(message, session, number)
+    rest = [entry for entry in entries if entry[0] != id]
+    if not rest:
+        return None
+    left: Message = {**message, "content": "", "items": rest}
+    left.pop("reasoning_content", None)
+    left.pop("tool_calls", None)
+    calls = []
+    for item, call in paired(reply_items(message, entries), message.get("tool_calls", ())):
+        match item:
+            case _ if item.id == id:
+                pass
+            case MessageItem():
+                left["content"] += item.content[0].text
+            case ReasoningItem():
+                left["reasoning_content"] = left.get("reasoning_content", "") + item.content[0].text
+            case CallItem():
+                calls.append(call)
+    return {**left, "tool_calls": calls} if calls else left
+
+
+def paired(items: Iterable[Item], calls: Sequence[Any]) -> Iterator[tuple[Item, Any]]:
+    """Items, those that are calls with what the message holds of the call."""
+    waiting = iter(calls)
+    for item in items:
+        yield item, next(waiting) if isinstance(item, CallItem) else None
+
+
+def bare(message: Message) -> Message:
+    """A message as templates read it."""
+    return {name: value for name, value in message.items() if name not in OURS}

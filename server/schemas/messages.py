@@ -1,0 +1,181 @@
+"""The messages of a chat as the wire has them, and as the log holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from server import surrogates
+from server.errors import bad_request
+from server.log.timeline import Message as Logged
+from server.schemas.strict import Harmless, Strict, missing, wrong
+
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 128
+MAX_ID = 256  # characters
+NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+PART_TYPES = frozenset({"image_url", "input_audio", "file", "video_url", "audio_url", "image"})
+
+
+def only_text(value: object) -> object:
+    """A better word for the part types that exist elsewhere."""
+    if isinstance(value, str) and value in PART_TYPES:
+        raise ValueError("names a kind of content that is not supported by this server: only text is")
+    return value
+
+
+def only_roles(value: object) -> object:
+    """The same for the role of messages before there were tools."""
+    if value == "function":
+        raise ValueError("cannot be this: function messages are deprecated, send tool messages")
+    return value
+
+
+class TextPart(Strict):
+    """A piece of text within a message; that of an assistant's refusal is its text too."""
+
+    LATER: ClassVar[Harmless] = dict.fromkeys(
+        sorted(PART_TYPES), ()
+    )  # parts of another kind hold their content under its name
+    type: Annotated[Literal["text", "refusal"], BeforeValidator(only_text)]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def has_its_text(self) -> Self:
+        """The field that the type names, and not the other one."""
+        if getattr(self, self.type) is None:
+            raise missing(self.type)
+        if self.text is not None and self.refusal is not None:
+            raise wrong("text" if self.type == "refusal" else "refusal", "does not belong to this type")
+        return self
+
+    @property
+    def plain(self) -> str:
+        """What it says."""
+        return self.text or self.refusal or ""
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[Annotated[list[TextPart], Field(min_length=1, max_length=1000), Field(fail_fast=True)], Tag("<parts>")],
+    Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
+]
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+CallArguments = Annotated[str, AfterValidator(surrogates.mended)]  # a JSON text if all went well
+
+
+def plain_text(content: str | list[TextPart]) -> str:
+    """A message's content as one text. Parts are joined by line ends."""
+    return content if isinstance(content, str) else "\n".join(part.plain for part in content)
+
+
+class CalledFunction(Strict):
+    """What an earlier reply called."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    arguments: CallArguments
+
+
+class SentCall(Strict):
+    """A call of an earlier reply. ``index`` is what clients keep that put a call together from a stream."""
+
+    id: Id
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+    def plain(self) -> dict[str, object]:
+        """As the log holds it."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class Message(Strict):
+    """One message of a chat; with ``prefix`` it is the beginning of the reply. The harmless values are what clients
+    send back of an earlier one."""
+
+    LATER: ClassVar[Harmless] = {"audio": (), "function_call": (), "annotations": ([],)}
+    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(only_roles)]
+    content: Content | None = None
+    name: Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$")] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Annotated[list[SentCall], Field(max_length=MAX_TOOLS), Field(fail_fast=True)] = Field(
+        default_factory=list
+    )
+    tool_call_id: Id | None = None
+    provider_specific_fields: dict[str, Any] | None = None  # what LiteLLM keeps of a reply; nobody looks at it
+    prefix: bool = False
+
+    @model_validator(mode="after")
+    def fits_its_role(self) -> Self:
+        """Each field where it belongs, and all that its role needs."""
+        if self.role != "assistant":
+            for field in ("refusal", "reasoning_content", "reasoning", "tool_calls", "prefix"):
+                if getattr(self, field):
+                    raise wrong(field, "belongs to assistant messages only")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            if self.role == "tool":
+                raise missing("tool_call_id")
+            raise wrong("tool_call_id", "belongs to tool messages only")
+        thoughts = {self.reasoning, self.reasoning_content} - {None, ""}
+        if len(thoughts) > 1:
+            raise wrong("reasoning", "differs from reasoning_content")
+        says_more = self.tool_calls or self.refusal is not None or self.thought
+        if self.content is None and not says_more:
+            raise missing("content")
+        return self
+
+    @property
+    def thought(self) -> str:
+        """The reasoning in front of a reply; "" for none."""
+        return self.reasoning_content or self.reasoning or ""
+
+    def plain(self) -> Logged:
+        """As templates and the log take it: ``role`` and ``content`` always, of ``name``, ``reasoning_content``,
+        ``tool_calls`` and ``tool_call_id`` those that it has."""
+        texts = [plain_text(self.content) if self.content is not None else "", self.refusal or ""]
+        message: Logged = {"role": self.role, "content": "\n".join(text for text in texts if text)}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.thought:
+            message["reasoning_content"] = self.thought
+        if self.tool_calls:
+            message["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True)]
+
+
+def check_calls(past: Sequence[Logged], new: Sequence[Logged], param: str = "messages") -> None:
+    """Tool messages of ``new`` answer calls of the assistant message before them (which may be in ``past``), each call
+    once, and calls of one message have ids of their own. Calls without an answer are taken: who was interrupted may go
+    on with other words. Raises a 400 that names the id, as in ``messages[3].tool_call_id``."""
+    start = len(past)
+    while start and past[start - 1]["role"] == "tool":
+        start -= 1
+    whole = [*past[max(0, start - 1) :], *new]
+    first_new = len(whole) - len(new)
+    waiting: set[str] = set()
+    for index, message in enumerate(whole, -first_new):
+        where = f"{param}[{index}]"
+        if message["role"] != "tool":
+            waiting = set()
+            for number, call in enumerate(message.get("tool_calls", ())):
+                if call["id"] in waiting and index >= 0:
+                    field = f"{where}.tool_calls[{number}].id"
+                    raise bad_request(f"{field} is that of an earlier call of this message.", field, "invalid_value")
+                waiting.add(call["id"])
+        elif message["tool_call_id"] in waiting:
+            waiting.remove(message["tool_call_id"])
+        elif index >= 0:
+            field = f"{where}.tool_call_id"
+            problem = "is not that of a call in the assistant message before it, or was answered already"
+            raise bad_request(f"{field} {problem}.", field, "invalid_value")

@@ -1,0 +1,327 @@
+"""The wire's requests. Strict: a field is honoured, or it is refused by its name; ``null`` means absent.
+
+What a later version will honour is in ``LATER``, with the values that ask for nothing and are therefore taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from scheduler.protocol import LEAST_TOP_P, Generation, Sampling, Stopping
+from server.schemas.formats import Formatted
+from server.schemas.messages import MAX_MESSAGES, Content, Messages
+from server.schemas.metadata import Metadata
+from server.schemas.strict import Harmless, Strict, wrong
+from server.schemas.tools import Tooled
+from server.schemas.vendor_fields import LATER as LATER_OF_VENDORS
+from server.schemas.vendor_fields import VendorFields
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1000
+MAX_CHOICES = 16
+INT32 = 2**31 - 1
+INT64 = 2**63 - 1
+HALF_AN_HOUR, DAY = 1800, 86_400  # seconds
+T = TypeVar("T")
+TOKEN_ID = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
+
+
+class StreamOptions(Strict):
+    """What a stream carries besides its content."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class CacheOptions(Strict):
+    """For how long the cache is to be kept at least. All that is computed is kept: there are no breakpoints."""
+
+    mode: Literal["implicit"] = "implicit"
+    ttl: Literal["30m"] = "30m"
+
+
+def bias(value: object) -> object:
+    """``logit_bias`` by token id; ids beyond the vocabulary are found later, where the model is known."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object from token ids to numbers")
+    biases = {}
+    for key, amount in value.items():
+        if not isinstance(key, (str, int)) or not TOKEN_ID.match(str(key)):
+            raise ValueError("must have token ids as keys")
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not -100 <= amount <= 100:
+            raise ValueError("must have numbers from -100 to 100 as values")
+        biases[int(key)] = float(amount)
+    return biases
+
+
+def stops(value: object) -> object:
+    """``stop`` as a list."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list):
+        if len(texts) > MAX_STOPS:
+            raise ValueError(f"can hold at most {MAX_STOPS} strings")
+        if not all(isinstance(text, str) and 1 <= len(text) <= MAX_STOP_CHARS for text in texts):
+            raise ValueError(f"must hold strings of 1 to {MAX_STOP_CHARS} characters")
+    return texts
+
+
+def either(given: T | None, silent: T) -> T:
+    """What a request says, else what holds where it is silent."""
+    return silent if given is None else given
+
+
+def default(otherwise: str) -> str:
+    """What the API's page says of a parameter for which a model may have a value."""
+    return f"default: the model's (`--generation-config`), else {otherwise}"
+
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(ge=0, le=1)]
+TokenId = Annotated[int, Field(ge=0, le=INT32)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Stops = Annotated[
+    list[str],
+    BeforeValidator(stops),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+                {
+                    "type": "array",
+                    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
+                    "maxItems": MAX_STOPS,
+                },
+            ]
+        }
+    ),
+]
+Bias = Annotated[
+    dict[int, float],
+    BeforeValidator(bias),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+]
+
+LATER_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
+    "service_tier": ("auto", "default"),
+}
+
+
+class TurnRequest(Strict):
+    """What every endpoint that generates has: how to sample, when to end, and whether to stream."""
+
+    model: str = Field("", max_length=512)
+    temperature: Temperature | None = Field(None, description=default("1.0"))
+    top_p: TopP | None = Field(None, description=default("1.0"))
+    top_k: Annotated[int, Field(ge=-1, le=INT32)] | None = Field(None, description=default("0"))
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description=default("0.0"))
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = Field(None, description=default("1.0"))
+    seed: int | None = Field(None, ge=-INT64 - 1, le=INT64)
+    logit_bias: Bias = Field(default_factory=dict)
+    stop: Stops | None = Field(None, description=default("none"))
+    stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] = Field(default_factory=list)
+    min_tokens: int = Field(0, ge=0, le=INT32)
+    ignore_eos: bool = False
+    stream: bool = False
+    user: str = Field("", max_length=512)  # the client's own note about its user; kept out of everything
+
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None  # a tenant's requests find each other anyway
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    prompt_cache_options: CacheOptions | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+
+    @model_validator(mode="after")
+    def fits_together(self) -> Self:
+        """Checks across fields."""
+        limit = self.token_limit
+        if limit is not None and self.min_tokens > limit:
+            raise PydanticCustomError("value_error", "cannot be more than max_tokens", {"field": "min_tokens"})
+        return self
+
+    @property
+    def salt(self) -> str:
+        """What parts the cache of this request from its tenant's other ones; "" where nothing does."""
+        return "" if self.cache_salt is None else hashlib.sha256(self.cache_salt.encode()).hexdigest()[:32]
+
+    @property
+    def keep_seconds(self) -> int:
+        """For how long the cache is asked to be kept; 0: as long as there is room."""
+        if self.prompt_cache_retention == "24h":
+            return DAY
+        return 0 if self.prompt_cache_options is None else HALF_AN_HOUR
+
+    @property
+    def keep_until(self) -> float:
+        """The same as a time that begins now, for ``Submit``."""
+        return time.time() + self.keep_seconds if self.keep_seconds else 0.0
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens that may be generated; None when the client left it open."""
+        raise AssertionError("each endpoint names its own")
+
+    @property
+    def yields(self) -> bool:
+        """Whether a ``token_limit`` beyond the context is lowered to what is left of that; else it is refused."""
+        return False
+
+    @property
+    def token_logprobs(self) -> int | None:
+        """For how many alternatives of each token log-probabilities are wanted; None for none at all."""
+        raise AssertionError("each endpoint names its own")
+
+    def sampling(self, choice: int, silent: Generation, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
+        """How choice number ``choice`` draws: with a seed of its own, so that choices differ and repeat. ``silent``
+        holds for what the request does not say; ``bad_words`` are token ids."""
+        seed = self.seed
+        if seed is not None:
+            seed = (seed + choice + INT64 + 1) % (2 * INT64 + 2) - INT64 - 1
+        return Sampling(
+            temperature=either(self.temperature, silent.temperature),
+            top_p=max(either(self.top_p, silent.top_p), LEAST_TOP_P),  # 0 means: only the likeliest token
+            top_k=max(either(self.top_k, silent.top_k), 0),
+            min_p=either(self.min_p, silent.min_p),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=either(self.repetition_penalty, silent.repetition_penalty),
+            seed=seed,
+            logit_bias=self.logit_bias,
+            bad_words=bad_words,
+        )
+
+    def stopping(self, max_tokens: int | None, silent: Generation) -> Stopping:
+        """When a choice ends. The stop strings of ``silent`` are like end-of-sequence tokens: they end a reply unless
+        the request has stop strings of its own, or ignores such ends."""
+        return Stopping(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            stop=tuple(either(self.stop, () if self.ignore_eos else silent.stop)),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class GenerationRequest(Formatted, VendorFields, TurnRequest):
+    """What chats and completions have in common."""
+
+    session_id: str | None = None
+    safety_identifier: str = Field("", max_length=512)  # another such note
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="after")
+    def streams(self) -> Self:
+        """What is said about a stream needs one."""
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("value_error", "needs stream: true", {"field": "stream_options"})
+        return self
+
+    @property
+    def salt(self) -> str:
+        return self.unshared or super().salt
+
+
+class Prediction(Strict):
+    """What a client expects the reply to say. It saves nothing here, and the reply does not depend on it."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class ReplyRequest(Tooled, GenerationRequest):
+    """A chat without its messages: how the reply is to be made."""
+
+    LATER: ClassVar[Harmless] = {
+        **LATER_EVERYWHERE,
+        **LATER_OF_VENDORS,
+        "functions": (),
+        "function_call": (),
+        "modalities": (["text"],),
+        "audio": (),
+        "web_search_options": (),
+        "moderation": (),
+    }
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    reasoning_history: Literal["keep", "drop"] = "keep"
+    chat_template_kwargs: Annotated[dict[str, str | int | float | bool], Field(max_length=16)] = Field(
+        default_factory=dict
+    )
+    service_tier: Literal["auto", "default"] | None = None
+    store: bool = False
+    metadata: Metadata | None = None
+    prediction: Prediction | None = None
+    max_tokens: int | None = Field(None, ge=1, le=INT32)
+    max_completion_tokens: int | None = Field(None, ge=1, le=INT32)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def agrees(self) -> Self:
+        """Checks across the fields of chats."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("value_error", "needs logprobs: true", {"field": "top_logprobs"})
+        if self.n_probs and self.top_logprobs not in (None, self.n_probs):
+            raise wrong("n_probs", "differs from top_logprobs")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) == 2:
+            raise PydanticCustomError("value_error", "differs from max_completion_tokens", {"field": "max_tokens"})
+        return self
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last message is the beginning of the reply."""
+        return False
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def token_logprobs(self) -> int | None:
+        return self.n_probs or ((self.top_logprobs or 0) if self.logprobs else None)
+
+    @property
+    def echoed(self) -> str:
+        """What the reply is told to begin with, beside what is generated."""
+        return ""
+
+
+class ChatRequest(ReplyRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: Messages = Field(min_length=1, max_length=MAX_MESSAGES)
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def ends_where_the_reply_begins(self) -> Self:
+        """The beginning of a reply is an assistant's words, and the last of all."""
+        if any(message.prefix for message in self.messages[:-1]):
+            raise wrong("messages", "can have prefix: true in the last message only")
+        last = self.messages[-1].plain()
+        if self.goes_on and (last["role"] != "assistant" or not last["content"] or "tool_calls" in last):
+            raise wrong("messages", "must end with text of the assistant, if the reply is to continue that")
+        if self.add_generation_prompt is not None and self.add_generation_prompt is self.goes_on:
+            problem = "cannot be true where the final message is continued, nor false where it is not"
+            raise wrong("add_generation_prompt", problem)
+        return self
+
+    @property
+    def goes_on(self) -> bool:
+        return self.continue_final_message or self.messages[-1].prefix
+
+    @property
+    def echoed(self) -> str:
+        last = self.messages[-1].plain()
+        return str(last["content"]) if self.echo and last["role"] == "assistant" else ""

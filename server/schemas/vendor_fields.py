@@ -1,0 +1,110 @@
+"""What clients of vLLM and llama.cpp send beside OpenAI's parameters, and what replies tell them for it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Self
+
+from msgspec import UNSET, UnsetType
+from pydantic import Field, model_validator
+
+from scheduler.protocol import TokenLogprob
+from server.schemas.objects import PromptLogprob
+from server.schemas.strict import Strict, wrong
+
+MAX_WORDS = 100
+MAX_WORD_CHARS = 100
+FLOOR = -9999.0  # what OpenAI writes for impossible tokens; JSON has no infinity
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+# What their other fields may hold that asks for nothing; any other value is refused by the field's name.
+LATER: Mapping[str, tuple[object, ...]] = {
+    "allowed_token_ids": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1.0, 1),
+    "logits_processors": (),
+    "priority": (0,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+
+
+class VendorFields(Strict):
+    """The fields, all of them extensions of OpenAI's. ``cache_prompt`` and ``n_probs`` are llama.cpp's."""
+
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    bad_words: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]], Field(max_length=MAX_WORDS)
+    ] = Field(default_factory=list)
+    skip_special_tokens: bool = True
+    cache_prompt: bool = True
+    n_probs: int = Field(0, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def comes_at_once(self) -> Self:
+        """A stream has no place for the log-probabilities of its prompt."""
+        if self.prompt_logprobs is not None and getattr(self, "stream", False):
+            raise wrong("prompt_logprobs", "cannot be told in a stream")
+        return self
+
+    @cached_property
+    def unshared(self) -> str:
+        """What parts this request's cache from any other's, where it is to reuse nothing; else ""."""
+        return "" if self.cache_prompt else uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class TokenWish:
+    """What a reply tells of its tokens. ``ids``: those of prompt and reply; ``logprobs``: how many alternatives of each
+    have log-probabilities (None: not even the token itself), by the names ``token_id:N`` if ``as_ids``; ``prompt``:
+    the same for the prompt's tokens."""
+
+    logprobs: int | None = None
+    ids: bool = False
+    as_ids: bool = False
+    prompt: int | None = None
+
+    @classmethod
+    def of(cls, body: VendorFields, logprobs: int | None) -> TokenWish:
+        """What a request asked for; ``logprobs``: of its reply's tokens."""
+        return cls(logprobs, body.return_token_ids, body.return_tokens_as_token_ids, body.prompt_logprobs)
+
+    def name(self, token: int, text: str) -> str:
+        """A token as log-probabilities call it."""
+        return f"token_id:{token}" if self.as_ids else text
+
+    def told(self, ids: Sequence[int]) -> list[int] | UnsetType:
+        """Token ids, if they are wanted."""
+        return [*ids] if self.ids else UNSET
+
+    def of_prompt(self, entries: Sequence[TokenLogprob]) -> PromptLogprobs | UnsetType:
+        """vLLM's form: one entry per token of the prompt, null for the first."""
+        most = self.prompt
+        return UNSET if most is None else [prompt_logprob(entry, most) for entry in entries]
+
+
+NO_WISH = TokenWish()
+
+
+def prompt_logprob(entry: TokenLogprob, most: int) -> dict[str, PromptLogprob] | None:
+    """Token id -> log-probability of the ``most`` likeliest tokens and of the prompt's own. The rank of that is told
+    where it is among the alternatives."""
+    if entry.logprob is None:
+        return None
+    ranked = {id: (rank, text, value) for rank, (id, text, _, value) in enumerate(entry.top, 1)}
+    own = ranked.get(entry.token_id, (None, entry.text, entry.logprob))
+    shown = {entry.token_id: own, **dict([*ranked.items()][:most])}
+    return {str(id): PromptLogprob(finite(value), rank, text) for id, (rank, text, value) in shown.items()}
+
+
+def finite(logprob: float | None) -> float:
+    """A number for JSON."""
+    return FLOOR if logprob is None else max(logprob, FLOOR)

@@ -1,0 +1,297 @@
+"""What ``/metrics`` shows, in a registry of its own.
+
+Everything is counted in plain numbers on the event loop and becomes series when it is asked for: what is counted once a
+token or once a request has to cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scheduler.protocol import Delta, FinishReason, Miss, ModelFacts, Receipt, Stats
+from server import __version__
+from server.log.recovery.salvage import Salvage
+from server.schemas.objects import MissReason
+from server.telemetry.figures import Counts, Distribution
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "warmturn_"
+FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+TURN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)  # tokens
+TIERS = ("device", "host", "disk", "remote")
+SALVAGED = ("whole", "refused", "nameless")  # what becomes of the sessions of a damaged log, by names in ``Salvage``
+UNKNOWN_MISS = "recomputed"  # nobody knows why it was
+GAUGES = {  # by their names in ``Stats``
+    "running": ("running", "Turns in the batch"),
+    "waiting": ("waiting", "Turns in the queue"),
+    "sessions": ("sessions", "Sessions whose KV is in memory"),
+    "disk_bytes": ("disk_bytes", "KV on disk"),
+    "disk_bytes_total": ("disk_bytes_capacity", "What KV may take on disk; 0: there is no disk tier"),
+    "disk_sessions": ("disk_sessions", "Sessions whose KV is on disk"),
+    "disk_pending": ("disk_pending_sessions", "Idle sessions whose newest KV is not on disk yet"),
+    "disk_failing": ("disk_failing", "1 while the disk takes no KV, being full or broken"),
+    "remote_bytes": ("remote_bytes", "KV in the remote tier"),
+    "remote_bytes_total": ("remote_bytes_capacity", "What KV may take in the remote tier; 0: no tier, or no limit"),
+}
+COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted turns, reused ones included"),
+    "cached_tokens": ("cached_tokens", "Prompt tokens that were reused from a session's KV"),
+    "generated_tokens": ("generated_tokens", "Tokens generated"),
+    "steps": ("steps", "Steps of the engine"),
+    "preemptions": ("preemptions", "Turns that had to wait again because pages ran out"),
+    "disk_saves": ("session_saves", "Files of KV written, each the newest part of one session"),
+    "disk_written": ("disk_written_bytes", "KV written to disk"),
+    "disk_read": ("disk_read_bytes", "KV read from disk"),
+    "disk_errors": ("disk_errors", "Reads and writes of KV that the file system refused or had no room for"),
+    "disk_damaged": ("disk_damaged_files", "Files of KV that failed their checks, and were removed"),
+}
+EVICTIONS = {"device": "evictions", "host": "host_evictions", "disk": "disk_evictions"}  # tier -> name in ``Stats``
+PAGES = {"device": ("pages_device", "pages_device_total"), "host": ("pages_host", "pages_host_total")}
+FILES = {"disk": ("disk_bytes", "disk_bytes_total"), "remote": ("remote_bytes", "remote_bytes_total")}
+
+
+class Metrics(Collector):
+    """Counters only grow, also when an engine dies and a fresh one, with another process id, counts from zero again."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        ProcessCollector("warmturn_engine", pid=lambda: self._stats.pid, registry=self.registry)
+        self._stats = Stats()
+        self._ready = False
+        self._engine = 0  # process id of the last engine
+        self._before: Counter[str] = Counter()  # what earlier engines have counted, by names in ``Stats``
+        self._missed: Counter[str] = Counter()  # and their misses
+        self._model: tuple[str, ModelFacts] | None = None
+        self.requests = _counts("requests", "Requests answered", "route", "status")
+        self.turns = _counts("turns", "Turns ended", "finish_reason", known=tuple(FinishReason))
+        self.reused = _counts("prompt_tokens_cached", "Prompt tokens reused, by where they lay", "tier", known=TIERS)
+        self.restores = _counts(
+            "session_restores", "Turns whose KV came back from a lower tier", "tier", known=TIERS[1:]
+        )
+        self.hits = _counts("session_hits", "Turns of a session that computed nothing of its past again")
+        self.misses = _counts(
+            "session_misses",
+            "Turns of a session that computed some of its past again",
+            "reason",
+            known=(UNKNOWN_MISS, *MissReason),
+        )
+        self.restarts = _counts("engine_restarts", "Engines that took the place of one that ended")
+        self.salvages = _counts("log_salvages", "Starts at which the session log was damaged")
+        self.salvaged = _counts(
+            "log_salvaged_sessions", "Sessions of a damaged log, by outcome", "state", known=SALVAGED
+        )
+        self.older = _counts("log_rollbacks", "Starts at which the session log was an older one than before")
+        self.first = _times("time_to_first_token_seconds", "Request to first token", FIRST_TOKEN_BUCKETS)
+        self.between = _times("inter_token_latency_seconds", "From token to token", TOKEN_BUCKETS)
+        self.whole = _times("e2e_request_latency_seconds", "Request to the end of its turn", TURN_BUCKETS)
+        self.queue = _times("request_queue_time_seconds", "Waiting for admission", WAIT_BUCKETS)
+        self.prefill = _times("request_prefill_time_seconds", "Admission to first token", TURN_BUCKETS)
+        self.decode = _times("request_decode_time_seconds", "First token to the end of the turn", TURN_BUCKETS)
+        self.restore = _times("session_restore_seconds", "Reading a session's KV from disk or remote", WAIT_BUCKETS)
+        self.prompts = _times("request_prompt_tokens", "Prompt tokens of a turn", LENGTH_BUCKETS)
+        self.replies = _times("request_generation_tokens", "Generated tokens of a turn", LENGTH_BUCKETS)
+        self._own = [figure for figure in vars(self).values() if isinstance(figure, Counts | Distribution)]
+
+    # --- what happens -----------------------------------------------------------------------------------------
+
+    def log_opened(self, salvage: Salvage | None, older: bool) -> None:
+        """Take over what the log found when it was opened."""
+        self.older.add(older)
+        if salvage is not None:
+            self.salvages.add(1)
+            for state in SALVAGED:
+                self.salvaged.add(getattr(salvage, state), state)
+
+    def answered(self, route: str, status: int) -> None:
+        """Count one answer; status 0 is a client that left before there was one."""
+        self.requests.add(1, route, str(status))
+
+    def engine(self, stats: Stats, ready: bool) -> None:
+        """Take over the engine's figures. Called often enough that no engine's counts are missed for long."""
+        if stats.pid != self._stats.pid:
+            for field in (*COUNTERS, *EVICTIONS.values()):
+                self._before[field] += getattr(self._stats, field)
+            self._missed.update(self._stats.misses)
+        if stats.pid and stats.pid != self._engine:
+            self.restarts.add(self._engine != 0)
+            self._engine = stats.pid
+        self._stats, self._ready = stats, ready
+
+    def model(self, name: str, facts: ModelFacts | None) -> None:
+        """Which model is served, by its name in the API; None: as before."""
+        if facts is not None:
+            self._model = name, facts
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What the engine measured of the served model, once that is known."""
+        return None if self._model is None else self._model[1]
+
+    def stopwatch(self, started: float) -> Stopwatch:
+        """Times one turn. ``started`` is when its request came, by ``time.perf_counter``."""
+        return Stopwatch(self, started)
+
+    def committed(self, recomputed: int, miss: MissReason | None) -> None:
+        """A turn of a session that had a past: how many tokens of it were computed again, and why."""
+        if recomputed:
+            self.misses.add(1, UNKNOWN_MISS if miss is None else miss)
+        else:
+            self.hits.add(1)
+
+    # --- what is shown ----------------------------------------------------------------------------------------
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing is known before it is collected."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, as of now."""
+        stats = self._stats
+        yield _gauge("engine_ready", "1 while the engine takes turns", float(self._ready))
+        for field, (name, text) in GAUGES.items():
+            yield _gauge(name, text, getattr(stats, field))
+        for field, (name, text) in COUNTERS.items():
+            yield CounterMetricFamily(PREFIX + name, text, self._before[field] + getattr(stats, field))
+        yield self._evictions()
+        yield self._misses()
+        yield from self._pages()
+        if self._model is not None:
+            yield _info(*self._model)
+        for figure in self._own:
+            yield figure.family()
+
+    def _evictions(self) -> Metric:
+        family = CounterMetricFamily(PREFIX + "evictions", "Sessions whose KV left a tier", labels=["tier"])
+        for tier, field in EVICTIONS.items():
+            family.add_metric([tier], self._before[field] + getattr(self._stats, field))
+        return family
+
+    def _misses(self) -> Metric:
+        text = "Turns whose KV could not be reused as far as it went"
+        family = CounterMetricFamily(PREFIX + "cache_misses", text, labels=["reason"])
+        for reason in Miss:
+            family.add_metric([reason], self._missed[reason] + self._stats.misses.get(reason, 0))
+        return family
+
+    def _pages(self) -> Iterator[Metric]:
+        used = GaugeMetricFamily(PREFIX + "pages", "KV pages in use", labels=["tier"])
+        most = GaugeMetricFamily(PREFIX + "pages_capacity", "KV pages there are", labels=["tier"])
+        text = "How full a tier is with KV, 0 to 1; only tiers that have a size"
+        share = GaugeMetricFamily(PREFIX + "kv_cache_usage_ratio", text, labels=["tier"])
+        for tier, (field, total) in (PAGES | FILES).items():
+            now, capacity = getattr(self._stats, field), getattr(self._stats, total)
+            if tier in PAGES:
+                used.add_metric([tier], now)
+                most.add_metric([tier], capacity)
+            if capacity or tier == "device":
+                share.add_metric([tier], now / capacity if capacity else 0.0)
+        yield from (used, most, share)
+
+
+class Stopwatch:
+    """The times of one turn, as its deltas come. ``receipt`` and ``queued`` (seconds) are there once it is admitted,
+    ``first`` (seconds from the request) and ``prefill`` (from admission) with its first token."""
+
+    def __init__(self, metrics: Metrics, started: float) -> None:
+        self.receipt: Receipt | None = None
+        self.queued: float | None = None
+        self.first: float | None = None
+        self.prefill: float | None = None
+        self._metrics = metrics
+        self._started = self._last = started
+        self._submitted = self._admitted = time.monotonic()
+        self._tokens = 0
+        self._ended = False
+
+    def _admitted_with(self, receipt: Receipt) -> None:
+        """Count what its prompt got from which tier."""
+        metrics = self._metrics
+        self.receipt = receipt
+        # A turn that a step has admitted and prefilled tells both at once: only the engine knows when it began.
+        self._admitted = time.monotonic() if receipt.admitted is None else receipt.admitted
+        below = receipt.restored, receipt.loaded, receipt.fetched
+        self.queued = max(0.0, self._admitted - self._submitted)
+        metrics.queue.observe(self.queued)
+        metrics.prompts.observe(receipt.prompt)
+        metrics.reused.add(max(0, receipt.cached - sum(below)), TIERS[0])
+        for tier, tokens in zip(TIERS[1:], below, strict=True):
+            if tokens:
+                metrics.reused.add(tokens, tier)
+                metrics.restores.add(1, tier)
+        if receipt.loaded or receipt.fetched:
+            metrics.restore.observe(receipt.load_seconds)
+
+    def saw(self, delta: Delta) -> None:
+        """A delta came. Several tokens in one share its time."""
+        if delta.receipt is not None:
+            self._admitted_with(delta.receipt)
+        if delta.tokens:
+            now = time.perf_counter()
+            if self._tokens:
+                self._metrics.between.observe((now - self._last) / len(delta.tokens))
+            else:
+                self.first = now - self._started
+                self.prefill = max(0.0, time.monotonic() - self._admitted)
+                self._metrics.first.observe(self.first)
+                self._metrics.prefill.observe(self.prefill)
+            self._tokens += len(delta.tokens)
+            self._last = now
+        if delta.finish_reason is not None:
+            self.ended(delta.finish_reason)
+
+    def ended(self, reason: FinishReason) -> None:
+        """The turn is over. Only the first call counts; a turn that was never admitted is none."""
+        if self._ended or self.receipt is None:
+            return
+        self._ended = True
+        metrics, now = self._metrics, time.perf_counter()
+        metrics.turns.add(1, reason)
+        metrics.replies.observe(self._tokens)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            metrics.whole.observe(now - self._started)
+            if self.first is not None:
+                metrics.decode.observe(max(0.0, now - self._started - self.first))
+
+
+def _counts(name: str, text: str, *labels: str, known: tuple[str, ...] = ()) -> Counts:
+    return Counts(PREFIX + name, text, labels, known)
+
+
+def _times(name: str, text: str, buckets: tuple[float, ...]) -> Distribution:
+    return Distribution(PREFIX + name, text, buckets)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, value)
+
+
+def _info(name: str, facts: ModelFacts) -> GaugeMetricFamily:
+    """What does not change, as the labels of a 1; sizes are there for whoever multiplies."""
+    labels = {
+        "model": name,
+        "architecture": facts.architecture,
+        "device": facts.device,
+        "dtype": facts.dtype,
+        "mode": facts.mode,
+        "page_size": str(facts.page_size),
+        "token_bytes": str(facts.kv_bytes_per_token),
+        "version": __version__,
+    }
+    family = GaugeMetricFamily(PREFIX + "model_info", "1; its labels tell what is served", labels=list(labels))
+    family.add_metric(list(labels.values()), 1.0)
+    return family

@@ -1,0 +1,116 @@
+"""The turns of one request, one per choice, read as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from scheduler.protocol import Delta, FinishReason, Receipt, Submit
+from server.engine.engine import Engine, TurnStream
+from server.errors import ApiError
+from server.turns.account import Account
+
+
+class Choices:
+    """Submits turns and merges what they tell.
+
+    After ``close`` no turn of this request is running or queued. What the reader does not take waits in the turns
+    themselves, merged.
+    """
+
+    def __init__(self, engine: Engine, account: Account, submits: Sequence[Submit], patience: int = 1) -> None:
+        """Hand every turn to the engine at once. Raises EngineUnavailable; then none is left behind. ``account`` has a
+        watch for each of them, and is closed with them. ``patience``: deltas that the reader lets come together."""
+        self.account = account
+        self._engine = engine
+        self._news = asyncio.Event()  # of all turns
+        self._taken: list[tuple[int, Delta]] = []
+        self._failure: Exception | None = None
+        self._streams: list[TurnStream] = []
+        try:
+            for submit, watch in zip(submits, account.watches, strict=True):
+                stream = engine.submit(submit)
+                stream.news, stream.heard, stream.patience = self._news, watch.saw, patience
+                self._streams.append(stream)
+        except Exception as error:
+            account.failed(error)
+            self.close()
+            raise
+        self._news.set()  # one may be refused already
+
+    @property
+    def receipts(self) -> list[Receipt | None]:
+        """What each prompt cost; None until its turn is admitted."""
+        return [stream.receipt for stream in self._streams]
+
+    async def opened(self) -> None:
+        """Wait until one turn is admitted, and so the request's status is known. Raises what refused it."""
+        while self._failure is None and not any(self.receipts):
+            await self._look()
+        if self._failure is not None:
+            self.close()
+            raise self._failure
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """Every delta with the number of its choice, until all choices have ended.
+
+        Raises what ended a turn early: TurnRefused, EngineDied, or ApiError when it failed or was cancelled.
+        """
+        running = len(self._streams)
+        while running:
+            taken, self._taken = self._taken, []
+            for index, delta in taken:
+                yield index, delta
+                running -= delta.finish_reason is not None
+            if not taken:
+                if self._failure is not None:
+                    raise self._failure
+                await self._look()
+
+    def stop(self) -> None:
+        """End what still runs on purpose: what was said so far is the reply."""
+        for stream in self._streams:
+            stream.stop()
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        for stream in self._streams:
+            stream.cancel()
+        self.account.close()
+        self.account.metrics.engine(self._engine.stats, self._engine.healthy)
+
+    async def _look(self) -> None:
+        """Wait for news, and take a piece of each turn's; the first failure is kept."""
+        await self._news.wait()
+        self._news.clear()
+        for index, stream in enumerate(self._streams):
+            try:
+                if (delta := stream.take()) is not None:  # what ended it early comes behind the last one
+                    early = early_end(delta, stream)
+                    told = delta if early is None else msgspec.structs.replace(delta, finish_reason=None)
+                    self._taken.append((index, told))
+                    if early is not None:
+                        raise early
+            except Exception as error:
+                self.account.failed(error)
+                self._failure = self._failure or error
+
+
+def early_end(delta: Delta, stream: TurnStream) -> ApiError | None:
+    """Why a turn ended that has no reply: it failed, its session was deleted (an engine that stops has failed its turns
+    before), or it was stopped before its first token."""
+    if delta.finish_reason == FinishReason.ERROR:
+        return ApiError(500, "The engine failed on this request.", code="engine_error")
+    if delta.finish_reason == FinishReason.CANCELLED and stream.stopped:
+        return None if stream.spoke else turn_cancelled()
+    if delta.finish_reason == FinishReason.CANCELLED:
+        return ApiError(404, "This turn was ended, as its session was deleted.", code="session_deleted")
+    return None
+
+
+def turn_cancelled() -> ApiError:
+    """499: whoever asked wants no reply any more. Not a status upon which clients try again."""
+    message = "This turn was cancelled before it said anything; nothing of it is kept."
+    return ApiError(499, message, code="turn_cancelled")

@@ -1,0 +1,150 @@
+"""Deltas as text completions: the chunks of a stream or one body, and the parallel lists of log-probabilities."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from scheduler.protocol import Delta, TokenLogprob
+from server.chat.draft import Draft
+from server.chat.prompts import Prompt
+from server.chat.reading import Part
+from server.schemas import objects
+from server.schemas.vendor_fields import FLOOR, NO_WISH, TokenWish, finite
+from server.turns.replies import CacheField, Head, Reply, UsageField, UsageWish
+
+
+class CompletionReply(Reply):
+    """Text completions. ``prompts`` has one entry per choice; with ``echo`` each text starts with its prompt. ``best``
+    of every so many choices are told, those with the highest log-probability per token: (2, 5) tells two of five."""
+
+    operation = "text_completion"
+
+    def __init__(
+        self,
+        head: Head,
+        wish: UsageWish,
+        prompts: Sequence[Prompt],
+        echo: bool,
+        tokens: TokenWish = NO_WISH,
+        best: tuple[int, int] = (1, 1),
+    ) -> None:
+        super().__init__(head, wish)
+        self._tokens = tokens
+        self._prompt_ids = [tokens.told(prompt.ids) for prompt in prompts]
+        self._best = best
+        self._echo = echo
+        self._echoes = [prompt.echo if echo else "" for prompt in prompts]
+        self._columns = [
+            LogprobColumns(prompt.echo, prompt.echo_from, tokens) if tokens.logprobs is not None else None
+            for prompt in prompts
+        ]
+
+    def opening(self, index: int, usage: UsageField) -> Sequence[objects.Completion]:
+        ids = self._prompt_ids[index]
+        if not self._echoes[index] and ids is UNSET:
+            return ()
+        return [self._chunk([objects.CompletionChoice(index, self._echoes[index], prompt_token_ids=ids)], usage)]
+
+    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[objects.Completion]:
+        logprobs = self._entries(index, delta.prompt_logprobs, delta.logprobs)
+        ids = self._tokens.told(delta.tokens)
+        if not delta.text and (logprobs is None or not logprobs.tokens) and not ids:
+            return ()
+        return [self._chunk([objects.CompletionChoice(index, delta.text, logprobs, token_ids=ids)], usage)]
+
+    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[objects.Completion]:
+        return [self._chunk([objects.CompletionChoice(index, "", finish_reason=draft.finish)], usage, cache)]
+
+    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[objects.Completion]:
+        return [self._chunk([], usage, cache)] if self.wish.at_end else ()
+
+    def body(
+        self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
+    ) -> objects.Completion:
+        choices: list[objects.CompletionChoice] = []
+        told, of = self._best
+        for first in range(0, len(drafts), of):
+            group = sorted(range(first, first + of), key=lambda index: -likelihood(drafts[index]))
+            for index in group[:told] if told < of else range(first, first + of):
+                draft = drafts[index]
+                logprobs = self._entries(index, draft.prompt_logprobs, draft.logprobs)
+                ids = self._prompt_ids[index]
+                choices.append(
+                    objects.CompletionChoice(
+                        len(choices),
+                        self._echoes[index] + draft.content,
+                        logprobs,
+                        draft.finish,
+                        UNSET if ids is UNSET else draft.tokens,
+                        ids,
+                        self._tokens.of_prompt(draft.prompt_logprobs),
+                    )
+                )
+        return self._chunk(choices, usage, cache)
+
+    def _chunk(
+        self, choices: list[objects.CompletionChoice], usage: UsageField, cache: CacheField = UNSET
+    ) -> objects.Completion:
+        head = self.head
+        return objects.Completion(
+            head.id, head.created, head.model, choices, head.fingerprint, usage, head.session, cache
+        )
+
+    def _entries(
+        self, index: int, prompt: Sequence[TokenLogprob], generated: Sequence[TokenLogprob]
+    ) -> objects.CompletionLogprobs | None:
+        columns = self._columns[index]
+        return None if columns is None else columns.take(prompt if self._echo else (), generated)
+
+
+def likelihood(draft: Draft) -> float:
+    """The mean log-probability of a choice's tokens."""
+    values = [finite(entry.logprob) for entry in draft.logprobs]
+    return sum(values) / len(values) if values else FLOOR
+
+
+class LogprobColumns:
+    """The parallel lists of one choice, and where in its text the next token starts.
+
+    A character may need several tokens: its offset is that of the token that begins it. Prompt tokens that the
+    echoed text does not show (BOS) take no room; the first ``skip`` prompt tokens are a session's past.
+    """
+
+    def __init__(self, echo: str, skip: int, wish: TokenWish = NO_WISH) -> None:
+        self._echo = echo
+        self._skip = skip
+        self._wish = wish
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, prompt: Sequence[TokenLogprob], generated: Sequence[TokenLogprob]) -> objects.CompletionLogprobs:
+        """The lists for the next entries."""
+        lists = objects.CompletionLogprobs([], [], [], [])
+        shown = prompt[self._skip :]
+        self._skip -= len(prompt) - len(shown)
+        for entry in shown:
+            self._append(lists, entry, within=self._echo)
+        for entry in generated:
+            self._append(lists, entry)
+        return lists
+
+    def _append(self, lists: objects.CompletionLogprobs, entry: TokenLogprob, within: str | None = None) -> None:
+        lists.tokens.append(self._wish.name(entry.token_id, entry.text))
+        lists.token_logprobs.append(None if entry.logprob is None else max(entry.logprob, FLOOR))
+        lists.top_logprobs.append(None if entry.logprob is None else alternatives(entry, self._wish))
+        lists.text_offset.append(self._offset)
+        text = self._decoder.decode(entry.data)
+        if within is None or within.startswith(text, self._offset):
+            self._offset += len(text)
+
+
+def alternatives(entry: TokenLogprob, wish: TokenWish) -> dict[str, float]:
+    """Text -> log-probability, the token itself included. Of two tokens with one text the likelier counts."""
+    found: dict[str, float] = {}
+    for id, text, _, value in entry.top[: wish.logprobs]:
+        found.setdefault(wish.name(id, text), max(value, FLOOR))
+    found.setdefault(wish.name(entry.token_id, entry.text), finite(entry.logprob))
+    return found

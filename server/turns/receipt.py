@@ -1,0 +1,142 @@
+"""The cache receipt: what a prompt cost, put together from what the engine reused and what the log holds.
+
+Of a session's prompt, tokens are *reused* (some tier of the cache had them), *recomputed* (this session had computed
+them before, the cache did not have them) or *new*. A *miss* says why not everything that the session, or for an
+unnamed one the tenant, had computed before could be reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from scheduler.protocol import Miss, ModelFacts, Receipt, Submit
+from server.chat.prompts import Prompt
+from server.log.identity import Session
+from server.log.session_log import SessionRecord, common_prefix
+from server.schemas import objects
+from server.schemas.objects import MissReason
+
+UNCACHED = "recomputed"  # the engine's word for a model that runs without any cache
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Past:
+    """What the server knows of a prompt's history. ``named``: the client named a session; ``record``: what the log held
+    of it before this turn; ``fingerprint``: of the served token ids; ``reusable``: whether this request, run by this
+    model, may skip any token at all.
+    """
+
+    named: bool
+    record: SessionRecord | None
+    fingerprint: str
+    reusable: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        session: Session | None,
+        record: SessionRecord | None,
+        facts: ModelFacts,
+        fingerprint: str,
+        submit: Submit,
+    ) -> Past:
+        """The past of a turn that is submitted now."""
+        # An encoder reads its prompt anew each time, and logprobs of a prompt come from computing it.
+        reusable = not facts.encoder_decoder and facts.mode != UNCACHED and submit.prompt_logprobs is None
+        return cls(session is not None, record, fingerprint, reusable)
+
+
+def receipt_of(prompt: Prompt, engine: Receipt, past: Past, decode: Decode) -> objects.CacheReceipt:
+    """The receipt of one prompt, without its ``prefill_ms``. ``decode`` turns ids of the served model into text."""
+    logged = [] if past.record is None else past.record.tokens
+    # The last logged token was sampled, but never fed: whoever continues computes it for the first time.
+    known = min(common_prefix(prompt.ids, logged), len(logged) - 1)
+    recomputed = max(0, known - engine.cached)
+    return objects.CacheReceipt(
+        prompt_tokens=len(prompt.ids),
+        reused=objects.ReusedTokens(
+            device=max(0, engine.cached - engine.restored - engine.loaded - engine.fetched),
+            host=engine.restored,
+            disk=engine.loaded,
+            remote=engine.fetched,
+        ),
+        recomputed=recomputed,
+        new=max(0, len(prompt.ids) - engine.cached - recomputed),
+        load_ms=milliseconds(engine.load_seconds),
+        miss=miss_of(prompt, engine, past, decode),
+    )
+
+
+def miss_of(prompt: Prompt, engine: Receipt, past: Past, decode: Decode) -> objects.CacheMiss | None:
+    """Why not more was reused. None when it was everything but one token, which a model needs to be fed, or when
+    there was nothing to reuse.
+    """
+    ids, cached, record = prompt.ids, engine.cached, past.record
+    if cached >= len(ids) - 1 or not past.reusable:
+        return None
+    if record is None or not record.tokens:
+        if engine.miss == Miss.DIVERGED:
+            # A session that begins owes nothing to the tenant's other ones.
+            return None if past.named else diverged(MissReason.DIVERGED, engine.matched, ids, engine.expected, decode)
+        return None if engine.miss is None else objects.CacheMiss(MissReason(engine.miss.value), cached)
+    if record.fingerprint != past.fingerprint:
+        return objects.CacheMiss(MissReason.FINGERPRINT, cached)
+    common = common_prefix(ids, record.tokens)
+    lost = cached < common - 1
+    left_log = common < min(len(ids), len(record.tokens)) - 1
+    # A recurrent state that cannot go back to where the prompt leaves the log: that it left is the cause.
+    if left_log and (not lost or engine.miss == Miss.NO_CHECKPOINT):
+        reason = MissReason.TEMPLATE_DRIFT if extends(prompt, record) else MissReason.EDITED_HISTORY
+        return diverged(reason, common, ids, record.tokens[common], decode)
+    if not lost:
+        return None
+    # An engine that was started anew has never heard of what the log holds.
+    reason = MissReason.EVICTED if engine.miss in (None, Miss.DIVERGED) else MissReason(engine.miss)
+    return objects.CacheMiss(reason, cached)
+
+
+def diverged(
+    reason: MissReason, at: int, ids: Sequence[int], expected: int | None, decode: Decode
+) -> objects.CacheMiss:
+    """A miss at the first token of ``ids`` that is another one than was cached."""
+
+    def token(id: int | None) -> objects.TokenText | None:
+        return None if id is None else objects.TokenText(id, decode([id]))
+
+    return objects.CacheMiss(reason, at, token(ids[at] if at < len(ids) else None), token(expected))
+
+
+def extends(prompt: Prompt, record: SessionRecord) -> bool:
+    """Whether the prompt's words begin with the logged ones, be it as messages or, for raw prompts, as one text."""
+    if prompt.echo:
+        said = "".join(message["content"] for message in prompt.messages)
+        return said.startswith("".join(message["content"] for message in record.messages))
+    return prompt.messages[: len(record.messages)] == record.messages
+
+
+def summed(receipts: Sequence[objects.CacheReceipt], prefill_seconds: float | None) -> objects.CacheReceipt:
+    """One receipt for all prompts of a request (at least one): tokens and ``load_ms`` add up, the first miss counts.
+
+    ``prefill_seconds`` is the longest time between a prompt's admission and its first token.
+    """
+    return objects.CacheReceipt(
+        prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
+        reused=objects.ReusedTokens(
+            device=sum(receipt.reused.device for receipt in receipts),
+            host=sum(receipt.reused.host for receipt in receipts),
+            disk=sum(receipt.reused.disk for receipt in receipts),
+            remote=sum(receipt.reused.remote for receipt in receipts),
+        ),
+        recomputed=sum(receipt.recomputed for receipt in receipts),
+        new=sum(receipt.new for receipt in receipts),
+        load_ms=round(sum(receipt.load_ms for receipt in receipts), 3),
+        prefill_ms=None if prefill_seconds is None else milliseconds(prefill_seconds),
+        miss=next((receipt.miss for receipt in receipts if receipt.miss is not None), None),
+    )
+
+
+def milliseconds(seconds: float) -> float:
+    """To the microsecond."""
+    return round(1000 * seconds, 3)

@@ -1,0 +1,111 @@
+"""Retries: a turn that carries an ``Idempotency-Key`` runs once; whoever asks again is answered from the log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import AsyncGenerator, Callable
+from typing import get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler.protocol import Delta
+from server.chat.draft import Draft, Told
+from server.chat.tokens import Tokens
+from server.errors import ApiError, bad_request
+from server.http.sse import EventStream
+from server.log.identity import Session
+from server.log.session_log import Idempotency, Message, Replayed
+from server.schemas.objects import CachedTokens, CompletionTokens, Finish, Usage
+from server.schemas.requests import TurnRequest
+from server.turns.face import Face, headers_of
+from server.turns.replies import Reply, encoder
+
+HEADER = "idempotency-key"
+KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
+HOW_ONLY = {"stream", "stream_options", "session_id"}  # fields that leave the turn what it is; the session is the key's
+
+
+def idempotency_of(request: Request, body: TurnRequest) -> Idempotency | None:
+    """The key that the client sent, with a hash of what it asked for. Raises a 400."""
+    keys = request.headers.getlist(HEADER)
+    if not keys:
+        return None
+    if len(keys) > 1 or not KEY.match(keys[0]):
+        message = "Idempotency-Key has 1 to 255 visible ASCII characters, and is sent once."
+        raise bad_request(message, "Idempotency-Key", "invalid_idempotency_key")
+    asked = json.dumps(body.model_dump(mode="json", exclude=HOW_ONLY), sort_keys=True)
+    return Idempotency(keys[0], hashlib.sha256(asked.encode()).hexdigest())
+
+
+async def replayed(
+    request: Request,
+    body: TurnRequest,
+    face: Face,
+    session: Session | None,
+    reply: Callable[[int], Reply],
+) -> Response | None:
+    """The answer of the turn that was committed under this request's key; None when there is none, or no key.
+
+    ``reply`` makes the endpoint's objects for a creation time in Unix seconds. The session must be claimed: then no
+    first attempt is running. Raises a 422 when the key stands for another request.
+    """
+    idempotency = idempotency_of(request, body)
+    if idempotency is None or session is None:
+        return None
+    found = await face.log.replay(session.tenant, session.name, idempotency.key)
+    if found is None:
+        return None
+    if found.request_hash != idempotency.request_hash:
+        raise other_request()
+    made = reply(found.created)
+    headers = {**headers_of(session), "idempotent-replayed": "true"}
+    draft = Draft(Told({**found.reply, "content": found.reply["content"][found.reply.get("begun", 0) :]}))
+    usage = _usage(found, await face.tokens.run(thought, face.tokens, found.reply))
+    if body.stream:
+        return EventStream(
+            _events(made, draft, usage, found), lambda: None, headers, done=made.done, failed=made.failed
+        )
+    draft.add(Delta(""))
+    draft.finish = _finish(found)
+    answer = encoder.encode(made.body([draft], usage, None))
+    return Response(answer, headers=headers, media_type="application/json")
+
+
+def other_request() -> ApiError:
+    """422: a key that stands for something else."""
+    message = "This Idempotency-Key was used for another request on this session."
+    return ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
+
+
+async def _events(reply: Reply, draft: Draft, usage: Usage, found: Replayed) -> AsyncGenerator[bytes]:
+    """A stream of one piece. Its receipt is null: nothing was computed."""
+    delta = Delta("", text=found.reply["content"])
+    field = usage if reply.wish.everywhere else reply.wish.elsewhere
+    parts = draft.add(delta)
+    draft.finish = _finish(found)
+    for told in (
+        *reply.opening(0, field),
+        *reply.piece(0, delta, parts, field),
+        *reply.ending(0, draft, field, None),
+        *reply.closing([draft], usage, None),
+    ):
+        yield reply.event(told)
+
+
+def _usage(found: Replayed, reasoning: int) -> Usage:
+    prompt, completion = found.prompt_tokens, found.completion_tokens
+    details = CompletionTokens(min(reasoning, completion))
+    return Usage(prompt, completion, prompt + completion, CachedTokens(found.cached), details)
+
+
+def thought(tokens: Tokens, reply: Message) -> int:
+    """How many tokens the reasoning of a reply has. Blocking."""
+    return len(tokens.encode(reply.get("reasoning_content", ""), special=False))
+
+
+def _finish(found: Replayed) -> Finish:
+    """As it was committed."""
+    return next((reason for reason in get_args(Finish) if reason == found.finish_reason), "stop")

@@ -1,0 +1,265 @@
+"""Deltas as OpenAI objects: the chunks of a stream or one body; those of chats."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from scheduler.protocol import Delta, TokenLogprob
+from server.chat.draft import Draft
+from server.chat.prompts import Prompt
+from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.errors import ApiError
+from server.http.sse import DONE, event
+from server.log.chat_rows import row_of
+from server.log.session_log import Beside, Message
+from server.schemas import objects
+from server.schemas.requests import GenerationRequest
+from server.schemas.vendor_fields import FLOOR, NO_WISH, TokenWish, finite
+
+PIECE = 64  # bytes, of which the events of an obfuscated stream are multiples
+UsageField = objects.Usage | UnsetType | None
+CacheField = objects.CacheReceipt | UnsetType | None  # null: nothing was computed
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all objects of one answer repeat."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    session: str | UnsetType
+
+    @classmethod
+    def new(cls, prefix: str, model: str, fingerprint: str, session: str | None, created: int | None = None) -> Head:
+        """A head with an id of its own, which has the session in it. ``created`` is in Unix seconds; None: now."""
+        name = UNSET if session is None else session
+        when = int(time.time()) if created is None else created
+        unique = uuid.uuid4().hex if session is None else f"{session}-{secrets.token_hex(12)}"
+        return cls(f"{prefix}-{unique}", when, model, f"fp_{fingerprint[:16]}", name)
+
+
+@dataclass(frozen=True)
+class UsageWish:
+    """Where a stream carries usage: ``at_end`` in a chunk behind the last one, or ``everywhere``; ``elsewhere`` is what
+    the field holds in the other chunks. ``obfuscated``: how long a piece of the reply is does not show.
+    """
+
+    at_end: bool
+    everywhere: bool
+    elsewhere: UnsetType | None
+    obfuscated: bool = False
+
+    @classmethod
+    def of(cls, body: GenerationRequest) -> UsageWish:
+        """What a request asked for."""
+        options = body.stream_options
+        everywhere = options is not None and options.continuous_usage_stats
+        at_end = everywhere or (options is not None and options.include_usage)
+        obfuscated = options is not None and options.include_obfuscation
+        return cls(at_end, everywhere, None if at_end else UNSET, obfuscated)
+
+
+NO_USAGE = UsageWish(at_end=False, everywhere=False, elsewhere=UNSET)
+encoder = msgspec.json.Encoder()
+
+
+def padding(size: int) -> str:
+    """Random letters that make ``size`` bytes as many as those of any other piece of about that size."""
+    return secrets.token_urlsafe(PIECE)[: -size % PIECE]
+
+
+class Reply(ABC):
+    """One endpoint's objects. What a stream tells are methods of their own, so that the order is the caller's: each
+    gives the objects to send then, often one, sometimes none."""
+
+    done: bytes = DONE  # what follows the last event
+    operation = "chat"  # as OpenTelemetry's GenAI conventions call it
+
+    def __init__(self, head: Head, wish: UsageWish = NO_USAGE) -> None:
+        self.head = head
+        self.wish = wish
+
+    def event(self, told: msgspec.Struct) -> bytes:
+        """An object as an event of the stream."""
+        data = encoder.encode(told)
+        if self.wish.obfuscated and isinstance(told, objects.ChatChunk | objects.Completion) and told.choices:
+            data = encoder.encode(msgspec.structs.replace(told, obfuscation=padding(len(data))))
+        return event(data)
+
+    def failed(self, error: ApiError) -> bytes:
+        """The last event of a stream that failed; ``done`` does not follow."""
+        return event(error.encoded())
+
+    def note(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:  # noqa: B027 most need not
+        """Of a reply that is not streamed: a delta, and what its text was read as."""
+
+    def message(self, draft: Draft) -> Message:
+        """What the log holds of a reply that has ended."""
+        return draft.message()
+
+    def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
+        """What is committed with the turn of a reply that has ended."""
+        return Beside()
+
+    @abstractmethod
+    def opening(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
+        """Before a choice's first token."""
+
+    @abstractmethod
+    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[msgspec.Struct]:
+        """For a delta, and what its text was read as."""
+
+    @abstractmethod
+    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[msgspec.Struct]:
+        """At the end of a choice, which is durable by then; with the last one goes the receipt."""
+
+    @abstractmethod
+    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[msgspec.Struct]:
+        """Behind the end of the last choice."""
+
+    @abstractmethod
+    def body(self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None) -> msgspec.Struct:
+        """Everything at once."""
+
+
+class ChatReply(Reply):
+    """Chat completions."""
+
+    def __init__(
+        self,
+        head: Head,
+        wish: UsageWish,
+        tokens: TokenWish = NO_WISH,
+        prompt: Prompt | None = None,
+        echo: str = "",
+        tier: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        kept: tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]] | None = None,
+    ) -> None:
+        """``prompt``: None where the reply is replayed; ``echo`` stands before the reply's content; ``tier``: the
+        service tier that the client asked for, if it did; ``metadata``: other ones for the session;
+        ``kept``: of a chat that is stored, how it was asked for and the messages that were sent."""
+        super().__init__(head, wish)
+        self._beside = Beside(metadata=metadata)
+        self._kept = kept
+        self._tokens = tokens
+        self._prompt_ids = UNSET if prompt is None else tokens.told(prompt.ids)
+        self._echo = echo
+        self._tier = UNSET if tier is None else "default"  # there is no other one
+
+    def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
+        if self._kept is None:
+            return self._beside
+        asked, sent = self._kept
+        body = msgspec.to_builtins(self.body([draft], usage, cache))
+        return replace(self._beside, response=row_of({**body, **asked}, sent))
+
+    def opening(self, index: int, usage: UsageField) -> Sequence[objects.ChatChunk]:
+        chunk = self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta("assistant", self._echo))], usage)
+        if self._prompt_ids is UNSET:
+            return [chunk]
+        return [msgspec.structs.replace(chunk, prompt_token_ids=self._prompt_ids)]
+
+    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[objects.ChatChunk]:
+        tokens = self._tokens
+        if not parts and not (tokens.logprobs is not None and delta.logprobs) and not (tokens.ids and delta.tokens):
+            return ()
+        logprobs, ids = self._entries(delta.logprobs), tokens.told(delta.tokens)
+        choice = objects.ChatChunkChoice(index, chat_delta(parts), logprobs, token_ids=ids)
+        return [self._chunk([choice], usage)]
+
+    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[objects.ChatChunk]:
+        choice = objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=draft.finish)
+        return [self._chunk([choice], usage, cache)]
+
+    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[objects.ChatChunk]:
+        return [self._chunk([], usage, cache)] if self.wish.at_end else ()
+
+    def body(
+        self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
+    ) -> objects.ChatCompletion:
+        head = self.head
+        choices = []
+        for index, draft in enumerate(drafts):
+            assert draft.finish is not None
+            logprobs = self._entries(draft.logprobs)
+            ids = self._tokens.told(draft.tokens) if self._prompt_ids is not UNSET else UNSET
+            message = chat_message(draft, self._echo)
+            choices.append(objects.ChatChoice(index, message, draft.finish, logprobs, ids))
+        return objects.ChatCompletion(
+            head.id,
+            head.created,
+            head.model,
+            choices,
+            usage,
+            cache,
+            head.fingerprint,
+            head.session,
+            self._tier,
+            self._prompt_ids,
+            self._tokens.of_prompt(drafts[0].prompt_logprobs),
+        )
+
+    def _chunk(
+        self, choices: list[objects.ChatChunkChoice], usage: UsageField, cache: CacheField = UNSET
+    ) -> objects.ChatChunk:
+        head = self.head
+        return objects.ChatChunk(
+            head.id, head.created, head.model, choices, head.fingerprint, usage, head.session, cache, self._tier
+        )
+
+    def _entries(self, logprobs: Iterable[TokenLogprob]) -> objects.ChatLogprobs | None:
+        if self._tokens.logprobs is None:
+            return None
+        return objects.ChatLogprobs([chat_logprob(entry, self._tokens) for entry in logprobs])
+
+
+def chat_message(draft: Draft, echo: str = "") -> objects.ChatMessage:
+    """A reply that has ended, behind what it is to begin with."""
+    calls = [objects.ToolCall(call.id, objects.CalledFunction(call.name, call.arguments)) for call in draft.calls]
+    return objects.ChatMessage(
+        content=echo + draft.content if echo or draft.content or not calls else None,
+        reasoning_content=draft.reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def chat_delta(parts: Sequence[Part]) -> objects.ChatDelta:
+    """What one delta was read as. Without any part it is content that is empty: its tokens' logprobs need a place."""
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    begun = {part.index: part for part in parts if isinstance(part, Call)}
+    arguments: dict[int, str] = dict.fromkeys(begun, "")
+    for part in parts:
+        if isinstance(part, Arguments):
+            arguments[part.index] = arguments.get(part.index, "") + part.text
+    calls = [call_delta(index, begun.get(index), text) for index, text in arguments.items()]
+    return objects.ChatDelta(
+        content=content if content or not parts else UNSET,
+        reasoning_content=reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def call_delta(index: int, call: Call | None, arguments: str) -> objects.ToolCallDelta:
+    """More of a call; ``call`` if it begins."""
+    if call is None:
+        return objects.ToolCallDelta(index, objects.FunctionDelta(arguments=arguments))
+    return objects.ToolCallDelta(index, objects.FunctionDelta(call.name, arguments), call.id, "function")
+
+
+def chat_logprob(entry: TokenLogprob, wish: TokenWish = NO_WISH) -> objects.ChatLogprob:
+    """One token in the chat's form."""
+    top = [objects.TopLogprob(wish.name(id, text), max(value, FLOOR), list(raw)) for id, text, raw, value in entry.top]
+    return objects.ChatLogprob(wish.name(entry.token_id, entry.text), finite(entry.logprob), list(entry.data), top)

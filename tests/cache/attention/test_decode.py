@@ -1,0 +1,72 @@
+"""A decode step in memory that stays says of its sessions what a packed step says; and what is sent for it."""
+
+from __future__ import annotations
+
+from array import array
+
+import torch
+
+from cache.attention.decode import DecodeStep, Tables
+from cache.memory.tier import MemoryTier, PageShape
+from cache.pages.packed import PackedStep
+from cache.pages.pages import Page
+from cache.pages.session import SessionCache
+
+CPU = torch.device("cpu")
+SIZE = 4
+
+
+def tier_of() -> MemoryTier:
+    return MemoryTier(40, SIZE, CPU, {0: PageShape(1, 4, 1, 4, torch.float32)}, scratch=True)
+
+
+def session_of(tier: MemoryTier, length: int) -> SessionCache:
+    """One that has fed ``length`` tokens, with room for the next."""
+    session = SessionCache("a", None)
+    session.token_ids = array("i", range(100 + length, 201 + 2 * length))
+    session.fed(length)
+    session.pages = [Page(tier, tier.alloc()) for _ in range(length // SIZE + 1)]
+    return session
+
+
+def test_it_is_the_step_of_its_sessions() -> None:
+    tier = tier_of()
+    sessions = [session_of(tier, length) for length in (0, 7, 12)]
+    tables = Tables(tier, 8, 10)
+    step = DecodeStep(tier, tables, 4)
+    for company in (sessions, sessions[::-1], sessions[1:], sessions[:1]):
+        step.fill(company)
+        want = PackedStep([(session, 1) for session in company], tier)
+        n = len(company)
+        assert step.token_ids[:, :n].tolist() == want.token_ids.tolist()
+        assert step.positions[:, :n].tolist() == want.positions.tolist()
+        assert step.write_index[:n].tolist() == want.write_index.tolist()
+        for row, session in enumerate(company):
+            assert tables.device[row, : len(session.slots)].tolist() == session.slots.tolist()
+        # Rows of nobody look at, and write to, what is nobody's.
+        assert step.positions[0, n:].tolist() == [0] * (4 - n)
+        assert step.write_index[n:].tolist() == [tier.slots * SIZE] * (4 - n)
+        assert tables.device[n:, 0].tolist() == [tier.slots] * (8 - n)
+        (plan,) = step.plans.values()
+        tiles, rows = plan.tiles(2)
+        assert tiles.tolist() == [[row, row, 1] for row in range(4)]
+        assert rows.tolist() == [0, -1, 1, -1, 2, -1, 3, -1]
+        assert plan.table.data_ptr() == tables.device.data_ptr()
+        assert plan.positions.data_ptr() == step.positions.data_ptr()
+
+
+def test_only_changed_tables_are_sent() -> None:
+    tier = tier_of()
+    one, two, three = (session_of(tier, length) for length in (3, 9, 15))
+    tables = Tables(tier, 8, 10)
+    assert tables.fill([one, two], 4) == 2
+    assert tables.fill([one, two], 4) == 0
+    assert tables.fill([one, two, three], 4) == 1
+    two.pages.append(Page(tier, tier.alloc()))
+    two.moved()
+    assert tables.fill([one, two, three], 4) == 1
+    assert tables.device[1, :4].tolist() == two.slots.tolist()
+    assert tables.fill([two, one, three], 8) == 2
+    assert tables.fill([two], 2) == 1  # the second row is nobody's again
+    assert tables.device[:3, 0].tolist() == [two.slots[0], tier.slots, three.slots[0]]
+    assert tables.fill([two, one, three], 8) == 1

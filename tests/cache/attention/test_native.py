@@ -1,0 +1,450 @@
+"""The compiled attention against a softmax in float64; what it may not depend on; how it is built, or not built."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import random
+import stat
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cache import compiler
+from cache.attention import native, trial
+from cache.attention.attention import PackedAttention, attend
+from cache.attention.native import Kernel, Plan
+from cache.compiler import NotBuilt, built, has_tiles
+from cache.memory.tier import MemoryTier, PageShape
+from cache.pages.layers import Layer, Reach, Scores
+from cache.pages.packed import PackedCache, PackedStep
+from cache.pages.pages import Page
+from cache.pages.session import SessionCache
+
+CPU = torch.device("cpu")
+FULL = Layer(Reach.FULL, None, stores=True)
+WORK = [(0, 5), (11, 1), (700, 1), (60, 7), (255, 2), (320, 3)]  # tokens cached, tokens new
+BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # of the largest output
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    found = native.kernel()
+    if found is None:
+        pytest.skip("there is no C++ compiler")
+    return found
+
+
+class Scene:
+    """Sessions over random pages of one layer; what no session owns is NaN."""
+
+    def __init__(self, shape: PageShape, heads: int, work: list[tuple[int, int]], page: int = 16, hide: bool = False):
+        generator = torch.Generator().manual_seed(7)
+        pages = [-(-(cached + new) // page) for cached, new in work]
+        self.tier = MemoryTier(sum(pages) + 3, page, CPU, {0: shape})
+        slots = random.Random(5).sample(range(self.tier.slots), sum(pages))
+        for pool in (self.tier.keys[0], self.tier.values[0]):
+            pool.fill_(float("nan"))
+        self.sessions = []
+        self.history: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for (cached, new), count in zip(work, pages, strict=True):
+            session = SessionCache("a", None)
+            session.token_ids = array("i", bytes(4 * (cached + new)))
+            session.fed(cached)
+            if hide and cached > 9:
+                session.hide(3, 9)
+            session.pages = [Page(self.tier, slots.pop()) for _ in range(count)]
+            place = torch.tensor([session.pages[p // page].slot * page + p % page for p in range(cached + new)])
+            key = torch.randn(cached + new, shape.key_heads, shape.key_dim, generator=generator).to(shape.dtype)
+            value = torch.randn(cached + new, shape.value_heads, shape.value_dim, generator=generator).to(shape.dtype)
+            self.tier.write(0, place, key.transpose(0, 1)[None], value.transpose(0, 1)[None])
+            self.history.append((key, value))
+            self.sessions.append((session, new))
+        self.step = PackedStep(self.sessions, self.tier)
+        self.query = torch.randn(heads, self.step.tokens, shape.key_dim, generator=generator).to(shape.dtype)
+        self.dim = shape.value_dim
+
+    def run(self, kernel: Kernel, layer: Layer, scores: Scores) -> torch.Tensor:
+        """What the kernel computes: ``[T, H, Dv]``."""
+        out = self.query.new_empty(self.step.tokens, self.query.shape[0], self.dim)
+        kernel.attend(Plan(self.step, layer), 0, self.query, scores, out)
+        return out
+
+    def alone(self, number: int, kernel: Kernel, layer: Layer, scores: Scores) -> torch.Tensor:
+        """What it computes of one session in a step of its own."""
+        segment = self.step.segments[number]
+        rows = slice(segment.row, segment.row + segment.size)
+        out = self.query.new_empty(segment.size, self.query.shape[0], self.dim)
+        plan = Plan(PackedStep([self.sessions[number]], self.tier), layer)
+        kernel.attend(plan, 0, self.query[:, rows], scores, out)
+        return out
+
+    def wanted(self, layer: Layer, scores: Scores) -> torch.Tensor:
+        """The definition, in float64."""
+        out = []
+        for segment, (key, value) in zip(self.step.segments, self.history, strict=True):
+            group = self.query.shape[0] // key.shape[1]
+            queries = self.query[:, segment.row : segment.row + segment.size].double()
+            logits = queries @ key.double().repeat_interleave(group, 1).permute(1, 2, 0) * scores.scale
+            if scores.softcap is not None:
+                logits = scores.softcap * torch.tanh(logits / scores.softcap)
+            at = torch.arange(segment.stop)
+            seen = layer.sees(at[segment.start :, None], at[None])
+            seen[:, : segment.start] &= torch.tensor(list(segment.session.mask), dtype=torch.bool)
+            logits = logits.masked_fill(~seen, float("-inf"))
+            if scores.sinks is not None:
+                logits = torch.cat([logits, scores.sinks.double().view(-1, 1, 1).expand(-1, segment.size, 1)], 2)
+            weights = torch.softmax(logits, -1)[..., : segment.stop]
+            out.append((weights @ value.double().repeat_interleave(group, 1).transpose(0, 1)).transpose(0, 1))
+        return torch.cat(out)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest difference, of the largest output; NaN where either has one."""
+    return float((got.double() - want).abs().max() / want.abs().max())
+
+
+SHAPES = [  # heads, key heads, width of a key, width of a value
+    (9, 3, 64, 64),
+    (4, 2, 16, 16),
+    (3, 1, 5, 7),
+    (2, 2, 80, 80),
+    (8, 1, 40, 96),
+    (16, 1, 144, 128),
+    (5, 5, 32, 33),
+]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_any_shape_is_a_softmax(kernel: Kernel, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    heads, key_heads, key_dim, value_dim = shape
+    scene = Scene(PageShape(key_heads, key_dim, key_heads, value_dim, dtype), heads, WORK)
+    scores = Scores(key_dim**-0.5, None, None)
+    assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("page", [4, 16])
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("softcap", [None, 0.5, 50.0])
+@pytest.mark.parametrize(
+    "layer",
+    [FULL, *(Layer(Reach(kind), size, True) for kind in ("sliding", "chunked") for size in (1, 7, 100))],
+    ids=str,
+)
+def test_every_kind_of_layer(
+    kernel: Kernel, layer: Layer, softcap: float | None, sinks: bool, hide: bool, page: int
+) -> None:
+    scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 6, WORK, page, hide)
+    scores = Scores(0.7, softcap, torch.linspace(-3, 3, 6) if sinks else None)
+    assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < 1e-5
+
+
+@pytest.mark.skipif(not has_tiles(), reason="no tiles here: long segments are torch's")
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("scale", [0.1, 1.0])  # the latter: each block's largest score may be far above the last one's
+@pytest.mark.parametrize(
+    "layer", [FULL, *(Layer(Reach(kind), size, True) for kind in ("sliding", "chunked") for size in (50, 100))], ids=str
+)
+def test_long_segments_by_matrix_units(
+    kernel: Kernel, layer: Layer, scale: float, softcap: float | None, hide: bool
+) -> None:
+    scene = Scene(PageShape(3, 64, 3, 32, torch.bfloat16), 9, [(0, 150), (700, 33), (70, 100), (30, 1)], hide=hide)
+    scores = Scores(scale, softcap, None)
+    assert Plan(scene.step, layer).whole
+    assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < BOUNDS[torch.bfloat16]
+
+
+def test_the_longest_history_is_put_together_from_its_ranges(kernel: Kernel) -> None:
+    scene = Scene(PageShape(1, 8, 1, 8, torch.float32), 2, [(20_000, 2)])
+    scores = Scores(1.0, None, None)
+    assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-5
+
+
+def test_scores_that_only_fit_relative_to_the_largest(kernel: Kernel) -> None:
+    scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, WORK)
+    scores = Scores(300.0, None, None)
+    assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-3  # of scores around 1000
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_neither_company_nor_threads_change_a_bit(kernel: Kernel, dtype: torch.dtype) -> None:
+    scene = Scene(PageShape(2, 48, 2, 48, dtype), 6, [*WORK, (3000, 1), (1500, 4)], hide=True)
+    scores = Scores(0.2, None, None)
+    together = scene.run(kernel, FULL, scores)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        alone = torch.cat([scene.alone(n, kernel, FULL, scores) for n in range(len(scene.sessions))])
+        assert torch.equal(alone, together)
+    assert torch.equal(scene.run(kernel, FULL, scores), together)
+
+
+def test_queries_may_lie_in_memory_as_they_like(kernel: Kernel) -> None:
+    scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 4, WORK)
+    scores = Scores(0.5, None, None)
+    want = scene.run(kernel, FULL, scores)
+    for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0)):
+        laid = scene.query.permute(order).contiguous().permute([order.index(i) for i in range(3)])
+        assert torch.equal(laid, scene.query)
+        scene.query = laid
+        assert torch.equal(scene.run(kernel, FULL, scores), want)
+
+
+def normal(numbers: torch.Tensor) -> torch.Tensor:
+    """Matrix units take the smallest numbers of bfloat16, those below its precision, for zero."""
+    tiny = (numbers.abs() < torch.finfo(numbers.dtype).tiny) & (numbers.dtype is torch.bfloat16)
+    return torch.where(tiny, 0, numbers)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_number_of_16_bits_survives(kernel: Kernel, dtype: torch.dtype) -> None:
+    """A token that sees itself alone gets its own value, whatever that is."""
+    scene = Scene(PageShape(1, 64, 1, 64, dtype), 1, [(0, 1)] * 1024, page=1)
+    numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).view(1024, 64)
+    scene.tier.write(0, scene.step.write_index, torch.zeros(1, 1, 1024, 64, dtype=dtype), numbers[None, None])
+    out = scene.run(kernel, FULL, Scores(1.0, None, None))[:, 0]
+    torch.testing.assert_close(normal(out), normal(numbers), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounding_is_torchs(kernel: Kernel, dtype: torch.dtype) -> None:
+    """Equal weights on two neighbouring numbers: what they give lies just between them."""
+    scene = Scene(PageShape(1, 64, 1, 64, dtype), 1, [(1, 1)] * 1024, page=2)
+    numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).view(1024, 64)
+    above = torch.arange(1, 65537, dtype=torch.int32).to(torch.int16).view(dtype).view(1024, 64)
+    nothing = torch.zeros(1, 1, 1024, 64, dtype=dtype)
+    scene.tier.write(0, scene.step.write_index, nothing, numbers[None, None])
+    scene.tier.write(0, scene.step.write_index - 1, nothing, above[None, None])
+    out = scene.run(kernel, FULL, Scores(1.0, None, None))[:, 0]
+    want = ((numbers.float() + above.float()) / 2).to(dtype)
+    kept = (normal(numbers) == numbers) & (normal(above) == above) | ~numbers.isfinite()
+    torch.testing.assert_close(out[kept], want[kept], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none_and_stays_where_it_is(kernel: Kernel, bad: float) -> None:
+    scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 4, [(40, 1), (300, 2)])
+    scores = Scores(0.5, None, None)
+    want = scene.run(kernel, FULL, scores)
+    page = scene.sessions[1][0].pages[3].slot
+    scene.tier.values[0][page, 5, 1, 2] = bad
+    got = scene.run(kernel, FULL, scores)
+    hurt = torch.zeros(got.shape, dtype=torch.bool)
+    hurt[1:, 2:, 2] = True
+    assert not got[hurt].isfinite().any()
+    assert torch.equal(got[~hurt], want[~hurt])
+    scene.tier.keys[0][page, 5, 1, 2] = float("nan")
+    got = scene.run(kernel, FULL, scores)
+    assert got[1:, 2:].isnan().all()
+    assert torch.equal(got[:1], want[:1])
+    assert torch.equal(got[1:, :2], want[1:, :2])
+
+
+def test_float64_and_strange_heads_are_torchs(kernel: Kernel) -> None:
+    def fits(shape: PageShape, query: torch.Tensor) -> bool:
+        return kernel.fits(shape, query.shape[0], query.shape[2], query.dtype, Scores(1.0, None, None))
+
+    assert fits(PageShape(2, 8, 2, 8, torch.float32), torch.zeros(4, 1, 8))
+    assert not fits(PageShape(2, 8, 2, 8, torch.float64), torch.zeros(4, 1, 8, dtype=torch.float64))
+    assert not fits(PageShape(2, 8, 2, 8, torch.float32), torch.zeros(4, 1, 8, dtype=torch.bfloat16))
+    assert not fits(PageShape(2, 8, 2, 8, torch.float32), torch.zeros(3, 1, 8))
+    assert not fits(PageShape(2, 8, 2, 8, torch.float32), torch.zeros(4, 1, 9))
+    assert not fits(PageShape(2, 8, 1, 8, torch.float32), torch.zeros(4, 1, 8))
+
+
+class Layered:
+    """A scene seen through ``PackedAttention``, as a model calls it."""
+
+    def __init__(self) -> None:
+        self.scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 4, [(30, 1), (3, 40), (300, 2)])
+        self.rows: list[tuple[int, ...]] = []
+
+    def run(self, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+        """The output, and in ``rows`` the segments of each call of the kernel."""
+        attend = Kernel.attend
+
+        def watched(self_: Kernel, plan: Plan, *args: object) -> None:
+            self.rows.append(tuple(sorted(plan.numbers)))
+            attend(self_, plan, *args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Kernel, "attend", watched)
+        step = self.scene.step
+        attention = PackedAttention([FULL])
+        cache = PackedCache([FULL], step, frozenset({0}))
+        new = [(k[s.start :], v[s.start :]) for (k, v), s in zip(self.scene.history, step.segments, strict=True)]
+        key, value = (torch.cat(part).transpose(0, 1)[None] for part in zip(*new, strict=True))
+        module = torch.nn.Module()
+        module.layer_idx = 0  # type: ignore[assignment]
+        with attention.running(step):
+            key, value = cache.update(key, value, 0)
+            return attention(module, self.scene.query[None], key, value, None, scaling=0.5)[0][0]
+
+
+def test_short_segments_are_the_kernels_and_long_ones_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    layered = Layered()
+    torchs: list[int] = []
+
+    def watched(query: torch.Tensor, *args: Any) -> torch.Tensor:
+        torchs.append(query.shape[1])
+        return attend(query, *args)
+
+    monkeypatch.setattr("cache.attention.attention.attend", watched)
+    got = layered.run(monkeypatch)
+    assert layered.rows[-1] == (0, 2)
+    assert torchs == [40]
+    assert error(got, layered.scene.wanted(FULL, Scores(0.5, None, None))) < 1e-5
+
+
+def test_a_kernel_that_is_not_right_is_not_used(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    defined = trial.defined
+    monkeypatch.setattr(trial, "defined", lambda *args: defined(*args) * 1.001)
+    monkeypatch.setattr(kernel, "_right", {})
+    layered = Layered()
+    with caplog.at_level(logging.INFO, "warmturn.engine"):
+        layered.run(monkeypatch)
+        got = layered.run(monkeypatch)
+    assert error(got, layered.scene.wanted(FULL, Scores(0.5, None, None))) < 1e-5
+    assert set(layered.rows) == {(0, 1, 2)}  # the comparison's own calls, each with three sessions
+    assert [record.getMessage() for record in caplog.records if "not right" in record.getMessage()] == [
+        f"the compiled attention is not right for {layered.scene.tier.shapes[0]}: torch's is used"
+    ]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_team_is_as_large_as_torchs_and_called_only_for_more_than_one_task(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teams: list[int] = []
+
+    def together(member: Any, data: int, threads: int, waited: int) -> None:
+        teams.append(threads)
+        member(data)  # one of them may well do it all
+
+    member = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    team = ctypes.CFUNCTYPE(None, member, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p)(together)
+    monkeypatch.setattr(kernel, "_together", ctypes.cast(team, ctypes.c_void_p).value)
+    scores = Scores(0.5, None, None)
+    for work in ([(200, 1)], [(300, 1)], [(5, 1), (6, 2)]):
+        scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, work)
+        assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-5
+    assert teams == [2, 2]
+    torch.set_num_threads(1)
+    scene.run(kernel, FULL, scores)
+    assert teams == [2, 2]
+
+
+# -- building -------------------------------------------------------------------------------------------------------
+
+FAKE = """#!/bin/sh
+case "$1" in --version) echo made up; exit 0;; esac
+for last; do :; done
+echo "$@" >> "$0.calls"
+echo object > "$last"
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source file, a folder for what is made of it, and a compiler that makes the same of everything."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "objects"))
+    monkeypatch.setenv("CXX", f"{tmp_path / 'cxx'} -extra")
+    (tmp_path / "cxx").write_text(FAKE.replace('"$1"', '"$2"'))
+    (tmp_path / "cxx").chmod(0o700)
+    path = tmp_path / "source" / "kernel.cpp"
+    path.parent.mkdir()
+    path.write_text("code")
+    return path
+
+
+def calls(source: Path) -> int:
+    """How often the compiler has run."""
+    path = source.parent.parent / "cxx.calls"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_an_object_is_made_once_and_is_the_users_alone(source: Path) -> None:
+    path = built(source)
+    assert built(source) == path
+    assert path.read_text() == "object\n"
+    assert calls(source) == 1
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_another_source_header_or_compiler_makes_another_object(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {built(source)}
+    source.write_text("other code")
+    seen.add(built(source))
+    (source.parent / "beside.h").write_text("header")
+    seen.add(built(source))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "something else")
+    monkeypatch.setattr(compiler, "_FLAGS", compiler._FLAGS + " -g")
+    seen.add(built(source))
+    (source.parent.parent / "cxx").write_text(FAKE.replace('"$1"', '"$2"').replace("made up", "another"))
+    seen.add(built(source))
+    assert len(seen) == calls(source) == 5
+
+
+def test_what_was_made_serves_without_a_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = built(source)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert built(source) == path
+    source.write_text("other code")
+    with pytest.raises(NotBuilt, match="no C\\+\\+ compiler"):
+        built(source)
+
+
+def test_a_compiler_that_fails(source: Path) -> None:
+    (source.parent.parent / "cxx").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(NotBuilt, match="CalledProcessError while compiling"):
+        built(source)
+
+
+def test_a_folder_that_others_can_write_to_is_refused(source: Path) -> None:
+    path = built(source)
+    path.parent.chmod(0o770)
+    with pytest.raises(NotBuilt, match="open to other users"):
+        built(source)
+
+
+def test_a_link_in_place_of_the_object_is_refused(source: Path) -> None:
+    path = built(source)
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+    with pytest.raises(NotBuilt, match="not a regular file"):
+        built(source)
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [(None, "the compiled file cannot be loaded"), ("no-such-compiler", "there is no C++ compiler")],
+)
+def test_without_a_kernel_torch_computes_and_the_log_says_why(
+    command: str | None, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if command is not None:
+        monkeypatch.setenv("CXX", command)
+    native.kernel.cache_clear()
+    try:
+        with caplog.at_level(logging.INFO, "warmturn.engine"):
+            layered = Layered()
+            got = layered.run(monkeypatch)
+            layered.run(monkeypatch)
+    finally:
+        native.kernel.cache_clear()
+    assert layered.rows == []
+    assert error(got, layered.scene.wanted(FULL, Scores(0.5, None, None))) < 1e-5
+    assert [record.getMessage() for record in caplog.records] == [
+        f"attention is torch's alone, slower over long histories: {reason}"
+    ]

@@ -1,0 +1,56 @@
+"""Memory in huge pages: apart, aligned, and given back."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import weakref
+
+import pytest
+import torch
+
+from cache.memory import huge
+
+
+def test_tensors_are_apart_and_begin_lines() -> None:
+    sizes = [1, 31, 32, 33, 100_000, 20 << 20, 7, 12 << 20, 40 << 20]
+    tensors = [huge.empty(size, torch.bfloat16) for size in sizes]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    for number, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
+        assert (tensor.shape, tensor.dtype) == ((size,), torch.bfloat16)
+        assert tensor.data_ptr() % 64 == 0
+        assert bool((tensor == number).all())
+
+
+def test_small_ones_share_a_stretch_and_large_ones_begin_huge_pages() -> None:
+    small = [huge.empty(64, torch.uint8) for _ in range(3)]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in small}) <= 2  # where one stretch ended
+    assert huge.empty(100 << 20, torch.uint8).data_ptr() % huge.HUGE == 0
+
+
+@pytest.mark.parametrize("size", [5 << 20, 50 << 20])
+def test_memory_is_given_back(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[mmap.mmap]] = []
+
+    class Noted(mmap.mmap):
+        def __init__(self, *args: object) -> None:
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(mmap, "mmap", Noted)
+    huge._open = huge._open[:0]
+    tensor = huge.empty(size, torch.uint8)
+    huge._open = torch.empty(0, dtype=torch.uint8)
+    assert made[0]() is not None
+    del tensor
+    gc.collect()
+    assert made[0]() is None
+
+
+def test_a_kernel_without_huge_pages_gives_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *args: object) -> None:
+            raise OSError
+
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    assert huge.empty(50 << 20, torch.uint8).zero_().sum() == 0

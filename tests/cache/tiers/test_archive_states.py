@@ -1,0 +1,111 @@
+"""States beyond their budget: a session is written before it is dropped, where there is a disk."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_kit import Kit, Outcome
+from tiny_models import greedy
+
+from cache.segments.segment import write
+from cache.tiers import saver as saver_module
+
+TALK = list(range(20, 60))
+STATEFUL = ["mamba2", "qwen3_next", "rwkv"]
+
+
+def check(kit: Kit, prompt: list[int], **options: Any) -> Outcome:
+    """One turn whose tokens must be those of a from-scratch forward."""
+    outcome = kit.ask(prompt, 4, **options)
+    assert outcome.tokens == greedy(kit.model, prompt, 4)
+    return outcome
+
+
+def reused(outcome: Outcome) -> tuple[int, int]:
+    """Tokens reused, and how many of them came from disk."""
+    assert outcome.receipt is not None
+    return outcome.receipt.cached, outcome.receipt.loaded
+
+
+def one(name: str) -> int:
+    """Bytes of the states of one idle session."""
+    kit = Kit(name)
+    kit.ask(TALK, 4)
+    return kit.store._state_total
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_session_beyond_the_budget_is_on_disk_before_it_is_dropped(name: str, tmp_path: Path) -> None:
+    kit = Kit(name, state_budget=1, folder=tmp_path)
+    first = check(kit, TALK, session="s")
+    kit.settle()
+    assert len(kit.store) == 0
+    kit.leave()
+    fresh = Kit(name, folder=tmp_path)
+    outcome = check(fresh, [*TALK, *first.tokens, 1, 2], session="s")
+    assert reused(outcome) == (len(TALK) + 3, len(TALK) + 3)
+
+
+def test_sessions_wait_for_a_write_that_is_getting_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size, go = one("mamba2"), threading.Event()
+
+    def waiting(*args: Any) -> Any:
+        go.wait(120)
+        return write(*args)
+
+    monkeypatch.setattr(saver_module, "write", waiting)
+    kit = Kit("mamba2", state_budget=2 * size, folder=tmp_path)
+    kit.archive.saver._limit = 1  # one file at a time
+    for number in range(6):
+        kit.ask([number, *TALK], 1, session=f"s{number}")
+        kit.step()
+    assert kit.archive.saver.pending == 6
+    assert len(kit.store) == 5  # the first one is being written: it need not wait for that
+    go.set()
+    kit.settle()
+    assert len(kit.store) <= 2
+    assert len(kit.archive.disk.heads) == 6
+
+
+def test_a_disk_that_takes_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = one("mamba2")
+
+    def full(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saver_module, "write", full)
+    kit = Kit("mamba2", state_budget=2 * size, folder=tmp_path)
+    for number in range(6):
+        kit.ask([number, *TALK], 4, session=f"s{number}")
+        until = time.monotonic() + 20
+        while kit.archive._background.busy and time.monotonic() < until:
+            kit.step()
+        kit.step()
+    assert len(kit.store) <= 2
+
+
+def test_pins_do_not_keep_the_newest_session_out() -> None:
+    size = one("mamba2")
+    kit = Kit("mamba2", state_budget=2 * size + size // 2)
+    for number in range(3):
+        kit.ask([number, *TALK], 4, session=f"s{number}")
+        kit.store.pin("a", f"s{number}", time.time() + 1000)
+    kit.ask(TALK, 4, session="newest")
+    assert kit.store.find("a", "newest") is not None
+    assert len(kit.store) == 2
+
+
+def test_a_pinned_session_leaves_last() -> None:
+    size = one("mamba2")
+    kit = Kit("mamba2", state_budget=2 * size + size // 2)
+    kit.ask(TALK, 4, session="pinned")
+    kit.store.pin("a", "pinned", time.time() + 1000)
+    for number in range(4):
+        kit.ask([number, *TALK], 4, session=f"s{number}")
+    assert kit.store.find("a", "pinned") is not None
+    assert kit.store.find("a", "s3") is not None
+    assert len(kit.store) == 2

@@ -1,0 +1,124 @@
+"""Encoder-decoder models through the engine: each reply is that of a from-scratch forward of encoder and decoder."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_tokenizer
+from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
+
+from scheduler.core.engine import Engine
+from scheduler.model.loader import load, prepare
+from scheduler.process import build
+from scheduler.protocol import EngineConfig, Sampling, Stopping, Submit, pack_ids
+
+ENDS: dict[str, Any] = {"eos_token_id": 258, "pad_token_id": 256, "decoder_start_token_id": 256}
+CONFIGS = {
+    "t5": T5Config(vocab_size=259, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, **ENDS),
+    "bart": BartConfig(
+        vocab_size=259,
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=96,
+        decoder_ffn_dim=96,
+        max_position_embeddings=64,
+        bos_token_id=257,
+        forced_eos_token_id=None,
+        **ENDS,
+    ),
+}
+CONFIG = EngineConfig(address="", model="", kv_memory=1 << 20, max_step_tokens=16)
+
+
+def model_of(name: str) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForSeq2SeqLM.from_config(CONFIGS[name], dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0, 2 / weight.shape[-1] ** 0.5)
+    return model
+
+
+def greedy(model: Any, source: list[int], count: int) -> list[int]:
+    ids = [256]
+    with torch.no_grad():
+        for _ in range(count):
+            out = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([ids]), use_cache=False)
+            ids.append(int(out.logits[0, -1].argmax()))
+    return ids[1:]
+
+
+def submit(engine: Engine, turn: str, source: list[int], count: int, **more: Any) -> str | None:
+    stopping = Stopping(max_tokens=count, ignore_eos=True)
+    refused = engine.submit(Submit(turn, "a", pack_ids(source), None, Sampling(temperature=0.0), stopping, **more))
+    return refused.code if refused else None
+
+
+def run(engine: Engine) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    while not engine.idle:
+        for delta in engine.step().deltas:
+            tokens.setdefault(delta.turn, []).extend(delta.tokens)
+        engine.check_integrity()
+    return tokens
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_interleaved_requests(name: str) -> None:
+    model = model_of(name)
+    engine, facts = build(CONFIG, prepare(model, make_tokenizer()))
+    assert facts.encoder_decoder
+    rng = random.Random(1)
+    sources = [[rng.randrange(200) for _ in range(rng.choice((3, 9, 9, 20)))] for _ in range(8)]
+    counts = [rng.randint(1, 12) for _ in sources]
+    got: dict[str, list[int]] = {}
+    for i, source in enumerate(sources):
+        submit(engine, str(i), source, counts[i])
+        if i % 3 == 0:
+            for delta in engine.step().deltas:
+                got.setdefault(delta.turn, []).extend(delta.tokens)
+    for turn, tokens in run(engine).items():
+        got.setdefault(turn, []).extend(tokens)
+    for i, source in enumerate(sources):
+        assert got[str(i)] == greedy(model, source, counts[i])
+    assert len(engine.scheduler.store) == 0  # nothing outlives its request
+
+
+def test_prompt_and_reply_have_a_context_each() -> None:
+    model = model_of("bart")
+    engine, facts = build(CONFIG, prepare(model, make_tokenizer()))
+    assert facts.max_context == 64
+    assert submit(engine, "a", [5] * 60, 60) is None
+    assert submit(engine, "b", [5] * 65, 1) == "context_length_exceeded"
+    assert submit(engine, "c", [5], 64) == "context_length_exceeded"
+    assert submit(engine, "d", [5], 1, prompt_logprobs=0) == "invalid_prompt"
+    assert len(run(engine)["a"]) == 60
+
+
+def test_a_saved_encoder_decoder_is_loaded_as_one(tmp_path: Path) -> None:
+    model_of("bart").save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    loaded = load(EngineConfig(address="", model=str(tmp_path)), lambda _: None)
+    assert loaded.model.config.is_encoder_decoder
+    assert loaded.start == (256,)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_grammar_is_obeyed(name: str) -> None:
+    engine, _ = build(CONFIG, prepare(model_of(name), make_tokenizer()))
+    source, grammar = pack_ids([70, 71, 72]), "start: /[a-c]{5}[x-z]/"
+    assert engine.submit(Submit("t", "a", source, None, Sampling(seed=3), grammar=grammar)) is None
+    text = ""
+    while not engine.idle:
+        text += "".join(delta.text for delta in engine.step().deltas)
+    assert len(text) == 6
+    assert {*text[:5]} <= {*"abc"}
+    assert text[5] in "xyz"

@@ -1,0 +1,259 @@
+"""Decode steps as graphs, all but the capture itself: whom they serve, that they say the same, when there are none."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import engine_kit
+import pytest
+import torch
+from engine_kit import Kit, ours
+from gpu_kit import Told
+from tiny_models import greedy, make_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from cache.attention import gpu, paged
+from cache.attention.attention import PackedAttention
+from cache.memory.tier import MemoryTier
+from cache.pages.layers import read_layers
+from scheduler.model.decode_graphs import Graphs, Looked, Step, Watching, buckets
+from scheduler.model.probe import Verdict, probe
+
+
+def again(step: Step) -> Callable[[], Any]:
+    """A capture that runs the step anew."""
+    return step
+
+
+class Scene:
+    """An engine whose decode steps run as graphs, on the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str = "llama", capture: Any = again) -> None:
+        self.model = make_model(name)
+        verdict: Verdict = probe(self.model, read_layers(self.model.config.get_text_config()), engine_kit.PAGE)
+        verdict.mode.remove()
+        in_place = verdict.mode.in_place
+        monkeypatch.setattr(engine_kit, "verdict_on", lambda name: verdict)
+        monkeypatch.setattr(engine_kit, "in_place_of", lambda name: in_place)
+        monkeypatch.setattr(engine_kit, "MemoryTier", partial(MemoryTier, scratch=True))
+        told = Told()
+        monkeypatch.setattr(paged, "kernel", lambda device: told)
+        monkeypatch.setattr(PackedAttention, "_natively", _on_gpu)
+        self.kit = Kit(name)
+        self.graphs = Graphs(self.kit.mode, self.kit.pool.device, 6, 200, capture)
+        self.kit.runner._graphs = self.graphs
+        self.served = 0
+        run = self.graphs.run
+
+        def counted(work: Any) -> torch.Tensor | None:
+            logits = run(work)
+            self.served += logits is not None
+            return logits
+
+        monkeypatch.setattr(self.graphs, "run", counted)
+
+    def check(self, prompts: list[list[int]], count: int, **options: Any) -> None:
+        """See ``Kit.check``."""
+        self.kit.check(self.model, prompts, count, **options)
+
+
+def _on_gpu(self: Any, step: Any, layer: Any, source: Any, query: Any, scores: Any, out: Any) -> frozenset[int]:
+    return gpu.attend(step, layer, source, query, scores, out) if source is not None else frozenset()
+
+
+def test_buckets_are_few_and_reach_the_most() -> None:
+    for most in (1, 2, 3, 5, 8, 64, 100, 256, 1000):
+        sizes = buckets(most)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == most
+        assert len(sizes) <= 40
+        for rows in range(1, most + 1):
+            bucket = next(size for size in sizes if size >= rows)
+            assert bucket <= max(2 * rows - 1, 1) or bucket - rows < 8
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "qwen3"])
+def test_what_graphs_say_is_what_the_model_says(
+    name: str, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(monkeypatch, name)
+    scene.check([[1, 2, 3], [4] * 9, [5, 6, 7, 8, 9, 10, 11]], 14)
+    assert len(scene.graphs) == 1  # of four rows
+    assert scene.served > 5
+    scene.check([[1, 2, 3], [4] * 9], 9)  # on what is cached
+    scene.check([[7, 7]], 9)
+    assert len(scene.graphs) == 3
+    served = scene.served
+    scene.check([[n, n + 1] for n in range(7)], 6)  # more than any graph has rows
+    assert scene.served - served < 6
+    assert not ours(said)
+
+
+class Reads(TorchDispatchMode):
+    """Storages that operations read and that no operation before them has made, held weakly."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read: dict[int, Any] = {}
+        self._made: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _tensors((args, kwargs or {})):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._made and storage._cdata not in self.read:
+                self.read[storage._cdata] = storage._weak_ref()
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            if tensor.untyped_storage()._cdata not in self.read:
+                self._made[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return out
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+def test_all_that_a_graph_reads_lives_as_long_as_the_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Reads] = []
+
+    def capture(step: Step) -> Callable[[], Any]:
+        """As on a GPU: a graph does not hold what it reads, and nothing of Python runs again."""
+        first = step().clone()
+        with Reads() as seen:
+            step()
+        reads.append(seen)
+        done = iter([step().copy_])
+        return lambda: next(done)(first)
+
+    scene = Scene(monkeypatch, name, capture=capture)
+    scene.kit.send([1, 2, 3], 4)
+    scene.kit.run()
+    gc.collect()
+    assert len(scene.graphs) == len(reads) == 1
+    assert reads[0].read
+    dead = [weak for weak in reads[0].read.values() if torch.UntypedStorage._expired(weak)]
+    assert not dead
+
+
+def test_sessions_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    prompts = [[n, 3, n] for n in range(5)]
+    turns = [scene.kit.send(prompts[n], 4 + 5 * n) for n in range(4)]
+    for _ in range(6):
+        scene.kit.step()
+    turns.append(scene.kit.send(prompts[4], 12))
+    scene.kit.run()
+    for n, turn in enumerate(turns):
+        tokens = scene.kit.outcomes[turn].tokens
+        assert tokens == greedy(scene.model, prompts[n], len(tokens))
+    assert scene.served > 8
+
+
+def test_prompts_and_long_sessions_run_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.check([[1, 2, 3]], 8)
+    served = scene.served
+    assert served > 0
+    scene.check([[9] * 30], 1)  # a prompt and its first token
+    scene.check([[8] * 230], 6)
+    assert scene.served == served
+
+
+def test_a_session_with_hidden_tokens_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    scene.check([[1, 2, 3]], 8, session="s")
+    session = scene.kit.store.find("a", "s")
+    assert session is not None
+    session.hide(1, 3)
+    served = scene.served
+    scene.kit.ask([*session.token_ids], 6, session="s")
+    assert scene.served == served
+
+
+def test_a_graph_that_says_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    def stale(step: Step) -> Callable[[], Any]:
+        first = step().clone()
+        return lambda: step().copy_(first.roll(1, -1))
+
+    scene = Scene(monkeypatch, capture=stale)
+    scene.check([[1, 2, 3], [4] * 9], 10)
+    assert (scene.served, len(scene.graphs)) == (0, 0)
+    assert len(ours(said)) == 1
+    assert "something else" in ours(said)[0]
+
+
+def test_a_graph_that_does_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture) -> None:
+    scene = Scene(monkeypatch, capture=lambda step: lambda: None)
+    scene.check([[1, 2, 3]], 10)
+    assert (scene.served, len(ours(said))) == (0, 1)
+
+
+def test_a_capture_that_fails_ends_all_others(monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture) -> None:
+    tried = []
+
+    def failing(step: Step) -> Callable[[], Any]:
+        tried.append(1)
+        raise torch.AcceleratorError("operation not permitted when stream is capturing")
+
+    scene = Scene(monkeypatch, capture=failing)
+    scene.check([[1, 2, 3]], 12)
+    scene.check([[1, 2, 3], [2, 3, 4]], 12)
+    assert (len(tried), scene.served, len(ours(said))) == (1, 0, 1)
+
+
+def test_a_model_that_looks_at_numbers_is_not_captured(
+    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    def never(step: Step) -> Callable[[], Any]:
+        raise AssertionError
+
+    scene = Scene(monkeypatch, capture=never)
+    layer = scene.model.model.layers[1].mlp
+    forward = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda x: forward(x) * (1 if bool(x.isfinite().all()) else 0))
+    scene.check([[1, 2, 3]], 8)
+    assert len(ours(said)) == 1
+    assert scene.served == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
+def test_states_and_keys_that_are_not_read_in_place_are_for_no_graph(
+    name: str, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(monkeypatch, name)
+    scene.kit.ask([1, 2, 3], 8)
+    assert (scene.served, len(scene.graphs)) == (0, 0)
+    assert not ours(said)  # none was tried
+
+
+@pytest.mark.parametrize(
+    "looking",
+    [
+        lambda x: x[0, 0].item(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: torch.masked_select(x, x > 0),
+        lambda x: x.unique(),
+        lambda x: x.to("meta"),
+        lambda x: torch.repeat_interleave(x, x[0].int().abs(), dim=1),
+        lambda x: 1 if (x > 0).any() else 0,
+    ],
+)
+def test_whatever_looks_is_seen(looking: Callable[[torch.Tensor], Any]) -> None:
+    with torch.no_grad(), pytest.raises(Looked), Watching():
+        looking(torch.ones(3, 3))
+
+
+def test_what_only_computes_is_not() -> None:
+    x = torch.randn(3, 3)
+    with torch.no_grad(), Watching():
+        y = (x[torch.tensor([0, 2])] @ x).softmax(-1)
+        y.copy_(x[:2])
+        torch.where(x > 0, x, 0.0).to(torch.float16).index_copy_(0, torch.tensor([1]), x[:1].half())

@@ -1,0 +1,265 @@
+"""Loading: one clear line for what cannot be loaded, and a fingerprint of all that KV depends on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures.build import build
+from safetensors.torch import load_file, save_file
+from tiny_models import CONTEXT, make_tokenizer, save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedModel
+
+from scheduler import process
+from scheduler.model.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load, read_config, read_model
+from scheduler.model.measurement import describe
+from scheduler.model.weights import digest
+from scheduler.protocol import EngineConfig, Generation, Loading
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model; nobody may change it."""
+    return save_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(llama, tmp_path / "copy"))
+
+
+def load_quietly(path: Path | str, **options: Any) -> Loaded:
+    """Load on the CPU."""
+    return load(EngineConfig("", str(path), device="cpu", **options), lambda message: None)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change entries of a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+# -- what is read ---------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_loaded_and_progress_told(llama: Path) -> None:
+    told: list[Loading] = []
+    loaded = load(EngineConfig("", str(llama), device="cpu"), told.append)
+    assert [type(message) for message in told] == [Loading] * 3
+    assert loaded.eos_token_ids == (258,)
+    assert loaded.context == CONTEXT
+    assert loaded.layer_kinds == {"full": 4}
+    assert loaded.verdict.mode.name == "packed"
+    assert loaded.model.dtype is torch.float32
+    assert not loaded.model.training
+
+
+def test_the_dtype_that_was_asked_for(llama: Path) -> None:
+    assert load_quietly(llama, dtype="bfloat16").model.dtype is torch.bfloat16
+
+
+def test_ends_of_the_generation_config_and_the_tokenizer(copy: Path) -> None:
+    edit(copy / "generation_config.json", eos_token_id=[5, 7])
+    assert load_quietly(copy).eos_token_ids == (5, 7, 258)
+
+
+def test_the_context_of_the_configuration_or_else_of_the_tokenizer(copy: Path) -> None:
+    edit(copy / "config.json", max_position_embeddings=100)
+    assert load_quietly(copy).context == 100
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+def reason(path: Path | str, **options: Any) -> str:
+    """Why it cannot be loaded: one line that names it."""
+    with pytest.raises(LoadFailed) as caught:
+        load_quietly(path, **options)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert "nowhere" in reason(tmp_path / "nowhere")
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    reason(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer(copy: Path) -> None:
+    for file in copy.glob("*token*"):
+        file.unlink()
+    with pytest.raises(LoadFailed, match="there is no tokenizer"):
+        load_quietly(copy)
+
+
+@pytest.mark.parametrize(("memory", "told"), [(8, True), (None, False)])
+def test_a_context_that_memory_cuts_is_told(
+    memory: int | None, told: bool, llama: Path, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    loaded = load_quietly(llama)
+    kv = None if memory is None else memory * PAGE_SIZE * loaded.verdict.token_bytes
+    _, facts = process.build(EngineConfig("", str(llama), device="cpu", kv_memory=kv), loaded)
+    lines = [record.getMessage() for record in said.records if "--kv-memory" in record.getMessage()]
+    assert len(lines) == told
+    assert (facts.max_context < CONTEXT) is told
+    assert f"{facts.max_context} tokens" in "".join(lines) or not told
+
+
+def test_a_folder_without_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    assert "model.safetensors" in reason(copy)
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage" * 100, None])
+def test_weights_that_are_none(copy: Path, data: bytes | None) -> None:
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000] if data is None else data)
+    assert f"{path} is damaged or incomplete" in reason(copy)
+
+
+def test_the_damaged_one_of_several_files_is_named(copy: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(copy).save_pretrained(copy / "parts", max_shard_size="20KB")
+    shutil.copy(copy / "tokenizer.json", copy / "parts")
+    shutil.copy(copy / "tokenizer_config.json", copy / "parts")
+    first, second, *_ = sorted((copy / "parts").glob("*.safetensors"))
+    second.write_bytes(second.read_bytes()[:-1])
+    told = reason(copy / "parts")
+    assert second.name in told
+    assert first.name not in told
+
+
+@pytest.mark.parametrize("name", ["missing.gguf", "./missing.gguf", "/nowhere/missing.gguf", "a/b/c/missing.gguf"])
+def test_a_gguf_file_that_is_not_there(name: str) -> None:
+    assert reason(name).endswith(f": there is no file {Path(name)}")
+
+
+def test_a_model_that_does_not_generate_text(copy: Path) -> None:
+    edit(copy / "config.json", model_type="vit", architectures=["ViTModel"])
+    told = reason(copy)
+    assert told.endswith("transformers has no model of this architecture (vit) that generates text")
+    assert "class" not in told
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_files_that_are_broken(copy: Path, name: str, text: str) -> None:
+    (copy / name).write_text(text)
+    reason(copy)
+
+
+def test_a_configuration_that_does_not_fit_the_weights(copy: Path) -> None:
+    edit(copy / "config.json", intermediate_size=95)
+    reason(copy)
+
+
+def test_a_configuration_of_wrong_types(copy: Path) -> None:
+    edit(copy / "config.json", hidden_size="many")
+    reason(copy)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none(llama: Path) -> None:
+    with pytest.raises(LoadFailed, match="--device cpu"):
+        load(EngineConfig("", str(llama), device="cuda"), lambda message: None)
+
+
+# -- the fingerprint ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_files_elsewhere_have_the_same_fingerprint(llama: Path, copy: Path) -> None:
+    first = fingerprint(load_quietly(llama))
+    assert len(first) == 32
+    assert fingerprint(load_quietly(copy)) == first
+    assert fingerprint(load_quietly(llama)) == first
+
+
+def test_other_weights_dtype_template_and_configuration_have_another(llama: Path, copy: Path) -> None:
+    prints = [fingerprint(load_quietly(llama)), fingerprint(load_quietly(llama, dtype="bfloat16"))]
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    template = tokenizer.chat_template
+    tokenizer.chat_template = f"{template} "
+    tokenizer.save_pretrained(copy)
+    prints.append(fingerprint(load_quietly(copy)))
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(copy)
+    assert fingerprint(load_quietly(copy)) == prints[0]
+    weights = load_file(copy / "model.safetensors")
+    weights["model.layers.2.mlp.up_proj.weight"] *= 1.5
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    prints.append(fingerprint(load_quietly(copy)))
+    edit(copy / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    prints.append(fingerprint(load_quietly(copy)))
+    assert len(set(prints)) == len(prints)
+
+
+def test_the_digest_is_of_what_was_read_wherever_the_model_runs(llama: Path) -> None:
+    config = EngineConfig("", str(llama))
+    model, weights = read_model(config, read_config(config), torch.device("meta"))  # nothing comes back from there
+    assert model.device.type == "meta"
+    assert load_quietly(llama).digest == weights == digest(AutoModelForCausalLM.from_pretrained(llama))
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_bounded_scores_are_computed_by_code_that_bounds_them(
+    claimed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", claimed)  # True in transformers 5.17, and not so
+    path = save_model("gemma2", tmp_path)
+    loaded = load_quietly(path)
+    assert describe(loaded.verdict.mode) == "packed"
+    loaded.verdict.mode.remove()
+    assert loaded.model.config._attn_implementation == "eager"
+    edit(path / "config.json", attn_logit_softcapping=None)
+    loaded = load_quietly(path)
+    loaded.verdict.mode.remove()
+    assert loaded.model.config._attn_implementation == ("sdpa" if claimed else "eager")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gemma3", "causal"), ("qwen2_audio", "s2s"), ("voxtral", "s2s")])
+def test_a_multimodal_wrapper_serves_text_through_its_language_model(name: str, kind: str, tmp_path: Path) -> None:
+    build(name, kind).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    loaded = load(EngineConfig(address="", model=str(tmp_path)), lambda _: None)
+    assert loaded.model.config is not loaded.model.config.get_text_config(decoder=True)  # it has other parts
+    assert describe(loaded.verdict.mode) == "packed"
+
+
+def test_what_a_load_found_out_is_remembered(llama: Path, tmp_path: Path) -> None:
+    for garbage in (b"", b"\xff{", b'{"mode": 3}'):
+        load_quietly(llama, verdicts=str(tmp_path))
+        (file,) = tmp_path.iterdir()
+        assert json.loads(file.read_text())["mode"] == "packed"
+        file.write_bytes(garbage)  # is nothing worse than nothing known
+    load_quietly(llama, verdicts=str(tmp_path))
+
+
+# -- the generation config ------------------------------------------------------------------------------------------
+
+
+def test_what_the_authors_say_of_generation_is_read(copy: Path) -> None:
+    edit(copy / "generation_config.json", temperature=0.6, top_p=0.9, stop_strings=["END"], eos_token_id=[7, 258])
+    loaded = load_quietly(copy)
+    assert loaded.generation == Generation("model", temperature=0.6, top_p=0.9, stop=("END",))
+    assert loaded.eos_token_ids == (7, 258)
+    silent = load_quietly(copy, generation_config="openai")
+    assert silent.generation == Generation()
+    assert silent.eos_token_ids == (7, 258)  # how the model ends its turns is no matter of taste
+
+
+def test_a_generation_config_of_the_operator(copy: Path, tmp_path: Path) -> None:
+    edit(copy / "generation_config.json", temperature=0.6, top_p=0.9, eos_token_id=[7, 258])
+    (file := tmp_path / "mine.json").write_text(json.dumps({"do_sample": False, "eos_token_id": 9}))
+    loaded = load_quietly(copy, generation_config=str(file))
+    assert loaded.generation == Generation("file", temperature=0.0)
+    assert loaded.eos_token_ids == (9, 258)  # 258 is the tokenizer's
+    file.write_text(json.dumps({"top_p": 2}))
+    with pytest.raises(LoadFailed, match=r"--generation-config: top_p must be from 0 to 1$"):
+        load_quietly(copy, generation_config=str(file))

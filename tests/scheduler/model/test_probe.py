@@ -1,0 +1,176 @@
+"""The probe takes a mode that is right, and refuses a model that none serves right."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, logits, make_model, make_tokenizer
+
+from cache.attention import native
+from cache.pages.layers import Layer, Reach, read_layers
+from cache.pages.packed import PackedStep
+from cache.pages.session import SessionCache
+from scheduler.forward.modes import PackedMode
+from scheduler.model import probe as probe_module
+from scheduler.model.loader import prepare
+from scheduler.model.measurement import describe
+from scheduler.model.probe import Refused, Verdict, probe
+
+PAGE = 4
+PROMPT = list(range(60, 90))
+
+
+@pytest.fixture
+def only_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other mode may step in for one that was broken on purpose."""
+    monkeypatch.setattr(probe_module, "MODES", (PackedMode,))
+    monkeypatch.setattr(probe_module, "LAST_RESORT", ())
+
+
+def verdict_on(model: Any) -> Verdict:
+    """The verdict; the model is given back as it was."""
+    verdict = probe(model, read_layers(model.config), PAGE)
+    verdict.mode.remove()
+    return verdict
+
+
+def error_of(verdict: Verdict) -> float:
+    """The measured error of the mode that was chosen, the last number of the report."""
+    return float(verdict.report.split()[-1])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_attention_of_all_kinds_runs_packed(name: str) -> None:
+    verdict = verdict_on(make_model(name))
+    assert verdict.mode.name == "packed"
+    assert not verdict.mode.stateful
+    assert error_of(verdict) < 1e-4
+    assert sorted(verdict.shapes) == [0, 1, 2, 3]
+
+
+def test_layers_that_use_what_the_cache_gives_them_are_read_in_place() -> None:
+    verdict = verdict_on(make_model("llama"))
+    assert verdict.mode.in_place == {0, 1, 2, 3}
+    assert verdict.shapes[0].nbytes == 2 * 2 * 16 * 4
+
+
+def test_layers_that_expand_what_the_cache_gives_them_are_not() -> None:
+    verdict = verdict_on(make_model("deepseek_v3"))
+    assert verdict.mode.in_place == frozenset()
+    shape = verdict.shapes[0]
+    assert {shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim} == {16, 8}  # latents and RoPE keys
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_no_reason_to_refuse(dtype: torch.dtype) -> None:
+    verdict = verdict_on(make_model("llama").to(dtype))
+    assert verdict.mode.name == "packed"
+    assert verdict.shapes[0].dtype is dtype
+
+
+def test_the_mode_is_installed_when_the_probe_returns() -> None:
+    model = make_model("llama")
+    before = model.config._attn_implementation
+    verdict = probe(model, read_layers(model.config), PAGE)
+    assert model.config._attn_implementation != before
+    verdict.mode.remove()
+    assert model.config._attn_implementation == before
+
+
+# -- broken on purpose ----------------------------------------------------------------------------------------------
+
+
+def check_refused(model: Any, layers: list[Layer]) -> str:
+    """Refused, with a reason, and left as it was."""
+    before = logits(model, PROMPT)
+    implementation = model.config._attn_implementation
+    with pytest.raises(Refused) as caught:
+        probe(model, layers, PAGE)
+    assert model.config._attn_implementation == implementation
+    assert torch.equal(logits(model, PROMPT), before)
+    assert str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("only_packed")
+@pytest.mark.parametrize("off", [-1, 1])
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "llama4"])
+def test_a_window_off_by_one(name: str, off: int) -> None:
+    model = make_model(name)
+    layers = [
+        layer if layer.window is None else replace(layer, window=layer.window + off)
+        for layer in read_layers(model.config)
+    ]
+    assert "error" in check_refused(model, layers)
+
+
+@pytest.mark.usefixtures("only_packed")
+def test_one_layer_of_the_wrong_kind() -> None:
+    model = make_model("gemma3")
+    layers = read_layers(model.config)
+    layers[0] = Layer(Reach.FULL, None, stores=True)
+    assert "error" in check_refused(model, layers)
+
+
+@pytest.mark.usefixtures("only_packed")
+def test_sessions_that_leak_into_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_for_all(self: SessionCache, device: torch.device) -> torch.Tensor:
+        return torch.arange(11, device=device)
+
+    monkeypatch.setattr(SessionCache, "table", one_for_all)
+    assert "error" in check_refused(make_model("llama"), read_layers(make_model("llama").config))
+
+
+@pytest.mark.usefixtures("only_packed")
+def test_chunks_that_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_hidden(self: PackedStep, *_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(PackedStep, "mask", nothing_hidden)
+    monkeypatch.setattr(native, "kernel", lambda: None)  # it has no mask that could be taken away
+    assert "error" in check_refused(make_model("llama"), read_layers(make_model("llama").config))
+
+
+@pytest.mark.usefixtures("only_packed")
+def test_positions_that_begin_anew_with_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = PackedStep.__init__
+
+    def forgetful(self: PackedStep, *args: Any) -> None:
+        build(self, *args)
+        self.positions = torch.cat([torch.arange(segment.size) for segment in self.segments])[None]
+
+    monkeypatch.setattr(PackedStep, "__init__", forgetful)
+    assert "error" in check_refused(make_model("llama"), read_layers(make_model("llama").config))
+
+
+def test_a_model_that_computes_no_numbers() -> None:
+    model = make_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(Refused):
+        probe(model, read_layers(model.config), PAGE)
+
+
+def test_a_recurrent_model_keeps_its_states_beside_the_pages_of_its_attention() -> None:
+    verdict = verdict_on(make_model("qwen3_next"))
+    assert verdict.mode.stateful
+    assert error_of(verdict) < 1e-4
+    assert sorted(verdict.shapes) == [3]
+
+
+def test_an_earlier_verdict_is_measured_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer()
+    first = prepare(make_model("bloom"), tokenizer, tmp_path)
+    assert describe(first.verdict.mode) == "alone"
+    (remembered,) = tmp_path.iterdir()
+    assert json.loads(remembered.read_text())["mode"] == "alone"
+    again = prepare(make_model("bloom"), tokenizer, tmp_path)
+    assert again.verdict.report.startswith("alone: agrees")  # nothing else was tried
+    remembered.write_text('{"mode": "packed"}')  # a lie costs a measurement and no more
+    assert describe(prepare(make_model("bloom"), tokenizer, tmp_path).verdict.mode) == "alone"
+    assert json.loads(remembered.read_text())["mode"] == "alone"

@@ -1,0 +1,255 @@
+"""What happens past the thresholds of a model is found out on a copy in which they are small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, RECURRENT, make_model, make_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
+
+from cache.pages.layers import read_layers
+from scheduler.model.loader import prepare
+from scheduler.model.measurement import alone, made_up, session_of
+from scheduler.model.probe import Refused, Verdict, probe
+from scheduler.model.thresholds import Thresholds
+from scheduler.model.twin import Twin, _built, twin_of
+
+PAGE = 4
+REAL = 4096  # far past the probe's timelines
+SHAPE: dict[str, Any] = {
+    "vocab_size": 259,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8 * REAL,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+class LateMLP(LlamaMLP):  # type: ignore[misc]  # transformers is untyped
+    """Gives more past a position, which it counts from that of the first row."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.late_from = config.late_from
+        self.first = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = self.first + torch.arange(x.shape[1])
+        gain = torch.where(positions >= self.late_from, 2.0, 1.0)
+        out: torch.Tensor = super().forward(x) * gain[None, :, None]
+        return out
+
+
+class LateLayer(LlamaDecoderLayer):  # type: ignore[misc]
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.mlp = LateMLP(config)
+
+    def forward(self, hidden_states: torch.Tensor, position_ids: Any = None, **kwargs: Any) -> Any:
+        self.mlp.first = int(position_ids[0, 0])
+        return super().forward(hidden_states, position_ids=position_ids, **kwargs)
+
+
+class LateAttention(LlamaAttention):  # type: ignore[misc]
+    """Reads more sharply in timelines that have come to a length, which it learns from the cache."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        past = past_key_values.get_seq_length(self.layer_idx) if past_key_values is not None else 0
+        late = torch.arange(hidden_states.shape[1]) + past >= self.config.late_from
+        hidden_states = hidden_states * torch.where(late, 3.0, 1.0)[None, :, None]
+        return super().forward(hidden_states, *args, past_key_values=past_key_values, **kwargs)
+
+
+class LouderAttention(LlamaAttention):  # type: ignore[misc]
+    """Says more with every so many positions, which it counts from that of the first row."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        out, weights = super().forward(hidden_states, *args, **kwargs)
+        first = kwargs["position_ids"][:, :1]
+        places = (first + torch.arange(hidden_states.shape[1])[None]) // self.config.late_from
+        return out * (1.0 + places)[..., None], weights
+
+
+def planted(kind: type, late_from: int = REAL) -> Any:
+    """A tiny Llama whose layers or attention are of that kind; ``late_from`` is in its config."""
+
+    class Planted(LlamaForCausalLM):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            for at, layer in enumerate(self.model.layers):
+                if issubclass(kind, LlamaDecoderLayer):
+                    self.model.layers[at] = kind(config, at)
+                else:
+                    layer.self_attn = kind(config, at)
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**SHAPE)
+    config.late_from = late_from
+    model = Planted(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.normal_(0, weight.shape[-1] ** -0.5)
+    return model
+
+
+def verdict_on(model: Any) -> Verdict:
+    verdict = probe(model, read_layers(model.config), PAGE, context=SHAPE["max_position_embeddings"])
+    verdict.mode.remove()
+    return verdict
+
+
+@pytest.fixture
+def nearsighted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that looks at its short timelines only."""
+
+    def nothing(*_: Any) -> Twin:
+        return Twin()
+
+    monkeypatch.setattr("scheduler.model.thresholds.twin_of", nothing)
+
+
+@pytest.mark.usefixtures("nearsighted")
+@pytest.mark.parametrize("kind", [LateLayer, LouderAttention])
+def test_short_timelines_do_not_show_it(kind: type) -> None:
+    assert verdict_on(planted(kind)).mode.name == "packed"
+
+
+@pytest.mark.parametrize("kind", [LateLayer, LouderAttention])
+def test_a_planted_threshold_is_found(kind: type) -> None:
+    verdict = verdict_on(planted(kind))
+    assert verdict.mode.name == "alone"
+    assert verdict.crossed == (f"late_from {REAL}",)
+    assert f"past late_from {REAL}" in verdict.report
+
+
+def test_attention_that_adds_its_place_to_the_length_is_right_in_packed_steps() -> None:
+    verdict = verdict_on(planted(LateAttention))
+    assert verdict.mode.name == "packed"
+    assert verdict.crossed == (f"late_from {REAL}",)
+    assert not verdict.unproven
+
+
+def test_a_context_that_ends_before_it_needs_no_other_mode() -> None:
+    model = planted(LateLayer)
+    verdict = probe(model, read_layers(model.config), PAGE, context=REAL)
+    verdict.mode.remove()
+    assert (verdict.mode.name, verdict.crossed) == ("packed", ())
+
+
+def test_where_nothing_is_late_nothing_is_measured() -> None:
+    model = make_model("llama")
+    assert verdict_on(model).crossed == ()
+
+
+# -- the copy ---------------------------------------------------------------------------------------------------------
+
+
+def twin(model: Any, context: int = 0) -> Twin:
+    session = session_of(made_up(model, (42,))[0], None)
+    return twin_of(model, lambda one: alone(one, session), context or model.config.max_position_embeddings)
+
+
+def test_a_copy_shares_the_weights_and_leaves_the_model_as_it_was() -> None:
+    model = planted(LateLayer)
+    before = {name: (weight.data_ptr(), weight._version) for name, weight in model.named_parameters()}
+    found = twin(model)
+    assert found.thresholds == {"late_from": (REAL, 8)}
+    assert found.model.config.late_from == found.model.model.layers[1].mlp.late_from == 8
+    assert {name: (w.data_ptr(), w._version) for name, w in found.model.named_parameters()} == before
+    assert model.config.late_from == model.model.layers[1].mlp.late_from == REAL
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_sizes_of_weights_and_numbers_without_effect_are_no_thresholds() -> None:
+    model = make_model("llama")
+    model.config.nothing = 300
+    assert twin(model) == Twin()
+    assert twin(planted(LateLayer), context=REAL) == Twin()
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *RECURRENT, "longrope"])
+def test_a_copy_without_changes_says_the_same(name: str) -> None:
+    """Else a difference would be the copy's, not the threshold's."""
+    model = make_model(name)
+    session = session_of(made_up(model, (42,))[0], None)
+    assert torch.equal(alone(_built(model, {}), session), alone(model, session))
+
+
+def test_a_window_that_only_the_cache_has_is_found() -> None:
+    """The mask of this one has no window, but its cache cuts one: from scratch nothing depends on it."""
+
+    class Cutting(LlamaForCausalLM):  # type: ignore[misc]
+        def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+            if past_key_values is None and kwargs.get("use_cache"):
+                layers = [DynamicSlidingWindowLayer(sliding_window=self.config.cut_at) for _ in range(2)]
+                past_key_values = Cache(layers=layers)
+            return super().forward(*args, past_key_values=past_key_values, **kwargs)
+
+    config = LlamaConfig(**SHAPE)
+    config.cut_at = REAL
+    verdict = verdict_on(Cutting(config).eval())
+    assert verdict.crossed == (f"cut_at {REAL}",)
+
+
+def test_what_cannot_be_measured_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(
+        "scheduler.model.thresholds.twin_of", lambda *_: Twin(obstacle="no forward with a small window")
+    )
+    with caplog.at_level("WARNING", "warmturn.engine"):
+        loaded = prepare(make_model("llama"), make_tokenizer())
+    loaded.verdict.mode.remove()
+    assert loaded.verdict.unproven == "no forward with a small window"
+    assert "no forward with a small window" in caplog.text
+
+
+def test_a_copy_whose_code_fails_in_every_mode_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Any, *_: Any) -> Any:
+        raise IndexError("a number that nobody chose")
+
+    monkeypatch.setattr(Thresholds, "_error", failing)
+    verdict = verdict_on(planted(LateLayer))
+    assert verdict.mode.name == "packed"
+    assert "a number that nobody chose" in verdict.unproven
+
+
+def test_a_model_that_is_not_causal_past_its_threshold_is_computed_anew() -> None:
+    class Peeking(LateMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            late = x.shape[1] >= self.late_from
+            out: torch.Tensor = super().forward(x) * (1.0 + late * x.mean())
+            return out
+
+    class PeekingLayer(LateLayer):
+        def __init__(self, config: Any, layer_idx: int) -> None:
+            super().__init__(config, layer_idx)
+            self.mlp = Peeking(config)
+
+    verdict = verdict_on(planted(PeekingLayer))
+    assert verdict.mode.name == "recomputed"
+    assert "depends on later ones" in verdict.report
+
+
+def test_a_model_that_does_not_repeat_itself_past_its_threshold_is_refused() -> None:
+    class Drawing(LateMLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            late = x.shape[1] >= self.late_from
+            out: torch.Tensor = super().forward(x) * (1.0 + late * torch.rand(()))
+            return out
+
+    class DrawingLayer(LateLayer):
+        def __init__(self, config: Any, layer_idx: int) -> None:
+            super().__init__(config, layer_idx)
+            self.mlp = Drawing(config)
+
+    with pytest.raises(Refused, match="repeat itself"):
+        verdict_on(planted(DrawingLayer))

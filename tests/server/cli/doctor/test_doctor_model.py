@@ -1,0 +1,139 @@
+"""The doctor on models: engines that load, refuse or die, and the demo model as users ask for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import scripted_engine
+from scripted_server import environment
+from template_styles import STYLES, tokens_with
+
+from scheduler.protocol import Stats
+from server.chat.dialect import Dialect
+from server.chat.template import Divergence, Stability
+from server.cli.doctor import doctor_model
+from server.cli.doctor.doctor_model import Measured
+from server.cli.doctor.findings import Finding, Level
+from server.config.doctor_options import DoctorConfig
+
+FACTS = scripted_engine.FACTS
+PATIENCE = 300.0
+
+
+def found(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Finding]:
+    monkeypatch.setattr(doctor_model, "words", lambda config: iter(()))
+    config = DoctorConfig(model=model, data_dir=tmp_path)
+    return {finding.check: finding for finding in doctor_model.model(config, scripted_engine.COMMAND)}
+
+
+def test_nothing_is_loaded_unless_asked_for() -> None:
+    assert list(doctor_model.model(DoctorConfig())) == []
+
+
+def test_a_model_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = found("ok", tmp_path, monkeypatch)
+    assert {name: finding.level for name, finding in told.items()} == dict.fromkeys(
+        ("model", "weights", "room"), Level.OK
+    )
+    assert told["model"].figures["mode"] == "packed"
+    assert told["weights"].figures["engine_memory"] > 1 << 20
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = found("fail", tmp_path, monkeypatch)
+    assert [(f.check, f.level, f.text) for f in told.values()] == [("model", Level.FAULT, "no such model: fail")]
+
+
+def test_an_engine_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = found("die", tmp_path, monkeypatch)
+    assert (told["model"].level, "killed by SIGKILL" in told["model"].text) == (Level.FAULT, True)
+    assert "memory" in told["model"].advice
+
+
+def test_an_engine_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_model, "LOAD_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_model, "STOP_SECONDS", 0.1)
+    told = found("ok", tmp_path, monkeypatch)
+    assert (told["model"].level, "not loaded after" in told["model"].text) == (Level.FAULT, True)
+
+
+def test_the_room_of_each_tier(tmp_path: Path) -> None:
+    facts = msgspec.structs.replace(FACTS, max_context=2048, kv_bytes_per_token=1000, dtype="bfloat16", pages=256)
+    measured = Measured(1.0, facts, Stats(pages_host_total=630))
+    for at_rest, on_disk in (("exact", 10), ("int8", 20)):
+        values: dict[str, Any] = {"disk_space": 10_000_000, "kv_at_rest": at_rest}
+        config = DoctorConfig(data_dir=tmp_path, **values)
+        room = doctor_model.room(config, measured, facts)
+        assert (room.level, room.figures["sessions"][0]) == (
+            Level.OK,
+            {"tokens": 1000, "device": 4, "host": 10, "disk": on_disk},
+        )
+        assert room.figures["sessions"][-1]["tokens"] == 2048
+    assert "of 1,000 tokens: 4 on the device, 10 in host memory, 20 on disk" in room.text
+    small = msgspec.structs.replace(facts, pages=100)
+    assert doctor_model.room(config, measured, small).level is Level.WARNING
+
+
+def test_more_kv_than_there_is_memory() -> None:
+    facts = msgspec.structs.replace(FACTS, kv_bytes_per_token=1 << 20)  # 64 pages of 16 tokens: 1 GiB
+    for available, level in ((2 << 30, Level.OK), (1 << 29, Level.WARNING), (0, Level.OK)):
+        assert doctor_model.memory(Measured(1.0, facts, Stats(), 1, available), facts).level is level
+
+
+def test_a_model_that_runs_alone() -> None:
+    facts = msgspec.structs.replace(FACTS, mode="alone")
+    assert doctor_model.running("m", Measured(1.0, facts), facts).level is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    ("there", "found", "level"),
+    [
+        (True, Stability(True), Level.OK),
+        (True, Stability(None), Level.WARNING),
+        (True, Stability(False, Divergence("turn 2", "a", "b")), Level.WARNING),
+        (False, Stability(None), Level.WARNING),
+    ],
+)
+def test_templates(there: bool, found: Stability, level: Level) -> None:
+    assert doctor_model.template(there, found).level is level
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_how_calls_are_written(style: str) -> None:
+    tokens = tokens_with(STYLES[style])
+    told = doctor_model.tools(tokens.dialect, True)
+    assert (told.level, told.figures) == (Level.OK, {"native": tokens.dialect.native})
+    tokens.close()
+
+
+def test_weights_are_told_as_they_are_stored() -> None:
+    facts = msgspec.structs.replace(FACTS, parameters=7 * 10**9, weight_bytes=4 << 30, dtype="bfloat16")
+    found = doctor_model.memory(Measured(1.0, facts, Stats()), facts)
+    assert found.text.startswith("7,000.0 million parameters in 4 GiB, used in bfloat16; ")
+    assert found.figures["bytes"] == 4 << 30
+
+
+def test_tools_in_words() -> None:
+    assert "in words" in doctor_model.tools(Dialect(), True).text
+
+
+def test_the_demo_model_as_users_ask_for_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "server", "doctor", "demo", "--json", "--port", "0"]
+    command += ["--data-dir", str(tmp_path / "data"), "--device", "cpu", "--kv-memory", "8MiB", "--disk-space", "8MiB"]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    told: dict[str, Any] = json.loads(ran.stdout)
+    assert (ran.returncode, told["faults"]) == (0, 0), ran.stdout
+    checks = {finding["check"]: finding for finding in told["findings"]}
+    assert checks["model"]["figures"]["mode"] == "packed"
+    assert checks["weights"]["figures"]["kv_bytes_per_token"] == 1024
+    assert checks["room"]["figures"]["sessions"][0] == {"tokens": 1000, "device": 8, "host": 0, "disk": 8}
+    assert checks["template"]["figures"] == {"prefix_stable": True}
+    assert "loading the weights" in ran.stderr
+    assert not (tmp_path / "data").exists()

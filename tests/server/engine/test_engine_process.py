@@ -1,0 +1,396 @@
+"""The engine process kept alive: turns, refusals, death and restart, against a scripted engine without a model."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+import scripted_engine
+from scripted_process import admitted, engine, pid_of, piece, read, run_patiently, scenario, submit, until
+
+from scheduler.protocol import EngineConfig, FinishReason, Stats
+from server.engine import engine_link
+from server.engine.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused
+from server.engine.engine_process import EngineProcess, _backoff
+
+
+@scenario
+async def test_a_turn_is_admitted_and_streamed_to_its_end() -> None:
+    async with engine() as process:
+        assert process.state() == "loading"
+        facts = await process.wait_ready()
+        assert facts == scripted_engine.FACTS == process.facts
+        assert process.state() == "ready"
+        assert process.healthy
+        turn = process.submit(submit())
+        receipt = await admitted(turn)
+        assert receipt is not None
+        assert (receipt.prompt, receipt.cached) == (7, 6)
+        deltas = await read(turn)
+        assert [token for delta in deltas for token in delta.tokens] == [1, 2, 3, 4, 5]
+        assert "".join(delta.text for delta in deltas) == "1 2 3 4 5 "
+        assert [delta.finish_reason for delta in deltas[-2:]] == [None, FinishReason.LENGTH]
+        assert all(delta.receipt is None for delta in deltas)
+        assert process.running == 0
+
+
+@scenario
+async def test_turns_run_side_by_side() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turns = [process.submit(submit(name=f"t{n}", tokens=n, prompt=n)) for n in range(1, 20)]
+        assert process.running == 19
+        for n, deltas in enumerate(await asyncio.gather(*map(read, turns)), start=1):
+            assert [token for delta in deltas for token in delta.tokens] == list(range(1, n + 1))
+
+
+@scenario
+async def test_a_slow_reader_gets_one_merged_delta() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tokens=6))
+        await until(lambda: process.running == 0)
+        (delta,) = await read(turn)
+        assert (delta.tokens, delta.text, delta.finish_reason) == ((1, 2, 3, 4, 5, 6), "1 2 3 4 5 6 ", "length")
+        turn.cancel()  # after the end: nothing happens
+        assert turn.take() is None
+
+
+@scenario
+async def test_no_turn_before_the_model_is_loaded() -> None:
+    async with engine() as process:
+        with pytest.raises(EngineUnavailable, match="loading") as refusal:
+            process.submit(submit())
+        assert refusal.value.retry_after >= 1
+        assert not process.healthy
+        process.forget("a", "s")  # nothing there yet, nothing to drop
+
+
+@pytest.mark.parametrize(("code", "retry_after"), [("queue_full", 1), ("context_length_exceeded", None)])
+def test_a_refused_turn_says_why(code: str, retry_after: int | None) -> None:
+    async def run() -> None:
+        async with engine() as process:
+            await process.wait_ready()
+            turn = process.submit(submit(tenant=code))
+            with pytest.raises(TurnRefused, match=f"{code} of 7 tokens") as refusal:
+                await admitted(turn)
+            assert (refusal.value.code, refusal.value.retry_after) == (code, retry_after)
+            with pytest.raises(TurnRefused):
+                await read(turn)
+            assert process.running == 0
+
+    run_patiently(run())
+
+
+@scenario
+async def test_a_cancelled_turn_leaves_the_batch() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tenant="endless"))
+        await admitted(turn)
+        assert (await piece(turn)).tokens[0] == 1
+        turn.cancel()
+        turn.cancel()
+        assert (await read(turn))[-1].finish_reason == FinishReason.CANCELLED
+        assert process.running == 0
+        await until(lambda: process.stats.running == 0)
+
+
+@scenario
+async def test_the_turn_of_a_session_is_ended_for_a_reason_of_the_server_s() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turns = [process.submit(submit(tenant="endless", name=name, session=name)) for name in "st"]
+        for turn in turns:
+            await admitted(turn)
+        process.end("count", "s", EngineDied("another tenant's"))
+        process.end("endless", "s", EngineDied("taken"))
+        with pytest.raises(EngineDied, match="taken"):
+            await read(turns[0])
+        await until(lambda: process.running == process.stats.running == 1)  # in the engine too
+        assert (await piece(turns[1])).tokens
+
+
+@scenario
+async def test_a_full_queue_turns_away_until_a_turn_leaves_it() -> None:
+    async with engine(max_queued=2) as process:
+        await process.wait_ready()
+        running = process.submit(submit(tenant="endless", name="r"))
+        await admitted(running)
+        waiting = [process.submit(submit(tenant="queued", name=name)) for name in "ab"]
+        await until(lambda: process.stats.waiting == 2)
+        refusal = process.turns_away("queued")
+        assert refusal is not None
+        assert (refusal.code, refusal.retry_after) == ("queue_full", 1)
+        assert process.turns_away("other") is None  # its line is shorter by more than one
+        with pytest.raises(TurnRefused):
+            await read(process.submit(submit(tenant="queue_full", name="refused")))
+        waiting[0].cancel()
+        await read(waiting[0])
+        process.stats = Stats(waiting=2)  # what the engine said of the step before
+        assert process.turns_away("queued") is None
+
+
+@scenario
+async def test_requests_that_are_read_have_their_places() -> None:
+    async with engine(max_queued=2) as process:
+        await process.wait_ready()
+        running = process.submit(submit(tenant="endless", name="r"))
+        await admitted(running)
+        process.submit(submit(tenant="queued", name="a"))
+        await until(lambda: process.stats.waiting == 1)
+        with process.reading("queued"):
+            assert process.turns_away("queued") is not None
+            with pytest.raises(RuntimeError), process.reading("endless"):  # comes to no turn
+                raise RuntimeError
+            assert process.turns_away("other") is None  # its line is shorter by more than one
+            process.submit(submit(tenant="queued", name="b"))
+            assert process._waiting.reading == 0  # its turn has the place now
+            await until(lambda: process.stats.waiting == 2)
+            assert process.turns_away("queued") is not None
+        assert process.turns_away("queued") is not None
+
+
+@scenario
+async def test_an_idle_engine_is_read_for_by_any_number() -> None:
+    async with engine(max_queued=2) as process:
+        await process.wait_ready()
+        with contextlib.ExitStack() as stack:
+            for _ in range(9):
+                stack.enter_context(process.reading("a"))
+            assert process.turns_away("a") is None
+
+
+@scenario
+async def test_forget_reaches_the_engine() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        process.forget("a", "s")
+        await until(lambda: process.stats.evictions == 1)
+
+
+@scenario
+async def test_a_turn_is_in_hand_until_its_reader_lets_it_go() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        one, two = process.submit(submit(tokens=1)), process.submit(submit("endless", "t2"))
+        assert process.in_hand == 2
+        await until(lambda: process.running == 1)
+        await read(one)
+        assert process.in_hand == 2  # its answer is being written
+        one.cancel()
+        assert process.in_hand == 1
+        two.cancel()
+        assert process.in_hand == 0
+
+
+@scenario
+async def test_kill_9_ends_running_turns_and_a_fresh_engine_takes_over() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tenant="endless"))
+        silent = process.submit(submit(tenant="mute", name="t2"))
+        await admitted(turn)
+        await admitted(silent)
+        killed = pid_of(process)
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            await read(turn)
+        with pytest.raises(EngineDied):
+            await read(silent)
+        with pytest.raises(EngineUnavailable, match="restarting") as refusal:
+            process.submit(submit())
+        assert refusal.value.retry_after >= 1
+        assert (process.state(), process.facts, process.healthy) == ("restarting", None, False)
+        turn.cancel()  # too late, and harmless
+        await until(lambda: process.state() == "ready")
+        assert pid_of(process) != killed
+        assert process.facts == scripted_engine.FACTS
+        assert len(await read(process.submit(submit(tokens=2)))) >= 1
+
+
+@scenario
+async def test_an_engine_that_dies_before_admission_is_told_as_such() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tenant="crash"))
+        with pytest.raises(EngineDied):
+            await read(turn)
+        await until(lambda: process.state() == "ready")
+
+
+@pytest.mark.parametrize(("model", "message"), [("fail", "no such model: fail"), ("die", "killed by SIGKILL")])
+def test_a_first_load_that_fails_is_final(model: str, message: str) -> None:
+    async def run() -> None:
+        async with engine(model) as process:
+            with pytest.raises(EngineFailed, match=message):
+                await process.wait_ready()
+            with pytest.raises(EngineUnavailable):
+                process.submit(submit())
+
+    run_patiently(run())
+
+
+def test_a_command_that_does_not_exist_is_a_failed_load() -> None:
+    async def run() -> None:
+        process = EngineProcess(EngineConfig(address="", model="ok"), command=("/no/such/program",))
+        await process.start()
+        with pytest.raises(EngineFailed, match="could not be started"):
+            await process.wait_ready()
+        await process.stop()
+
+    run_patiently(run())
+
+
+def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
+    loads = tmp_path / "loads"
+
+    async def run() -> None:
+        async with engine(f"once:{loads}") as process:
+            await process.wait_ready()
+            os.kill(pid_of(process), signal.SIGKILL)
+            await until(lambda: len(loads.read_text().splitlines()) == 2)  # this load fails
+            await until(lambda: process._link is None)
+            loads.write_text("")  # the next one does not
+            await until(lambda: process.state() == "ready")
+
+    run_patiently(run())
+
+
+def test_backoff_starts_at_once_and_is_bounded() -> None:
+    assert [_backoff(deaths) for deaths in range(5)] == [0, 0, 1, 2, 4]
+    assert _backoff(1000) == 30
+
+
+@scenario
+async def test_the_socket_is_private_and_gone_once_the_engine_is_connected() -> None:
+    async with engine() as process:
+        await until(lambda: process._folder is not None)
+        folder = process._folder
+        assert folder is not None
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        await process.wait_ready()
+        assert not folder.exists()
+        assert await read(process.submit(submit()))
+
+
+@scenario
+async def test_stop_ends_turns_and_process() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        turn = process.submit(submit(tenant="endless"))
+        await admitted(turn)
+        pid = pid_of(process)
+        process.drain()
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            process.submit(submit(name="t2"))
+        assert (await piece(turn)).tokens  # a running turn goes on while draining
+        await process.stop(grace=5.0)
+        with pytest.raises(EngineDied, match="shutting down"):
+            await read(turn)
+        assert process.state() == "stopping"
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        await process.stop()
+
+
+@scenario
+async def test_a_refusal_that_was_pending_is_told_at_the_end() -> None:
+    async with engine() as process:
+        await process.wait_ready()
+        refused, ended = (
+            process.submit(submit(tenant="late", name="t1")),
+            process.submit(submit(tenant="queued", name="t2")),
+        )
+        await process.stop(grace=5.0)
+        with pytest.raises(TurnRefused, match="cannot be compiled"):
+            await read(refused)
+        with pytest.raises(EngineDied, match="shutting down"):
+            await read(ended)
+
+
+@scenario
+async def test_an_engine_that_does_not_stop_is_killed() -> None:
+    async with engine("stubborn") as process:
+        await process.wait_ready()
+        pid = pid_of(process)
+        turn = process.submit(submit(tenant="mute"))
+        await process.stop(grace=0.1)
+        with pytest.raises(EngineDied, match="shutting down"):
+            await read(turn)
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_the_engine_is_told_how_long_it_may_flush(tmp_path: Path) -> None:
+    async def run() -> None:
+        process = EngineProcess(
+            EngineConfig(address="", model="ok", kv_folder=str(tmp_path / "kv")), command=scripted_engine.COMMAND
+        )
+        await process.start()
+        await process.wait_ready()
+        (tmp_path / "slow").touch()
+        pid = pid_of(process)
+        turn = process.submit(submit(tenant="endless"))
+        stopping = asyncio.create_task(process.stop(flush=0.5, grace=5.0))
+        with pytest.raises(EngineDied, match="shutting down"):  # while the engine still writes
+            await read(turn)
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await process.inspect("a", "s")
+        assert not stopping.done()
+        await stopping
+        assert (tmp_path / "flushed").read_text() == "0.5"
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    run_patiently(run())
+
+
+@scenario
+async def test_stop_while_loading() -> None:
+    async with engine() as process:
+        await process.stop()
+        with pytest.raises(EngineFailed):
+            await process.wait_ready()
+
+
+def test_a_hung_engine_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with engine() as process:
+            await process.wait_ready()
+            monkeypatch.setattr("server.engine.engine_process.SILENCE_LIMIT", 0.0)
+            assert process.state() == "ready"
+            assert not process.healthy
+            os.kill(pid_of(process), signal.SIGSTOP)
+            process.submit(submit())  # does not wait for it
+            await process.stop(grace=0.1)
+
+    run_patiently(run())
+
+
+def test_the_engines_environment_has_bounded_kernel_caches_unless_the_user_says_otherwise_and_no_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("WARMTURN_DATABASE", "postgresql://user:secret@host/name")
+    environment = engine_link.engine_environment("auto")
+    assert "WARMTURN_DATABASE" not in environment
+    assert (environment["LRU_CACHE_CAPACITY"], environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("128", "7")
+
+
+def test_an_engines_threads_wait_as_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert engine_link.engine_environment("cpu")["GOMP_SPINCOUNT"] == "3000"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in engine_link.engine_environment("cpu")
+
+
+def test_an_engine_on_the_cpu_sees_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert engine_link.engine_environment("cpu")["CUDA_VISIBLE_DEVICES"] == ""
+    assert engine_link.engine_environment("cuda")["CUDA_VISIBLE_DEVICES"] == "3"

@@ -1,0 +1,256 @@
+"""Responses in the log: written with their turn, read back, gone with their session."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from log_kit import Where, assistant, read, turn, user, with_log
+
+from server.log.session_log import (
+    Beside,
+    Idempotency,
+    LogFull,
+    SessionLog,
+    SessionMoved,
+    StoredResponse,
+    UnknownSession,
+)
+from server.log.tables import FORMAT
+from server.log.timeline import at_turn, turn_of_row
+
+BODY = json.dumps({"id": "resp_s_k", "status": "completed", "background": True, "text": "ü\u0000"})
+STORED = StoredResponse("k", "completed", 5, BODY, '[{"id":"msg"}]', events=b"\x00\x01")
+
+
+def running(where: Where, name: str, status: str, stored: StoredResponse = STORED) -> None:
+    """A server of this name that ended while a response had this status."""
+
+    async def scenario() -> None:
+        log = SessionLog(where, server=name)
+        if await log.get("a", "s") is None:
+            await log.create("a", "s")
+        await log.responses.put("a", "s", replace(stored, status=status))
+        await log.close()
+
+    asyncio.run(scenario())
+
+
+def test_it_is_written_with_its_turn_or_not_at_all(where: Where) -> None:
+    async def scenario(log: SessionLog) -> None:
+        made = await turn(log, "s", "a", "b", beside=Beside(STORED, ttl=60, parent=("p", 3)))
+        assert await log.responses.get("a", "s", "k") == replace(STORED, row=1)
+        summary = await log.summary("a", "s")
+        assert summary is not None
+        assert (summary.ttl, summary.parent) == (60, ("p", 3))
+        assert turn_of_row((await read(log)).turns, 1) == made
+        with pytest.raises(SessionMoved):
+            await turn(log, "s", "c", "d", beside=Beside(replace(STORED, key="l")), expect=1)
+        assert await log.responses.get("a", "s", "l") is None
+        for tenant, session, key in (("b", "s", "k"), ("a", "t", "k"), ("a", "s", "K")):
+            assert await log.responses.get(tenant, session, key) is None
+
+    with_log(where, scenario)
+    with_log(where, lambda log: same(log, replace(STORED, row=1)))
+
+
+async def same(log: SessionLog, stored: StoredResponse | None) -> None:
+    assert await log.responses.get("a", "s", "k") == stored
+
+
+def test_its_turn_is_found_until_the_timeline_leaves_it(where: Where) -> None:
+    async def scenario(log: SessionLog) -> None:
+        for ask in "abc":
+            await turn(log, "s", ask, ask.upper())
+        record = await read(log)
+        assert [turn.row for turn in record.turns] == [1, 2, 3]
+        past = at_turn(record, record.turns[1])
+        assert (past.tokens, past.rendered, past.version) == ([*map(ord, "aAbB")], 4, 0)
+        await log.rewind("a", "s", turn=2)
+        await turn(log, "s", "d", "D")
+        turns = (await read(log)).turns
+        assert [turn.row for turn in turns] == [1, 2, 5]
+        assert turn_of_row(turns, 3) is None
+
+    with_log(where, scenario)
+
+
+def test_messages_are_revised_and_what_was_said_before_stays(where: Where) -> None:
+    async def scenario(log: SessionLog) -> None:
+        for ask in "abc":
+            await turn(log, "s", ask, ask.upper())
+        await log.revise("a", "s", 6, [user("d")])
+        record = await read(log)
+        assert (record.rendered, len(record.tokens)) == (6, 6)
+        await log.revise("a", "s", 2, [assistant("B"), *record.messages[4:]])
+        record = await read(log)
+        assert [m["content"] for m in record.messages] == ["a", "A", "B", "c", "C", "d"]
+        assert (record.rendered, record.tokens) == (2, [*map(ord, "aA")])
+
+    with_log(where, scenario)
+    with_log(where, read)
+
+
+@pytest.mark.parametrize("how", ["delete", "expire", "beneath a new one"])
+def test_it_goes_with_its_session(where: Where, how: str) -> None:
+    async def scenario(log: SessionLog) -> None:
+        await turn(log, "s", "a", "b", beside=Beside(STORED, ttl=1))
+        await turn(log, "t", "a", "b", beside=Beside(STORED))
+        if how == "delete":
+            await log.delete("a", "s")
+        elif how == "expire":
+            assert await log.expire(2**33) == [("a", "s")]
+        else:
+            await asyncio.sleep(1.1)
+        assert await log.responses.get("a", "s", "k") is None
+        await log.create("a", "s")
+        assert await log.responses.get("a", "s", "k") is None
+        assert await log.responses.get("a", "t", "k") is not None
+
+    with_log(where, scenario)
+
+
+def test_it_is_deleted_alone(where: Where) -> None:
+    async def scenario(log: SessionLog) -> None:
+        await turn(log, "s", "a", "b", beside=Beside(STORED))
+        await turn(log, "s", "c", "d", beside=Beside(replace(STORED, key="l")))
+        assert await log.responses.delete("a", "s", "x") is None
+        assert await log.responses.delete("b", "s", "k") is None
+        assert await log.responses.delete("a", "s", "k") == 1
+        assert await log.responses.delete("a", "s", "k") is None
+        assert await log.responses.delete("a", "s", "l") == 0
+        assert len((await read(log)).turns) == 2
+
+    with_log(where, scenario)
+
+
+def test_what_a_key_has_made_is_found_by_it(where: Where) -> None:
+    async def scenario(log: SessionLog) -> None:
+        await turn(log, "s", "a", "b", beside=Beside(STORED), idempotency=Idempotency("one", "hash"))
+        assert await log.responses.of_key("a", "s", "one") == ("hash", replace(STORED, row=1))
+        assert await log.responses.of_key("a", "s", "two") is None
+        assert await log.responses.of_key("b", "s", "one") is None
+        await log.responses.delete("a", "s", "k")
+        assert await log.responses.of_key("a", "s", "one") == ("hash", None)
+
+    with_log(where, scenario)
+
+
+@pytest.mark.parametrize("status", ["queued", "in_progress"])
+def test_what_ran_when_its_server_ended_has_failed(where: Where, status: str) -> None:
+    running(where, "one", status)
+
+    async def scenario(server: str) -> StoredResponse | None:
+        log = SessionLog(where, server=server)
+        found = await log.responses.get("a", "s", "k")
+        await log.close()
+        return found
+
+    other = asyncio.run(scenario("two"))
+    assert other is not None
+    assert other.status == status
+    found = asyncio.run(scenario("one"))
+    assert found is not None
+    assert found.status == "failed"
+    body = json.loads(found.body)
+    assert (body["status"], body["error"]["code"]) == ("failed", "server_error")
+    assert body["text"] == "ü\u0000"
+    assert found.inputs == STORED.inputs
+
+
+def test_a_full_disk_is_no_reason_not_to_start(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
+    running(where, "one", "queued")
+
+    def full(*_: object) -> None:
+        raise LogFull("full")
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("server.log.response_rows.put", full)
+            log = SessionLog(where, server="one")
+        found = await log.responses.settled("a", "s", "k")
+        assert found is not None
+        assert found.status == "failed"
+        await log.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_over_when_its_server_ended_stays(where: Where) -> None:
+    running(where, "one", "completed")
+    running(where, "one", "completed")
+    with_log(where, lambda log: same(log, STORED))
+
+
+def test_without_its_session_it_is_not_written(where: Where) -> None:
+    async def scenario(log: SessionLog) -> None:
+        with pytest.raises(UnknownSession):
+            await log.responses.put("a", "s", STORED)
+
+    with_log(where, scenario)
+
+
+@pytest.mark.parametrize(
+    "change", ["body = body || ' '", "status = 'failed'", "inputs = '[]'", "events = x'00'", "row = 9"]
+)
+def test_one_that_is_damaged_is_not_there(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "log.sqlite"
+    with_log(path, lambda log: turn(log, "s", "a", "b", beside=Beside(STORED)))
+    sqlite(path, f"UPDATE responses SET {change}")
+    with_log(path, lambda log: same(log, None))
+    with_log(path, read)
+
+
+def test_a_log_of_format_3_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    with_log(path, lambda log: turn(log, "s", "a", "b"))
+    sqlite(path, "DROP TABLE responses")
+    sqlite(path, "UPDATE log_format SET version = 3")
+
+    async def scenario(log: SessionLog) -> None:
+        await turn(log, "s", "c", "d", beside=Beside(STORED))
+        assert await log.responses.get("a", "s", "k") == replace(STORED, row=2)
+
+    with_log(path, scenario)
+    assert sqlite(path, "SELECT version FROM log_format") == [(FORMAT,)]
+    sqlite(path, "DROP TABLE responses")
+    with_log(path, lambda log: same(log, None))  # its tables are damaged: the log is salvaged, without them
+
+
+def test_salvage_keeps_those_that_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+
+    async def before(log: SessionLog) -> None:
+        for name in "st":
+            await turn(log, name, "a", "b", beside=Beside(STORED))
+            await turn(log, name, "c", "d", beside=Beside(replace(STORED, key="l")))
+
+    with_log(path, before)
+    sqlite(path, "UPDATE responses SET body = 'x' WHERE session_id = 1 AND key = 'l'")
+    (page,) = sqlite(path, "SELECT rootpage FROM sqlite_master WHERE name = 'labels'")[0]
+    with path.open("r+b") as file:
+        size = int.from_bytes(path.read_bytes()[16:18], "big")
+        file.seek((page - 1) * size)
+        file.write(bytes(size))
+
+    async def after(log: SessionLog) -> None:
+        assert log.salvage is not None
+        assert log.salvage.whole == 2
+        assert await log.responses.get("a", "s", "k") == replace(STORED, row=1)
+        assert await log.responses.get("a", "s", "l") is None
+        assert await log.responses.get("a", "t", "l") == replace(STORED, key="l", row=2)
+
+    with_log(path, after)
+    assert sqlite(path, "SELECT count(*) FROM responses") == [(3,)]
+
+
+def sqlite(path: Path, statement: str) -> list[Any]:
+    """Run a statement on a log that nobody has open."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        return connection.execute(statement).fetchall()

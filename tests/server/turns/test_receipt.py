@@ -1,0 +1,183 @@
+"""The cache receipt: counts, reasons and sums, from what the engine reused and what the log holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from fake_engine import FACTS
+
+from scheduler.protocol import Miss, Receipt, Submit, pack_ids
+from server.chat.prompts import Prompt
+from server.log.identity import Session
+from server.log.session_log import SessionRecord
+from server.schemas.objects import CacheMiss, CacheReceipt, MissReason, ReusedTokens, TokenText
+from server.turns.receipt import Past, receipt_of, summed
+
+ASKED = [{"role": "user", "content": "Hi"}]
+LOGGED = [*ASKED, {"role": "assistant", "content": "Ho"}]
+MORE = [*LOGGED, {"role": "user", "content": "Hm"}]
+EDITED = [{"role": "user", "content": "Ha"}, *MORE[1:]]
+LOG = list(range(100, 120))  # the last one was sampled and never fed
+
+
+def record(tokens: Sequence[int] = LOG, fingerprint: str = FACTS.fingerprint) -> SessionRecord:
+    return SessionRecord("s", list(tokens), LOGGED, fingerprint, created=0)
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(f"<{id}>" for id in ids)
+
+
+def told(
+    ids: Sequence[int],
+    cached: int,
+    miss: Miss | None = None,
+    *,
+    record: SessionRecord | None,
+    named: bool = True,
+    messages: list[dict[str, str]] = MORE,
+    reusable: bool = True,
+    echo: str = "",
+    matched: int = 0,
+    expected: int | None = None,
+) -> CacheReceipt:
+    engine = Receipt(len(ids), cached, miss=miss, matched=matched, expected=expected)
+    prompt = Prompt(list(ids), messages, echo)
+    return receipt_of(prompt, engine, Past(named, record, FACTS.fingerprint, reusable), decode)
+
+
+def counts(receipt: CacheReceipt) -> tuple[int, int, int]:
+    reused = receipt.reused
+    assert receipt.prompt_tokens == receipt.recomputed + receipt.new + (
+        reused.device + reused.host + reused.disk + reused.remote
+    )
+    return receipt.prompt_tokens - receipt.recomputed - receipt.new, receipt.recomputed, receipt.new
+
+
+def test_a_warm_turn_reuses_all_that_was_fed_and_misses_nothing() -> None:
+    warm = told([*LOG, 1, 2, 3], 19, record=record())
+    assert counts(warm) == (19, 0, 4)
+    assert warm.miss is None
+
+
+def test_tiers_are_told_apart_and_the_device_has_the_rest() -> None:
+    engine = Receipt(30, 19, restored=5, loaded=8, fetched=2, load_seconds=0.0123456)
+    receipt = receipt_of(Prompt([*LOG, *range(10)], MORE), engine, Past(True, record(), FACTS.fingerprint), decode)
+    assert receipt.reused == ReusedTokens(device=4, host=5, disk=8, remote=2)
+    assert (receipt.load_ms, receipt.new, receipt.recomputed) == (12.346, 11, 0)
+
+
+@pytest.mark.parametrize("miss", [Miss.EVICTED, Miss.DAMAGED, Miss.CHEAPER, Miss.NO_ROOM, Miss.NO_CHECKPOINT])
+def test_the_engine_says_why_it_had_not_all_of_a_session(miss: Miss) -> None:
+    cold = told([*LOG, 1, 2], 7, miss, record=record())
+    assert counts(cold) == (7, 12, 3)
+    assert cold.miss == CacheMiss(MissReason(miss.value), 7)
+
+
+@pytest.mark.parametrize("miss", [None, Miss.DIVERGED])
+def test_a_logged_history_that_the_engine_never_heard_of_was_evicted(miss: Miss | None) -> None:
+    assert told([*LOG, 1, 2], 0, miss, record=record(), matched=3, expected=5).miss == CacheMiss(MissReason.EVICTED, 0)
+
+
+@pytest.mark.parametrize(("cached", "missed"), [(19, False), (18, True)])
+def test_one_token_of_a_prompt_is_always_fed(cached: int, missed: bool) -> None:
+    again = told(LOG, cached, record=record(), messages=ASKED)  # the same prompt once more, as regenerate does
+    assert (again.miss is not None) == missed
+
+
+def test_at_most_one_token_of_the_common_history_is_no_miss() -> None:
+    assert told([*LOG, 1, 2], 18, record=record()).miss is not None
+    assert told([*LOG[:10], 1, 2, 3], 9, record=record([*LOG[:10], 7])).miss is None
+
+
+def test_a_prompt_that_only_leaves_the_token_that_was_never_fed_is_no_miss() -> None:
+    assert told([*LOG[:-1], 1, 2, 3], 19, record=record()).miss is None
+
+
+def test_an_edited_history_is_told_by_its_first_token() -> None:
+    edited = told([*LOG[:5], 7, *LOG[6:], 1], 5, Miss.DIVERGED, record=record(), messages=EDITED)
+    assert counts(edited) == (5, 0, 16)
+    assert edited.miss == CacheMiss(MissReason.EDITED_HISTORY, 5, TokenText(7, "<7>"), TokenText(105, "<105>"))
+
+
+def test_the_same_words_as_other_tokens_are_drift() -> None:
+    drifted = told([*LOG[:5], 7, *LOG[6:], 1], 5, record=record())
+    assert drifted.miss == CacheMiss(MissReason.TEMPLATE_DRIFT, 5, TokenText(7, "<7>"), TokenText(105, "<105>"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("HiHo Hm", MissReason.TEMPLATE_DRIFT), ("Hi, Ho", MissReason.EDITED_HISTORY)]
+)
+def test_raw_prompts_are_compared_as_one_text(text: str, reason: MissReason) -> None:
+    said = [{"role": "user", "content": text}]
+    raw = told([*LOG[:5], 7, 8, 9], 5, record=record(), messages=said, echo=text)
+    assert raw.miss is not None
+    assert raw.miss.reason == reason
+
+
+def test_where_a_history_was_both_edited_and_evicted_the_first_loss_counts() -> None:
+    both = told([*LOG[:15], 7, 8, 9, 10, 11], 4, Miss.EVICTED, record=record(), messages=EDITED)
+    assert both.miss == CacheMiss(MissReason.EVICTED, 4)
+    assert counts(both) == (4, 11, 5)
+
+
+def test_a_state_without_a_checkpoint_is_asked_why_it_had_to_go_back() -> None:
+    edited = told([*LOG[:15], 7, 8, 9, 10], 4, Miss.NO_CHECKPOINT, record=record(), messages=EDITED)
+    assert edited.miss is not None
+    assert (edited.miss.reason, edited.miss.at) == (MissReason.EDITED_HISTORY, 15)
+
+
+def test_a_log_of_another_model_is_named_as_such() -> None:
+    other = told([5, 6, 7, 8], 0, Miss.DIVERGED, record=record(fingerprint="another"), expected=100)
+    assert other.miss == CacheMiss(MissReason.FINGERPRINT, 0)
+    assert told([5, 6, 7, 8], 3, record=record(fingerprint="another")).miss is None  # a retry: all of it is there
+
+
+def test_a_new_session_has_missed_nothing() -> None:
+    for known in (None, record([])):
+        new = told([1, 2, 3], 1, Miss.DIVERGED, record=known, matched=1, expected=9)
+        assert new.miss is None
+        assert counts(new) == (1, 0, 2)
+
+
+def test_an_unnamed_conversation_is_told_where_it_left_the_tenants_own_cache() -> None:
+    unnamed = told([1, 2, 3, 4], 1, Miss.DIVERGED, record=None, named=False, matched=2, expected=9)
+    assert unnamed.miss == CacheMiss(MissReason.DIVERGED, 2, TokenText(3, "<3>"), TokenText(9, "<9>"))
+    assert told([1, 2, 3], 0, record=None, named=False).miss is None
+    assert told([1, 2, 3], 0, Miss.EVICTED, record=None, named=False).miss == CacheMiss(MissReason.EVICTED, 0)
+
+
+def test_a_prompt_that_ends_where_the_cache_goes_on_has_no_diverging_token() -> None:
+    short = told([1, 2, 3, 4], 1, Miss.DIVERGED, record=None, named=False, matched=4, expected=9)
+    assert short.miss == CacheMiss(MissReason.DIVERGED, 4, None, TokenText(9, "<9>"))
+
+
+def test_where_nothing_may_be_skipped_nothing_is_missed() -> None:
+    whole = told([*LOG, 1, 2], 0, record=record(), reusable=False)
+    assert whole.miss is None
+    assert counts(whole) == (0, 19, 3)
+
+
+@pytest.mark.parametrize(
+    ("facts", "prompt_logprobs", "reusable"),
+    [({}, None, True), ({}, 0, False), ({"encoder_decoder": True}, None, False), ({"mode": "recomputed"}, None, False)],
+)
+def test_what_may_be_skipped_depends_on_model_and_request(
+    facts: dict[str, object], prompt_logprobs: int | None, reusable: bool
+) -> None:
+    submit = Submit("t", "default", pack_ids([1]), prompt_logprobs=prompt_logprobs)
+    served = msgspec.structs.replace(FACTS, **facts)
+    past = Past.of(Session("default", "s", stateful=True), None, served, "f", submit)
+    assert (past.reusable, past.named) == (reusable, True)
+    assert not Past.of(None, None, served, "f", submit).named
+
+
+def test_several_prompts_add_up_and_the_first_miss_counts() -> None:
+    first = CacheReceipt(10, ReusedTokens(1, 2, 3, 4), 0, 0, 0.5)
+    second = CacheReceipt(5, ReusedTokens(1, 0, 0, 0), 2, 2, 0.25, miss=CacheMiss(MissReason.EVICTED, 1))
+    third = CacheReceipt(1, ReusedTokens(0, 0, 0, 0), 0, 1, 0, miss=CacheMiss(MissReason.DAMAGED, 0))
+    total = summed([first, second, third], 0.0021)
+    assert total == CacheReceipt(16, ReusedTokens(2, 2, 3, 4), 2, 3, 0.75, 2.1, CacheMiss(MissReason.EVICTED, 1))
+    assert summed([first], None).prefill_ms is None
