@@ -5,7 +5,7 @@
 #   make test-cuda | bench-gpu   on a machine with a GPU; with INSTALLED=1 in PYTHON as it is, without a network: it needs
 #                                torch, transformers, msgspec, pyzmq, llguidance, xxhash and pytest
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
-#   make test-fuzz [REQUESTS=20000] | bench-overload | api-page
+#   make test-fuzz [REQUESTS=20000] | bench-overload | pages
 #   make image-check [WORK=<folder>] [ARGS="--bind ..."]   the container image, built and tried without an engine
 #   make test-crash [KILLS=200] [EVERY=1] [DAMAGES=1000]   an hour or two; EVERY=10 tries a tenth of the crash points
 
@@ -28,7 +28,7 @@ FOR_GPU := $(if $(INSTALLED),,$(DEV_STAMP))
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds check bench bench-tiers bench-gpu pins test-clients test-fuzz bench-overload api-page image-check clean
+.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds check bench bench-tiers bench-gpu pins test-clients test-fuzz bench-overload pages image-check clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -89,10 +89,11 @@ test-fuzz: $(DEV_STAMP)
 bench-overload: $(DEV_STAMP)
 	$(BIN)/python -m tools.overload $(ARGS)
 
-# Writes docs/api.md anew from the code.
-api-page: $(DEV_STAMP)
-	$(BIN)/python -m tools.api_page > docs/api.md.new
-	mv docs/api.md.new docs/api.md
+# Writes docs/api.md and docs/modules.md anew from the code.
+pages: $(DEV_STAMP)
+	for page in api modules; do \
+	  $(BIN)/python -m tools.$${page}_page > docs/$$page.md.new && mv docs/$$page.md.new docs/$$page.md || exit 1; \
+	done
 
 # Writes constraints.txt anew from what is installed in .venv.
 pins: $(DEV_STAMP)

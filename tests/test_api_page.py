@@ -16,7 +16,7 @@ CHAT = "POST /v1/chat/completions"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == api_page.page(), "run make api-page"
+    assert PAGE.read_text(encoding="utf-8") == api_page.page(), "run make pages"
 
 
 @pytest.mark.parametrize("verb", api_page.REQUESTS)

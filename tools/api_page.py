@@ -1,6 +1,6 @@
 """Writes docs/api.md: every endpoint, and what becomes of each of its parameters, from the code and OpenAI's document.
 
-make api-page
+make pages
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUESTS = {  # endpoint -> what OpenAI's document calls its request
 }
 INTRODUCTION = """# The API
 
-Made by `make api-page` from the code; a test holds it.
+Made by `make pages` from the code; a test holds it.
 
 Every parameter is honoured, or the request is refused with a 400 whose `error.param` names it: nothing is ignored.
 With `--unknown-fields ignore`, unknown fields of bodies are left out, and named in the receipt (`cache.ignored`).
