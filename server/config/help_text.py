@@ -85,7 +85,7 @@ exit status:
 
 CHAT = """\
 keys:
-  Ctrl-C   stop the reply; what was said stays. Twice: the session goes on without that turn
+  Ctrl-C   stop the reply; what was said stays; twice: leave that turn out
   Ctrl-D   leave; the session stays, --session goes on with it
 
 examples:

@@ -158,7 +158,7 @@ def numbered(numbers: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_model_that_wants_a_mask_from_the_cache_is_told_that_there_is_none() -> None:
     tier = MemoryTier(20, SIZE, CPU)
-    cache = PackedCache(KINDS, PackedStep(sessions_on(tier, WORK), tier), frozenset())
+    cache = PackedCache(KINDS, PackedStep(sessions_on(tier, WORK), tier), frozenset(), by_row=False)
     assert cache.get_seq_length() == 0
     assert list(cache.is_sliding) == [False, True, True, True]
     with pytest.raises(RuntimeError):
