@@ -12,16 +12,19 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ByteSize
 
 from scheduler.extras import install_command
+from server.cluster import env_file
+from server.cluster.env_file import SECRETS
 from server.cluster.replica import Replica, longest_goodbye
 from server.config.cluster_options import ClusterConfig
-from server.config.command_line import environment_variable
+from server.config.command_line import configured, environment_variable
 from server.config.serve_options import ServeConfig, UsageError
 from server.log import data_dir
 from server.telemetry import logs
@@ -36,7 +39,6 @@ DEPLOYMENT = "Server"
 IMPORT_PATH = "server.cluster.cluster:build"
 ROUTER = "server.cluster.cluster_router.SessionRouter"
 MISSING = f"Ray is not installed: {install_command('ray')}"
-SECRETS = ("api_key", "database", "remote")  # the nodes' environment has them: Ray writes what it is told into its logs
 MOST_AT_ONCE = 100_000  # requests of a replica: it is our queue that is full, with a 429, not Ray's
 CHECK_SECONDS = 5.0  # between two looks at a replica's health
 LOOK_SECONDS = 0.5  # between two looks at what becomes of a deployment
@@ -50,9 +52,10 @@ def build(args: Mapping[str, Any]) -> Application:
 
     needs = args.get("needs", ())
     config = ClusterConfig(**{name: value for name, value in args.items() if name != "needs"})
+    config = with_file(config, {*args})
     check_shared(config)
     made = serve.deployment(**options(config))(serve.ingress()(Replica))
-    application: Application = made.bind(settings(config), sorted({*needs, *secrets(config)}))
+    application: Application = made.bind(settings(config), sorted({*needs, *secrets(config)}), path_of(config))
     return application
 
 
@@ -64,6 +67,7 @@ def cluster(config: ClusterConfig) -> int:
     except ImportError:
         raise UsageError(MISSING) from None
     logs.configure(config.log_format, config.log_level)
+    config = with_file(config, config.model_fields_set)
     with ExitStack() as stack:
         if config.ray_address is None:
             # Its replicas lock folders below this one. A `warmturn serve` would take the log in it for its own.
@@ -85,6 +89,28 @@ def cluster(config: ClusterConfig) -> int:
         wait_for_signal()
         say("stopping")
         return 0
+
+
+def with_file(config: ClusterConfig, given: Collection[str]) -> ClusterConfig:
+    """The configuration with the secrets of its ``env_file``. Raises UsageError, also where one of them is among the
+    fields that were ``given`` otherwise: it would not be clear which one holds."""
+    if not (there := from_file(config)):
+        return config
+    if twice := [environment_variable(ServeConfig, name) for name in there if name in given]:
+        raise UsageError(f"--env-file: {twice[0]} is in the file, and a flag or in the environment too: keep one")
+    told = {name: getattr(config, name) for name in config.model_fields_set}
+    return configured(ClusterConfig, {**told, **there})
+
+
+def from_file(config: ClusterConfig) -> dict[str, str]:
+    """The secrets in the ``env_file``, by the names of their fields. Raises UsageError."""
+    path = path_of(config)
+    return {} if path is None else env_file.fields(env_file.read(Path(path)))
+
+
+def path_of(config: ClusterConfig) -> str | None:
+    """Where the ``env_file`` is on each node."""
+    return None if config.env_file is None else str(config.env_file.expanduser().absolute())
 
 
 def with_defaults(config: ClusterConfig) -> ClusterConfig:
@@ -128,7 +154,7 @@ def settings(config: ClusterConfig) -> dict[str, Any]:
 
 
 def secrets(config: ClusterConfig) -> dict[str, str]:
-    """What a replica finds in the environment of its node."""
+    """What a replica finds in the environment of its node, or in the ``env_file`` there."""
     told = {"database": config.database, "remote": config.remote}
     told["api_key"] = ",".join(f"{name}={key}" for name, key in config.api_key.items()) or None
     return {environment_variable(ServeConfig, name): value for name, value in told.items() if value is not None}
@@ -173,7 +199,12 @@ def deployment(config: ClusterConfig) -> dict[str, Any]:
         "name": APPLICATION,
         "route_prefix": "/",
         "import_path": IMPORT_PATH,
-        "args": {**settings(config), "replica_cpus": config.replica_cpus, "needs": sorted(secrets(config))},
+        "args": {
+            **settings(config),
+            "replica_cpus": config.replica_cpus,
+            "needs": sorted(secrets(config)),
+            **({} if path_of(config) is None else {"env_file": path_of(config)}),
+        },
         "deployments": [{"name": DEPLOYMENT, **many(config)}],
     }
     return {
@@ -185,9 +216,12 @@ def deployment(config: ClusterConfig) -> dict[str, Any]:
 
 
 def begin(ray: Any, config: ClusterConfig) -> None:
-    """Connect to Ray, or start it on this machine, where replicas inherit the environment. Raises UsageError."""
+    """Connect to Ray, or start it on this machine, where replicas inherit the environment: without the secrets of the
+    ``env_file``, which they read themselves. Raises UsageError."""
+    filed = {environment_variable(ServeConfig, name) for name in from_file(config)}
+    ours = {variable: value for variable, value in secrets(config).items() if variable not in filed}
     if config.ray_address is not None:
-        for variable, value in secrets(config).items():
+        for variable, value in ours.items():
             if os.environ.get(variable) != value:
                 flag = variable.removeprefix("WARMTURN_").lower().replace("_", "-")
                 raise UsageError(f"--{flag}: with --ray-address set {variable}, here and for the nodes of the cluster")
@@ -196,7 +230,7 @@ def begin(ray: Any, config: ClusterConfig) -> None:
         except (ConnectionError, ValueError):
             raise UsageError("--ray-address: there is no Ray cluster that answers") from None
         return
-    os.environ.update(secrets(config))
+    os.environ.update(ours)
     cores = max(os.cpu_count() or 1, config.replica_cpus * most_replicas(config) + 1)
     ray.init(
         address="local",

@@ -7,10 +7,13 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from server.cluster import env_file
+from server.config.command_line import configured
 from server.config.serve_options import ServeConfig, UsageError
 from server.engine.engine import EngineFailed
 from server.engine.engine_link import ENGINE_COMMAND
@@ -31,11 +34,13 @@ class Replica:
     ``__serve_build_asgi_app__`` makes is this server's life: a replica is ready when its model is, and when it goes it
     drains."""
 
-    def __init__(self, settings: Mapping[str, Any], needs: Sequence[str]) -> None:
+    def __init__(self, settings: Mapping[str, Any], needs: Sequence[str], env_file: str | None = None) -> None:
         """``settings`` are fields of ServeConfig; ``data_dir`` has the folders of all replicas of this machine.
-        ``needs``: variables of the environment without which it would serve without keys, or sessions of its own."""
+        ``needs``: variables of the environment without which it would serve without keys, or sessions of its own.
+        ``env_file``: a file on this node with variables that are added to its environment, or replace those there."""
         self._settings = settings
         self._needs = needs
+        self._env_file = env_file
         self._instance: Instance | None = None
 
     def __serve_build_asgi_app__(self) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
@@ -74,9 +79,13 @@ class Replica:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _started(self, stack: AsyncExitStack) -> Instance:
+        where = ""
+        if self._env_file is not None:
+            where = ", nor in its --env-file"
+            os.environ.update(env_file.read(Path(self._env_file)))
         if missing := [name for name in self._needs if name not in os.environ]:
-            raise UsageError(f"{missing[0]} is not in the environment of this node")
-        config = ServeConfig(**self._settings)
+            raise UsageError(f"{missing[0]} is not in the environment of this node{where}")
+        config = configured(ServeConfig, {**self._settings})
         logs.configure(config.log_format, config.log_level)
         quiet()
         with ExitStack() as folders:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from server.config.serve_options import Count, ServeConfig
@@ -34,4 +36,11 @@ class ClusterConfig(ServeConfig):
         min_length=1,
         description="a Ray cluster that is there, HOST:PORT or auto: it is told of the replicas, and the command ends",
         json_schema_extra={"metavar": "ADDRESS", "default": "one of its own on this machine"},
+    )
+    env_file: Path | None = Field(
+        default=None,
+        description="a file of WARMTURN_API_KEY=..., WARMTURN_DATABASE=..., WARMTURN_REMOTE=... and variables of other "
+        "programs, as systemd's EnvironmentFile, with mode 0600; it is at this path on each node, where the replicas "
+        "read it, and Ray is told the path only",
+        json_schema_extra={"metavar": "FILE", "default": "none"},
     )

@@ -8,7 +8,7 @@ import shutil
 import textwrap
 import typing
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -50,6 +50,7 @@ FAULTS = {  # pydantic's, in words for people
 }
 LONGEST_LINE = 80  # columns of a page of help
 
+Settings = TypeVar("Settings", bound=BaseSettings)
 Command = ServeConfig | ChatConfig | SessionsCommand | DoctorConfig | BenchConfig
 
 
@@ -64,11 +65,11 @@ def parse(arguments: Sequence[str]) -> Command:
     if verb is None:
         if behind:
             given["serve_flags"] = behind
-        parsed = _configured(config, given)
+        parsed = configured(config, given)
         assert isinstance(parsed, ServeConfig | ChatConfig | BenchConfig)
         return parsed
     settings = {name: given.pop(name) for name in config.model_fields if name in given}
-    parsed = _configured(config, settings)
+    parsed = configured(config, settings)
     assert isinstance(parsed, ClientConfig)
     return SessionsCommand(parsed, verb, given)
 
@@ -90,7 +91,8 @@ def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def _configured(config: type[BaseSettings], given: dict[str, Any]) -> BaseSettings:
+def configured(config: type[Settings], given: dict[str, Any]) -> Settings:
+    """``config`` over the fields ``given``; the others come from the environment. Raises UsageError."""
     try:
         return config(**given)
     except ValidationError as error:

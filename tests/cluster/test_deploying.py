@@ -95,12 +95,8 @@ def test_a_cluster_that_is_there_has_the_secrets_itself(monkeypatch: pytest.Monk
         cluster.begin(ray, config(*there, "--api-key", "ann=other"))
 
 
-def test_a_node_without_the_keys_of_the_others_serves_nobody(ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    (application,) = cluster.deployment(config(*KEYS, *SHARED))["applications"]
-    for name in ("WARMTURN_DATABASE", "WARMTURN_REMOTE"):
-        monkeypatch.setenv(name, ENVIRONMENT[name])
-    built = cluster.build(application["args"])
-    replica = Replica(*built._bound_deployment.init_args)
+def started(replica: Replica) -> list[Any]:
+    """What the replica says when it is started."""
     sent: list[Any] = []
 
     async def receive() -> dict[str, str]:
@@ -113,6 +109,15 @@ def test_a_node_without_the_keys_of_the_others_serves_nobody(ray: None, monkeypa
         await replica.__serve_build_asgi_app__()({"type": "lifespan"}, receive, send)
 
     asyncio.run(start())
+    return sent
+
+
+def test_a_node_without_the_keys_of_the_others_serves_nobody(ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    (application,) = cluster.deployment(config(*KEYS, *SHARED))["applications"]
+    for name in ("WARMTURN_DATABASE", "WARMTURN_REMOTE"):
+        monkeypatch.setenv(name, ENVIRONMENT[name])
+    built = cluster.build(application["args"])
+    sent = started(Replica(*built._bound_deployment.init_args))
     told = "WARMTURN_API_KEY is not in the environment of this node"
     assert sent == [{"type": "lifespan.startup.failed", "message": told}]
 
@@ -124,7 +129,8 @@ def test_a_replica_is_told_what_the_command_was(ray: None, monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     built = cluster.build(application["args"])
     deployment = built._bound_deployment
-    settings, needs = deployment.init_args
+    settings, needs, path = deployment.init_args
+    assert path is None
     assert needs == [*ENVIRONMENT]
     served = ServeConfig(**settings)
     for name in ServeConfig.model_fields:
