@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return bench(config)
         if isinstance(config, ClusterConfig):
-            from server.cluster.cluster import cluster
+            from server.cluster.ray_serve import cluster
 
             return cluster(config)
         if isinstance(config, ServeConfig):

@@ -25,7 +25,7 @@ def ray() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("ray", reason="Ray is not installed: the extra ray")
-        for name in ("ray.serve", "ray.serve.schema", "server.cluster.cluster_router"):
+        for name in ("ray.serve", "ray.serve.schema", "server.cluster.router"):
             import_module(name)
     yield
     logging.getLogger("ray").handlers.clear()

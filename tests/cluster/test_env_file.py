@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster.test_deploying import ENVIRONMENT, NoRay, config, started
 
-from server.cluster import cluster, env_file, replica
+from server.cluster import env_file, ray_serve, replica
 from server.cluster.replica import Replica
 from server.config.command_line import parse
 from server.config.serve_options import ServeConfig, UsageError
@@ -102,19 +102,19 @@ def test_only_its_path_is_told(ray: None, file: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(file.parent)
     for there in ([], ["--ray-address", "auto"]):
         given = config("--env-file", file.name, *there)
-        whole = cluster.with_file(given, given.model_fields_set)
-        cluster.check_shared(whole)
+        whole = ray_serve.with_file(given, given.model_fields_set)
+        ray_serve.check_shared(whole)
         assert whole.api_key == {"ann": "key1", "bob": "key2"}
         no_ray = NoRay()
-        cluster.begin(no_ray, whole)
+        ray_serve.begin(no_ray, whole)
         assert {*no_ray.inherited} <= OF_PYTEST
-        (application,) = cluster.deployment(whole)["applications"]
-        built = cluster.build(application["args"])
+        (application,) = ray_serve.deployment(whole)["applications"]
+        built = ray_serve.build(application["args"])
         deployment = built._bound_deployment
         settings, needs, path = deployment.init_args
         assert (needs, path) == ([*ENVIRONMENT], str(file))
         serialised = deployment._deployment_config.to_proto_bytes() + pickle.dumps((settings, needs, path))
-        told = str((no_ray.told, cluster.deployment(whole), deployment._replica_config.ray_actor_options)).encode()
+        told = str((no_ray.told, ray_serve.deployment(whole), deployment._replica_config.ray_actor_options)).encode()
         assert not [secret for secret in SECRETS if secret.encode() in serialised + told]
         assert {*os.environ} <= OF_PYTEST
 
@@ -125,13 +125,13 @@ def test_what_is_in_it_is_not_told_otherwise(ray: None, file: Path, monkeypatch:
         variable = f"WARMTURN_{name.upper()}"
         flags = config("--env-file", str(file), f"--{name.replace('_', '-')}", value)
         with pytest.raises(UsageError, match=f"^--env-file: {variable} is in the file, and ") as refused:
-            cluster.cluster(flags)
+            ray_serve.cluster(flags)
         assert "other" not in str(refused.value)
         with pytest.raises(UsageError, match=f"^--env-file: {variable} "):
-            cluster.build({"env_file": str(file), name: value})
+            ray_serve.build({"env_file": str(file), name: value})
         monkeypatch.setitem(os.environ, variable, value)
         with pytest.raises(UsageError, match=f"^--env-file: {variable} "):
-            cluster.cluster(config("--env-file", str(file)))
+            ray_serve.cluster(config("--env-file", str(file)))
         monkeypatch.delitem(os.environ, variable)
 
 

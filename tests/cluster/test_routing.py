@@ -70,7 +70,7 @@ class Pickled:
 
 
 def test_rays_router_looks_at_the_header_then_at_the_url(ray: None) -> None:
-    from server.cluster.cluster_router import SessionRouter
+    from server.cluster.router import SessionRouter
 
     def key(session: str, path: str, http: bool = True) -> str | None:
         metadata = SimpleNamespace(session_id=session, internal_request_id="random", is_http_request=http)

@@ -1,5 +1,5 @@
-"""`warmturn cluster`: replicas of the server on Ray Serve. ``server.cluster.cluster:build`` makes the same application
-for whoever deploys it by Serve's own configuration files.
+"""`warmturn cluster`: replicas of the server on Ray Serve. ``server.cluster.ray_serve:build`` makes the same
+application for whoever deploys it by Serve's own configuration files.
 
 Everything goes by such a configuration, also here: with another number of replicas under ``deployments`` some are added
 or removed, and the others stay as they are. With other ``args`` all are replaced.
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 APPLICATION = "warmturn"
 DEPLOYMENT = "Server"
-IMPORT_PATH = "server.cluster.cluster:build"
-ROUTER = "server.cluster.cluster_router.SessionRouter"
+IMPORT_PATH = "server.cluster.ray_serve:build"
+ROUTER = "server.cluster.router.SessionRouter"
 MISSING = f"Ray is not installed: {install_command('ray')}"
 MOST_AT_ONCE = 100_000  # requests of a replica: it is our queue that is full, with a 429, not Ray's
 CHECK_SECONDS = 5.0  # between two looks at a replica's health
