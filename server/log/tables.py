@@ -54,12 +54,12 @@ Index("sessions_used", sessions.c.tenant, sessions.c.used, sessions.c.id)
 Index("sessions_expires", sessions.c.expires)
 
 turns = sql.Table(
-    "turns",  # rows of every kind, see server.timeline.Row
+    "turns",  # rows of every kind, see server.log.timeline.Row
     metadata,
     Column("session_id", sql.ForeignKey("sessions.id"), primary_key=True),
     Column("number", sql.Integer, primary_key=True),  # 1, 2, 3... within the session
     Column("keep_tokens", sql.Integer, nullable=False),
-    Column("tokens", sql.LargeBinary, nullable=False),  # int32, see scheduler.messages.unpack_ids
+    Column("tokens", sql.LargeBinary, nullable=False),  # int32, see scheduler.protocol.unpack_ids
     Column("keep_messages", sql.Integer, nullable=False),
     Column("messages", sql.Text, nullable=False),  # a JSON array
     Column("fingerprint", sql.String(128), nullable=False),
@@ -70,7 +70,7 @@ turns = sql.Table(
     Column("prompt_tokens", sql.Integer),
     number("cached", sql.Integer),
     Column("checksum", sql.LargeBinary, nullable=False, server_default=""),
-    Column("receipt", sql.Text),  # JSON of server.objects.CacheReceipt; last: rows of format 4 end before it
+    Column("receipt", sql.Text),  # JSON of server.schemas.objects.CacheReceipt; last: rows of format 4 end before it
 )
 
 labels = sql.Table(
@@ -94,7 +94,7 @@ retries = sql.Table(
 Index("retries_created", retries.c.created)
 
 responses = sql.Table(
-    "responses",  # see server.response_rows.StoredResponse
+    "responses",  # see server.log.response_rows.StoredResponse
     metadata,
     Column("session_id", sql.ForeignKey("sessions.id"), primary_key=True),
     Column("key", sql.String(32), primary_key=True),
@@ -137,10 +137,10 @@ tombstones = sql.Table(
 )
 
 leases = sql.Table(
-    "leases",  # sessions that a server holds now, see server.leases
+    "leases",  # sessions that a server holds now, see server.log.leases
     metadata,
     Column("id", sql.BigInteger().with_variant(sql.Integer, "sqlite"), primary_key=True),  # the fencing number
-    Column("name", sql.String(257), nullable=False, unique=True),  # one column: see Finds.add in server.wreck
+    Column("name", sql.String(257), nullable=False, unique=True),  # one column: see Finds.add in recovery.wreck
     Column("server", sql.String(64), nullable=False),
     Column("unwanted", sql.String(32)),  # the key of a response that its server is to end
     sqlite_autoincrement=True,

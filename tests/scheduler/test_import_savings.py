@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 START = """
 import json, sys
-from scheduler.imports import spare
-from scheduler.messages import EngineConfig
+from scheduler.import_savings import spare
+from scheduler.protocol import EngineConfig
 
 config = EngineConfig(address="", model=sys.argv[1], device="cpu", tensor_parallel=int(sys.argv[2]))
 spare(config)

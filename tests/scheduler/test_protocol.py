@@ -100,5 +100,5 @@ def test_ids_are_four_bytes_each() -> None:
 
 
 def test_the_server_s_side_needs_no_torch() -> None:
-    code = "import sys, scheduler.messages; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    code = "import sys, scheduler.protocol; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -360,8 +360,8 @@ def test_special_tokens_are_shown_where_they_are_marks() -> None:
 
 def test_reading_imports_no_torch() -> None:
     program = (
-        "import sys; from server.declared import Declared, checked; from server.dialect import Dialect; "
-        "import server.dialect_probe, server.reader, server.tokens; "
+        "import sys; from server.chat.declared import Declared, checked; from server.chat.dialect import Dialect; "
+        "import server.chat.dialect_probe, server.chat.reader, server.chat.tokens; "
         "Declared(checked({'start_anchor': 'x', 'fields': {'content': {}}}), [], 'x').feed('y'); "
         "assert 'torch' not in sys.modules"
     )

@@ -209,7 +209,7 @@ async def test_a_client_that_left_has_cancelled(site: Site, spans: Spans) -> Non
 def test_without_a_provider_nothing_is_traced_and_no_exporter_is_imported() -> None:
     code = (
         "import sys, server.app, server.serve; from opentelemetry import trace\n"
-        "from server import telemetry; from scheduler.messages import Submit\n"
+        "from server.telemetry import traces; from scheduler.protocol import Submit\n"
         "assert traces.provider_of_environment() is None\n"
         "span = traces.generation(traces.tracer(), 'chat', 'm', 's', Submit('t', 'a', b''), 1)\n"
         "assert not span.is_recording()\n"
