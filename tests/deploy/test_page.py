@@ -11,7 +11,7 @@ from server.config.command_line import flag
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
 FOREIGN = """--build --build-arg --cap-drop --from-literal --gpus --profile --read-only --rm --security-opt --set
---shm-size --stop-timeout --tmpfs"""
+--shm-size --stop-timeout --tmpfs --system --home-dir --shell --now"""
 
 
 def test_settings_and_flags_exist() -> None:
