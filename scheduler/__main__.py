@@ -1,6 +1,6 @@
 """The engine process: ``python -m scheduler`` with an ``EngineConfig`` as one line of JSON on standard input.
 
-The configuration is read before torch is imported: it tells what of torch and transformers is not needed.
+The configuration is read after torch is imported, and before transformers: it tells what is not needed of that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from scheduler.protocol import EngineConfig
 def main() -> int:
     """Read the configuration, then load and serve; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    line = sys.stdin.buffer.readline()
+    if not line:  # the server is gone before it has configured an engine
+        return 0
+    config = msgspec.json.decode(line, type=EngineConfig)
     spare(config)
     from scheduler import process
 

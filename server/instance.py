@@ -17,10 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from scheduler.protocol import ModelFacts
 from server.config.serve_options import ServeConfig, UsageError
 from server.engine.engine_process import EngineProcess
-from server.entrance import Entrance
-from server.housekeeping import Housekeeper
 from server.log import data_dir
-from server.log.session_log import LogUnavailable, SessionLog
 from server.telemetry import logs
 from server.telemetry.logs import say
 
@@ -28,6 +25,9 @@ if TYPE_CHECKING:
     from server.api.responses.background import Background
     from server.chat.template import Stability
     from server.chat.tokens import Tokens
+    from server.entrance import Entrance
+    from server.housekeeping import Housekeeper
+    from server.log.session_log import SessionLog
 
 T = TypeVar("T")
 
@@ -44,6 +44,8 @@ def quiet() -> None:
 
 def opened_log(config: ServeConfig, folder: Path) -> SessionLog:
     """The session log that a configuration asks for, used by the server that has this data dir. Raises UsageError."""
+    from server.log.session_log import LogUnavailable, SessionLog
+
     try:
         name = data_dir.identity(folder)
         where = config.database or folder / "log.sqlite"
@@ -57,13 +59,16 @@ class Instance:
     once that is ``loaded``. First ``start``, then ``loaded``, at the end ``drain``; then the stack is closed.
     """
 
-    def __init__(self, config: ServeConfig, command: Sequence[str], log: SessionLog) -> None:
-        """``command`` starts an engine process. The log is this object's to close."""
+    entrance: Entrance  # from ``start`` on, as the two below
+    _log: SessionLog
+    _housekeeper: Housekeeper
+
+    def __init__(self, config: ServeConfig, command: Sequence[str], folder: Path) -> None:
+        """``command`` starts an engine process. ``folder`` is the data dir, which no other server uses."""
         self._config = config
-        self._log = log
+        self._folder = folder
         self._sweeping: asyncio.Task[None] | None = None
         self._background: Background | None = None
-        self.entrance = Entrance(config.allow_origin)
         self.engine = EngineProcess(
             config.engine_config(),
             command=command,
@@ -71,10 +76,25 @@ class Instance:
             on_ready=lambda facts: self._housekeeper.ready(),
             on_forgotten=lambda *of: self._housekeeper.forgotten(*of),
         )
-        self._housekeeper = Housekeeper(self.engine, log, self._unwanted)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Begin to load the model. What the stack closes, it closes after ``drain``."""
+        """Open the log, begin to load the model. What the stack closes, it closes after ``drain``. Raises UsageError.
+
+        The engine process is started first, as it imports more than this one, and both do so at a time; it loads
+        once the log is open, which empties the KV cache of a log that is no more.
+        """
+        self.engine.prepare()
+        try:
+            await in_daemon_thread(import_parts)
+            self._log = opened_log(self._config, self._folder)
+        except BaseException:
+            await self.engine.stop()
+            raise
+        from server.entrance import Entrance
+        from server.housekeeping import Housekeeper
+
+        self.entrance = Entrance(self._config.allow_origin)
+        self._housekeeper = Housekeeper(self.engine, self._log, self._unwanted)
         await self.engine.start()
         stack.push_async_callback(self._log.close)
         stack.push_async_callback(self._housekeeper.close)
@@ -164,6 +184,13 @@ def summary(facts: ModelFacts) -> str:
 def first_line(error: Exception) -> str:
     """What an exception says, in one line."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def import_parts() -> None:
+    """Import what takes long of all that stands between a log and a port."""
+    import server.entrance
+    import server.housekeeping
+    import server.log.session_log  # noqa: F401
 
 
 def load_tokens(config: ServeConfig) -> tuple[Tokens, Stability]:

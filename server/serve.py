@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
+from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -22,9 +23,8 @@ from server.engine.engine import EngineFailed
 from server.engine.engine_link import ENGINE_COMMAND
 from server.http.connection import HttpConfig
 from server.hub import look_for
-from server.instance import HTTP_SECONDS, Instance, opened_log, quiet, summary
+from server.instance import HTTP_SECONDS, Instance, quiet, summary
 from server.log import data_dir
-from server.log.session_log import SessionLog
 from server.telemetry import logs
 from server.telemetry.logs import say
 from server.torchless import without_torch
@@ -45,12 +45,11 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
     quiet()
     without_torch()
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
-        log = opened_log(config, folder)
         look_for(config.source)
         if not config.api_key and not is_loopback(listener):
             say("warning: no --api-key is set: everyone who reaches this port is served", logging.WARNING)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(Service(config, command, listener, log).run())
+            status = runner.run(Service(config, command, listener, folder).run())
         for number in SIGNALS:  # the loop's handlers ended with it
             signal.signal(number, lambda *_: os._exit(1))
         return status
@@ -59,14 +58,10 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
 class Service:
     """A running server: the HTTP side and the rest, and the order in which they come and go."""
 
-    def __init__(self, config: ServeConfig, command: Sequence[str], listener: socket.socket, log: SessionLog) -> None:
+    def __init__(self, config: ServeConfig, command: Sequence[str], listener: socket.socket, folder: Path) -> None:
         self._config = config
         self._listener = listener
-        self._instance = Instance(config, command, log)
-        most = most_connections()
-        self._http = HttpServer(
-            HttpConfig(self._instance.entrance, patience=config.client_seconds, most=most, goodbye=HTTP_SECONDS)
-        )
+        self._instance = Instance(config, command, folder)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -75,7 +70,8 @@ class Service:
             asyncio.get_running_loop().add_signal_handler(number, self._told_to_stop)
         async with AsyncExitStack() as stack:
             await self._instance.start(stack)
-            http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+            server = self._http_server()
+            http = asyncio.create_task(server.serve(sockets=[self._listener]))
             loading = asyncio.create_task(self._load(stack))
             stopped = asyncio.create_task(self._stop.wait())
             try:
@@ -90,7 +86,7 @@ class Service:
                 for task in (loading, stopped):
                     task.cancel()
                 await asyncio.wait((loading, stopped))
-                await self._leave(http)  # before the stack: turns that still run need what it closes
+                await self._leave(server, http)  # before the stack: turns that still run need what it closes
         return 0
 
     async def _load(self, stack: AsyncExitStack) -> None:
@@ -106,10 +102,14 @@ class Service:
         say("stopping; once more to leave at once")
         self._stop.set()
 
-    async def _leave(self, http: asyncio.Task[None]) -> None:
+    def _http_server(self) -> HttpServer:
+        patience, most = self._config.client_seconds, most_connections()
+        return HttpServer(HttpConfig(self._instance.entrance, patience=patience, most=most, goodbye=HTTP_SECONDS))
+
+    async def _leave(self, server: HttpServer, http: asyncio.Task[None]) -> None:
         """End in order, in bounded time: first the turns, while the port still answers, then the port."""
         await self._instance.drain()
-        self._http.should_exit = True
+        server.should_exit = True
         await http
 
 

@@ -17,7 +17,7 @@ from server.config.command_line import configured
 from server.config.serve_options import ServeConfig, UsageError
 from server.engine.engine import EngineFailed
 from server.engine.engine_link import ENGINE_COMMAND
-from server.instance import FLUSH_SECONDS, HTTP_SECONDS, Instance, opened_log, quiet, summary
+from server.instance import FLUSH_SECONDS, HTTP_SECONDS, Instance, quiet, summary
 from server.log import data_dir
 from server.telemetry import logs
 from server.telemetry.logs import say
@@ -91,7 +91,7 @@ class Replica:
         with ExitStack() as folders:
             config = own_folder(config, folders)
             stack.push(folders.pop_all())
-        instance = Instance(config, ENGINE_COMMAND, opened_log(config, config.data_dir))
+        instance = Instance(config, ENGINE_COMMAND, config.data_dir)
         await instance.start(stack)
         return instance
 

@@ -45,8 +45,9 @@ class EngineLink:
     async def start(
         cls, config: EngineConfig, command: Sequence[str], context: zmq.asyncio.Context, said: int = 2
     ) -> EngineLink:
-        """Bind ``config.address``, then start the process and hand it its configuration. What it prints goes to the
-        file descriptor ``said``. Raises OSError or zmq.ZMQError when the machine does not let us."""
+        """Bind ``config.address``, then start the process, which imports what it needs and waits for ``configure``.
+        What it prints goes to the file descriptor ``said``. Raises OSError or zmq.ZMQError when the machine refuses.
+        """
         socket = context.socket(zmq.PAIR)
         socket.set_hwm(SEND_LIMIT)
         socket.setsockopt(zmq.LINGER, 0)
@@ -63,11 +64,14 @@ class EngineLink:
         except BaseException:
             socket.close()
             raise
-        assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # died already: messages() tells
-            process.stdin.write(msgspec.json.encode(config) + b"\n")
-            await process.stdin.drain()
         return cls(process, socket)
+
+    async def configure(self, config: EngineConfig) -> None:
+        """Hand the process its configuration: it begins to load the model."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # died already: messages() tells
+            self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+            await self._process.stdin.drain()
 
     @property
     def pid(self) -> int:

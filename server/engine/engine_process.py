@@ -101,6 +101,7 @@ class EngineProcess:
         self._link: EngineLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._first_facts: asyncio.Future[ModelFacts] | None = None
+        self._may_load = asyncio.Event()  # until then a process has no configuration
         self._load_started = self._last_message = time.monotonic()
         self._load_seconds = 1.0
         self._folder: Path | None = None  # of the socket, until the engine is connected
@@ -207,12 +208,19 @@ class EngineProcess:
 
     # --- life ---------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start the first engine process and the task that watches over it."""
+    def prepare(self) -> None:
+        """Start the first engine process and the task that watches over it. The process imports what it needs; it reads
+        no file of the model or of KV until ``start``."""
         assert self._supervisor is None, "started twice"
         self._first_facts = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
         self._supervisor.add_done_callback(self._unsupervised)
+
+    async def start(self) -> None:
+        """Begin to load the model, in the process that ``prepare`` has started, or in a new one."""
+        if self._supervisor is None:
+            self.prepare()
+        self._may_load.set()
 
     async def wait_ready(self) -> ModelFacts:
         """The facts of the first load. Raises EngineFailed when the model cannot be served."""
@@ -231,6 +239,7 @@ class EngineProcess:
         """
         self.drain()
         self._ending = True
+        self._may_load.set()  # the supervisor waits for nothing but the end of the process
         if self._link is not None:
             stopping = asyncio.create_task(self._link.stop(*((flush, grace) if self.facts is not None else (0.0, 0.0))))
             if self._turns:
@@ -292,6 +301,8 @@ class EngineProcess:
             return 0.0
         ready_since: float | None = None
         try:
+            await self._may_load.wait()
+            await link.configure(config)
             async with contextlib.aclosing(link.messages()) as messages:
                 async for message in messages:
                     self._last_message = time.monotonic()

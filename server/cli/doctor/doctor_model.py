@@ -69,6 +69,7 @@ async def loaded(config: EngineConfig, command: Sequence[str]) -> Measured:
         config = msgspec.structs.replace(config, address=f"ipc://{folder}/engine", kv_folder=None, verdicts=None)
         link = await EngineLink.start(config, command, context, said.fileno())
         try:
+            await link.configure(config)
             async with asyncio.timeout(LOAD_SECONDS):
                 return await first_words(link, said)
         except TimeoutError:
