@@ -223,3 +223,9 @@ def test_rank_0_fails_alone(model: str, started: list[Process], tmp_path: Path) 
     assert time.monotonic() - began < RANKS_SECONDS
     assert engine.process.stderr is not None
     assert b"planted" in engine.process.stderr.read()
+
+
+def test_an_engine_without_a_configuration_leaves_with_the_server() -> None:
+    command = [sys.executable, "-m", "scheduler"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd=ROOT, timeout=PATIENCE_MS / 1000)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

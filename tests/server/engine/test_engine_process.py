@@ -350,6 +350,33 @@ def test_the_engine_is_told_how_long_it_may_flush(tmp_path: Path) -> None:
 
 
 @scenario
+async def test_a_prepared_process_loads_once_it_is_started() -> None:
+    process = EngineProcess(EngineConfig(address="", model="ok"), command=scripted_engine.COMMAND)
+    process.prepare()
+    try:
+        await until(lambda: process._link is not None)
+        pid = pid_of(process)
+        with pytest.raises(TimeoutError):  # ready long before that, had it a configuration
+            await asyncio.wait_for(process.wait_ready(), 1.5)
+        await process.start()
+        await process.wait_ready()
+        assert pid_of(process) == pid
+    finally:
+        await process.stop()
+
+
+@scenario
+async def test_a_prepared_process_that_is_not_wanted_any_more_ends() -> None:
+    process = EngineProcess(EngineConfig(address="", model="ok"), command=scripted_engine.COMMAND)
+    process.prepare()
+    await until(lambda: process._link is not None)
+    pid = pid_of(process)
+    await process.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@scenario
 async def test_stop_while_loading() -> None:
     async with engine() as process:
         await process.stop()
