@@ -178,7 +178,7 @@ def test_a_session_that_is_no_longer_remembered_is_read_again(tmp_path: Path, mo
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from server.log import SessionLog
+from server.log.session_log import SessionLog
 
 async def main():
     log = SessionLog(Path(sys.argv[1]))

@@ -97,7 +97,7 @@ def test_a_name_that_is_deleted_again_is_forgotten_again(where: Where, monkeypat
 
 def test_a_server_that_was_away_too_long_empties_its_cache(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_700_000_000.0]
-    monkeypatch.setattr(server.log, "now", lambda: clock[0])
+    monkeypatch.setattr(server.log.session_log, "now", lambda: clock[0])
     emptied: list[str] = []
 
     def opened(name: str) -> SessionLog:

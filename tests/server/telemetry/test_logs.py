@@ -184,7 +184,7 @@ def test_a_line_for_people_ends_with_what_is_known() -> None:
 
 TALK = """
 import logging, sys, warnings
-from server import logs
+from server.telemetry import logs
 logs.configure(*sys.argv[1:])
 for name in ("warmturn.access", "warmturn.engine", "httpx"):
     logger = logging.getLogger(name)
