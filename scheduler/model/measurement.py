@@ -85,7 +85,8 @@ class Measurement:
     def is_causal(self) -> bool:
         """Whether what the model says of a token does not depend on later ones."""
         pairs = zip(self.sessions, self.expected, strict=True)
-        return all(torch.allclose(alone(self.model, _head(s)), e[:_HEAD], atol=1e-2) for s, e in pairs)
+        atol = rounding(self.model)
+        return all(torch.allclose(alone(self.model, _head(s)), e[:_HEAD], atol=atol) for s, e in pairs)
 
     def drift(self, kinds: tuple[type[Mode], ...]) -> float:
         """What to allow a model whose own cached path differs from its own recompute, by design and a little;
@@ -215,3 +216,8 @@ def _error(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
     error = (got - want).square().mean().sqrt() / want.std()
     worst = (got - want).abs().max() / want.abs().max()
     return float(error.nan_to_num(nan=torch.inf)), float(worst.nan_to_num(nan=torch.inf))  # NaN would compare as right
+
+
+def rounding(model: torch.nn.Module) -> float:
+    """By how much two ways to compute one logit of ``model`` may differ, by the type of its weights."""
+    return max(1e-2, 16 * torch.finfo(next(model.parameters()).dtype).eps)

@@ -11,7 +11,7 @@ from cache.pages.layers import read_layers
 from cache.pages.session import SessionCache
 from scheduler.forward.modes import AloneMode, Mode, installed
 from scheduler.forward.rope import LongRope
-from scheduler.model.measurement import Measurement, alone, brief
+from scheduler.model.measurement import Measurement, alone, brief, rounding
 from scheduler.model.twin import Twin, twin_of
 
 _PART = 30  # tokens that are fed first, where a timeline is fed to the model's own cache in two parts
@@ -42,7 +42,8 @@ class Thresholds:
             return None
         self._causal = twin.is_causal()
         again = [alone(twin.model, session) for session in twin.sessions]
-        self._repeats = all(torch.allclose(a, b, atol=1e-2) for a, b in zip(again, twin.expected, strict=True))
+        atol = rounding(twin.model)
+        self._repeats = all(torch.allclose(a, b, atol=atol) for a, b in zip(again, twin.expected, strict=True))
         return twin
 
     def check(self, mode: Mode, tolerance: float) -> None:
