@@ -30,10 +30,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+FULL = {"status": "ok", "degraded": ["session_log_full", "disk_failing"]}
+
+
 def test_a_full_disk_refuses_turns_that_cannot_be_kept_and_that_is_told(small_disk: Path, tmp_path: Path) -> None:
     data = small_disk / "data"
     data.mkdir()
-    log, port = tmp_path / "server.log.session_log", free_port()
+    log, port = tmp_path / "server.log", free_port()
     (data / f"server-{port}.log").symlink_to(log)  # there is room for what it says
     with ServerProcess(None, data, "--disk-space", "1M", "--disk-floor", "0", port=port) as server:
 
@@ -50,9 +53,11 @@ def test_a_full_disk_refuses_turns_that_cannot_be_kept_and_that_is_told(small_di
         answers = [ask(f"s{number}") for number in range(4)]  # a page of the database may have had room
         refused = [answer for answer in answers if answer.status_code != 200]
         assert refused
-        health = httpx.get(f"{server.url}/health")
-        assert health.status_code == 200
-        assert health.json() == {"status": "ok", "degraded": ["session_log_full", "disk_failing"]}
+        deadline = time.monotonic() + 30.0  # KV is written behind the turns
+        while (health := httpx.get(f"{server.url}/health")).json() != FULL:
+            assert health.status_code == 200
+            assert time.monotonic() < deadline, health.json()
+            time.sleep(0.1)
         assert server.metric("warmturn_disk_errors_total") > 0
         assert server.metric("warmturn_disk_failing") == 1
         for answer in refused:
