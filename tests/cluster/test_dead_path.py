@@ -178,8 +178,6 @@ def test_what_cannot_be_sent_to_one_server_goes_to_another(tmp_path: Path, stack
     with Nginx(tmp_path / "nginx", [away, there]) as router:
         sessions = [f"session-{number}" for number in range(6)]
         assert [ask(router.url, session, TOLD).text for session in sessions] == ["two"] * 6
-        away.heal(stack)
-        assert {ask(router.url, session, TOLD).text for session in sessions} == {"one", "two"}
 
 
 @pytest.mark.skipif(not installed(), reason="nginx is not installed here: Debian's package is nginx-light")

@@ -117,12 +117,15 @@ def retrieved(url: str, id: str, **params: Any) -> httpx.Response:
 def test_a_response_that_another_server_runs(pair: list[ServerProcess]) -> None:
     one, two = pair
     id = in_background(one.url)
-    with paused(one.engine_pid()):  # or it would be over before the other server can tell
+    # Paused, or it would be over before the other server can tell.
+    with ThreadPoolExecutor(1) as pool, paused(one.engine_pid()):
         assert retrieved(two.url, id).json()["status"] == "in_progress"
         followed = retrieved(two.url, id, stream="true")
         assert (followed.status_code, followed.json()["error"]["code"]) == (409, "response_elsewhere")
         assert followed.headers["retry-after"]
-        ended = httpx.post(f"{two.url}/v1/responses/{id}/cancel", timeout=PATIENCE)
+        cancelling = pool.submit(httpx.post, f"{two.url}/v1/responses/{id}/cancel", timeout=PATIENCE)
+        time.sleep(4)  # by then the server that runs it has heard of that
+    ended = cancelling.result()
     assert ended.json()["status"] == "cancelled", ended.text
     assert retrieved(one.url, id).json()["status"] == "cancelled"
     other = in_background(one.url)
