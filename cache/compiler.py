@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from cache.files import Doubt, make_folder, open_file, write_file
+from cache.files import CorruptFile, make_folder, open_file, write_file
 
 # Infinities and NaN stay what they are: nothing here may assume that they do not occur.
 _FLAGS = "-std=c++17 -O3 -fPIC -shared -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti"
@@ -59,7 +59,7 @@ def built(source: Path) -> Path:
             raise NotBuilt("there is no C++ compiler")
         os.close(open_file(folder, name))
         return folder / name
-    except Doubt as error:
+    except CorruptFile as error:
         raise NotBuilt(f"the compiled file is {error.reason}") from None
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         raise NotBuilt(f"{type(error).__name__} while compiling") from error

@@ -37,7 +37,7 @@ _REASONS = {
 }
 
 
-class Doubt(Exception):
+class CorruptFile(Exception):
     """This file cannot be trusted. ``reason`` says why in a few words, without a path or anything it contains.
 
     An OSError instead says nothing about the file: the same read may succeed later.
@@ -86,20 +86,20 @@ def open_file(folder: Path, name: str) -> int:
     not this user's; never waits, whatever it is.
     """
     if not _PLAIN.fullmatch(name):
-        raise Doubt("not a file's name")
+        raise CorruptFile("not a file's name")
     try:
         with _opened(folder) as above:
             fd = os.open(name, _OLD, dir_fd=above)
     except OSError as error:
         if error.errno in _REASONS:
-            raise Doubt(_REASONS[error.errno]) from None
+            raise CorruptFile(_REASONS[error.errno]) from None
         raise
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
-            raise Doubt("not a regular file")
+            raise CorruptFile("not a regular file")
         if facts.st_uid != os.geteuid():
-            raise Doubt("another user's file")
+            raise CorruptFile("another user's file")
     except BaseException:
         os.close(fd)
         raise
@@ -119,7 +119,7 @@ def read_into(fd: int, buffer: memoryview, offset: int) -> None:
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)
         if count == 0:
-            raise Doubt("shorter than it was")
+            raise CorruptFile("shorter than it was")
         done += count
 
 

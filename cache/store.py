@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import Any
 
 from cache.pages import state as states
-from cache.pages.eviction import Shares, victim
+from cache.pages.eviction import TenantShares, victim
 from cache.pages.pages import Page, PagePool
 from cache.pages.prefix import PrefixIndexes
 from cache.pages.session import SessionCache
@@ -18,7 +18,7 @@ from cache.segments.chain import Owner
 from cache.tiers.archive import Archive
 
 
-class SessionBusy(Exception):
+class SessionRunning(Exception):
     """A turn of this session is running."""
 
 
@@ -43,7 +43,7 @@ class SessionStore:
         """
         self.pool = pool
         self.archive: Archive | None = None
-        self._shares = Shares(share, pool.device.slots)  # warm sessions' pages, shared ones counted for each
+        self._shares = TenantShares(share, pool.device.slots)  # warm sessions' pages, shared ones counted for each
         self.stateful = state_budget is not None
         self.skeleton: Any = None  # any state of this model, to restore others by
         self._state_budget = state_budget or 0
@@ -107,11 +107,11 @@ class SessionStore:
         ``prompt`` is the whole timeline. A named session keeps its name and is brought in line with the prompt;
         without a name an idle anonymous session is continued where all it has cached is a prefix of the prompt, else
         a new one is forked off the longest prefix, copy-on-write. ``long``: on which side of the threshold, if not the
-        prompt's own. None: no room on the device now. Raises ``SessionBusy``.
+        prompt's own. None: no room on the device now. Raises ``SessionRunning``.
         """
         named = self._named.get((tenant, name)) if name is not None else None
         if named is not None and named.running:
-            raise SessionBusy
+            raise SessionRunning
         long = self.is_long(len(prompt)) if long is None else long
         session, reused = self._best(tenant, named, prompt, long) if reuse else (self._new(tenant, long), 0)
         known = session in self._warm or session in self._hosted
@@ -172,7 +172,7 @@ class SessionStore:
         self._hosted.pop(session, None)
         self._state_total -= self._state_bytes.pop(session, 0)
         if self.archive is not None:
-            self.archive.saver.unwant(session)
+            self.archive.write_behind.unwant(session)
         self._index.remove(session.tenant, session.long, session)
         if session.name is not None and self._named.get((session.tenant, session.name)) is session:
             del self._named[session.tenant, session.name]
@@ -299,7 +299,7 @@ class SessionStore:
         self._hosted.pop(session, None)
         self._state_total -= self._state_bytes.pop(session, 0)
         if self.archive is not None:
-            self.archive.saver.unwant(session)
+            self.archive.write_behind.unwant(session)
         if not session.warm:
             self.pool.heat(session.pages)
         session.running = session.warm = True
@@ -315,7 +315,7 @@ class SessionStore:
         session.running = False
         if self.archive is not None:
             session.checkpoint()
-            self.archive.saver.want(session)
+            self.archive.write_behind.want(session)
         self._index.put(session.tenant, session.long, session)
         if self.pool.cold(session.pages):
             self._rest(session)
@@ -355,7 +355,7 @@ class SessionStore:
         if device.free >= pages:
             return True
         most = sum(len(session.pages) for session in self._running)  # counts shared pages more than once, and is quick
-        most += self.archive.saver.holds if self.archive is not None else 0
+        most += self.archive.write_behind.holds if self.archive is not None else 0
         if pages > device.slots - most and pages > device.slots - self._held():
             return False
         while device.free < pages:
@@ -371,9 +371,9 @@ class SessionStore:
 
     def _victim(self, idle: Iterable[SessionCache]) -> SessionCache | None:
         """Who of ``idle`` leaves first; while writes are getting on, none that waits for its own."""
-        saver = self.archive.saver if self.archive is not None else None
-        if saver is not None and saver.working:
-            idle = (session for session in idle if not saver.wants(session))
+        write_behind = self.archive.write_behind if self.archive is not None else None
+        if write_behind is not None and write_behind.working:
+            idle = (session for session in idle if not write_behind.wants(session))
         return victim(idle, self._shares.over)
 
     def _count(self, session: SessionCache) -> None:

@@ -32,11 +32,19 @@ from scheduler.forward.trace import Trace
 from scheduler.logs import configure
 from scheduler.model.loader import read_config, read_model
 from scheduler.model.memory import spare
-from scheduler.parallel.commands import Copy, Ordered, Plain, Room, Spare, Step, Way
-from scheduler.parallel.division import Seat, join
-from scheduler.parallel.echo import Echoes
-from scheduler.parallel.line import Line
-from scheduler.parallel.share import Share
+from scheduler.parallel.commands import (
+    CopyPages,
+    CreateTiers,
+    FreeMemory,
+    Ordered,
+    PackedForward,
+    PlainForward,
+    SetMode,
+)
+from scheduler.parallel.division import RankAddress, join
+from scheduler.parallel.rank_link import RankLink
+from scheduler.parallel.rank_tiers import RankTiers
+from scheduler.parallel.session_view import SessionViews
 from scheduler.protocol import EngineConfig
 
 _DEATHSIG = 1  # PR_SET_PDEATHSIG of prctl
@@ -45,37 +53,37 @@ _DEATHSIG = 1  # PR_SET_PDEATHSIG of prctl
 class Follower:
     """Its part of the model, run as rank 0 runs its own."""
 
-    def __init__(self, model: Any, share: Share) -> None:
+    def __init__(self, model: Any, share: RankTiers) -> None:
         self._model = model
         self._share = share
         self._layers = read_layers(model.config.get_text_config(decoder=True))
         self._rope = LongRope(model)
-        self._echoes = Echoes()
+        self._echoes = SessionViews()
         self._mode: PackedMode | None = None
         self._installed = False
 
     def obey(self, command: Ordered) -> Any:
         """Do it; the answer, None where none is awaited."""
         match command:
-            case Step():
+            case PackedForward():
                 self._step(command)
-            case Copy():
+            case CopyPages():
                 self._share.copy(command)
-            case Plain():
+            case PlainForward():
                 self._plain(command)
-            case Way():
+            case SetMode():
                 self._change(command)
-            case Room():
+            case CreateTiers():
                 try:
                     self._share.build(command, self._model.device)
                 except (RuntimeError, MemoryError) as error:
                     return str(error) or type(error).__name__
                 return ""
-            case Spare():
+            case FreeMemory():
                 return spare(self._model.device, torch.distributed.get_world_size())
         return None
 
-    def _change(self, way: Way) -> None:
+    def _change(self, way: SetMode) -> None:
         trace = Trace(way.argument, True, DynamicCache(), way.first_position, (), (), (), way.by_row)
         if self._mode is None:
             self._mode = PackedMode(self._model, self._layers, trace)
@@ -88,14 +96,14 @@ class Follower:
             self._mode.install() if wanted else self._mode.remove()
             self._installed = wanted
 
-    def _plain(self, command: Plain) -> None:
+    def _plain(self, command: PlainForward) -> None:
         self._install(False)
         inputs: dict[str, Any] = {"input_ids": torch.tensor([command.ids], device=self._model.device)}
         if command.positions is not None:
             inputs["position_ids"] = torch.tensor([command.positions], device=self._model.device)
         self._model(**inputs, use_cache=command.use_cache, return_dict=True)
 
-    def _step(self, command: Step) -> None:
+    def _step(self, command: PackedForward) -> None:
         assert self._mode is not None
         self._install(True)
         tier = self._share.tiers[0]
@@ -105,18 +113,18 @@ class Follower:
             self._mode.forward(step, keep)
 
 
-def follow(ordered: Line, beside: Line) -> None:
+def follow(ordered: RankLink, beside: RankLink) -> None:
     """Load, then do what comes until the line ends."""
     config = msgspec.json.decode(ordered.receive(), type=EngineConfig)
     rank = int(os.environ["RANK"])
     configure(config.log_format, "warning", f"%(name)s: rank {rank}: %(message)s")
-    seat = Seat(rank, config.tensor_parallel, int(os.environ["MASTER_PORT"]))
+    seat = RankAddress(rank, config.tensor_parallel, int(os.environ["MASTER_PORT"]))
     device = torch.device(config.device, rank) if config.device == "cuda" else torch.device(config.device)
     join(seat, device)
     model, _ = read_model(config, read_config(config), device)
     if device.type == "cpu":
         cores.fit(model)
-    share = Share()
+    share = RankTiers()
     follower = Follower(model, share)
     threading.Thread(target=_serve, args=(share, beside, device), daemon=True).start()
     decode = msgspec.msgpack.Decoder(Ordered).decode
@@ -129,7 +137,7 @@ def follow(ordered: Line, beside: Line) -> None:
         share.done()
 
 
-def _serve(share: Share, beside: Line, device: torch.device) -> None:
+def _serve(share: RankTiers, beside: RankLink, device: torch.device) -> None:
     """Files are read and written beside the steps; a failure ends the process as one of a step does."""
     torch.set_num_threads(1)  # of this thread
     torch.set_grad_enabled(False)
@@ -159,7 +167,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    ordered, beside = (Line(socket.socket(fileno=fd)) for fd in lines)
+    ordered, beside = (RankLink(socket.socket(fileno=fd)) for fd in lines)
     try:
         follow(ordered, beside)
     except EOFError:

@@ -20,15 +20,15 @@ import msgspec
 import torch
 import zmq
 
-from scheduler.core.clerk import Clerk
 from scheduler.core.constraint import Grammars, tokenizer_of
-from scheduler.core.engine import Engine
+from scheduler.core.engine_core import EngineCore
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
+from scheduler.core.session_commands import SessionCommands
 from scheduler.core.text import Vocabulary
 from scheduler.logs import configure
-from scheduler.model.decode_graphs import Graphs, capturer
-from scheduler.model.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load
+from scheduler.model.decode_graphs import DecodeGraphs, capturer
+from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
 from scheduler.model.memory import TooSmall, build_archive, build_store
 from scheduler.model.runner import ModelRunner
@@ -36,13 +36,13 @@ from scheduler.protocol import (
     Cancel,
     EngineConfig,
     Export,
-    Failed,
     Forget,
     FromEngine,
     Import,
     Inspect,
     Loading,
     ModelFacts,
+    ModelFailed,
     Pin,
     Ready,
     Refused,
@@ -97,7 +97,7 @@ class Channel:
         zmq.Context.instance().term()
 
 
-def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
+def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelFacts]:
     """The engine of a loaded model, and what to tell the server about it. Raises ``TooSmall``."""
     device = loaded.model.device
     followers = loaded.followers
@@ -123,14 +123,14 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     )
     graphs = None  # Python decides in every step how a threshold turns positions, and what other ranks are told
     if device.type == "cuda" and loaded.rope.threshold is None and followers is None:
-        graphs = Graphs(loaded.verdict.mode, pool.device, config.max_running, context, capturer())
+        graphs = DecodeGraphs(loaded.verdict.mode, pool.device, config.max_running, context, capturer())
     runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope, graphs, followers)
     vocabulary = Vocabulary(loaded.tokenizer)
     width = getattr(loaded.model.get_output_embeddings(), "out_features", None)
     limits = Limits(context, embeddings.num_embeddings, loaded.start, width)
     grammars = Grammars(partial(tokenizer_of, loaded.tokenizer, loaded.eos_token_ids, embeddings.num_embeddings))
     grammars.prepare()
-    engine = Engine(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars)
+    engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars)
     facts = ModelFacts(
         architecture=type(loaded.model).__name__,
         parameters=loaded.parameters,
@@ -156,7 +156,7 @@ def build(config: EngineConfig, loaded: Loaded) -> tuple[Engine, ModelFacts]:
     return engine, facts
 
 
-def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
+def serve(engine: EngineCore, commands: SessionCommands, channel: Channel) -> None:
     """The loop: step, deliver, take what has come; one message a step, one a second while idle. A GPU runs a step while
     the one before it is delivered and new requests are read.
     """
@@ -168,7 +168,7 @@ def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
         if not engine.overlaps:
             engine.settle(step)
         outputs = engine.news()
-        for answer in (*engine.refusals(), *clerk.take()):
+        for answer in (*engine.refusals(), *commands.take()):
             channel.send(answer)
         if engine.stalled and not engine.idle:
             time.sleep(0.001)  # nothing could run: do not spin
@@ -181,14 +181,14 @@ def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
         messages = channel.receive(0 if not waits else _BUSY_MS if busy else _HEARTBEAT_MS)
         for message in messages:
             if isinstance(message, Shutdown):
-                for answer in (*engine.refusals(), *clerk.take()):
+                for answer in (*engine.refusals(), *commands.take()):
                     channel.send(answer)
                 channel.send(engine.stop())
                 if archive is not None:
                     archive.flush(message.flush_seconds)
                     archive.close()
                 return
-            refused = _take(message, engine, clerk)
+            refused = _take(message, engine, commands)
             if refused is not None:
                 channel.send(refused)
         if engine.overlaps:
@@ -198,7 +198,7 @@ def serve(engine: Engine, clerk: Clerk, channel: Channel) -> None:
             checked = time.monotonic()
 
 
-def _take(message: ToEngine, engine: Engine, clerk: Clerk) -> Refused | None:
+def _take(message: ToEngine, engine: EngineCore, commands: SessionCommands) -> Refused | None:
     """Do what the server has asked for; the answer, where there is one at once."""
     match message:
         case Submit():
@@ -207,15 +207,15 @@ def _take(message: ToEngine, engine: Engine, clerk: Clerk) -> Refused | None:
             engine.cancel(message)
         case Forget():
             engine.end(message.tenant, message.session)
-            clerk.forget(message)
+            commands.forget(message)
         case Pin():
-            clerk.pin(message)
+            commands.pin(message)
         case Inspect():
-            clerk.inspect(message)
+            commands.inspect(message)
         case Export():
-            clerk.export(message)
+            commands.export(message)
         case Import():
-            clerk.take_in(message)
+            commands.take_in(message)
     return None
 
 
@@ -239,7 +239,7 @@ def main(config: EngineConfig) -> int:
         channel.send(Loading("reserving memory"))
         engine, facts = build(config, loaded)
     except (LoadFailed, TooSmall) as error:
-        channel.send(Failed(str(error)))
+        channel.send(ModelFailed(str(error)))
         channel.close()
         return 2
     loading.set()  # from here on the channel notices
@@ -249,7 +249,7 @@ def main(config: EngineConfig) -> int:
     gc.freeze()  # a collection that walks all of torch takes a quarter of a second, in which nobody steps
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
-    serve(engine, Clerk(engine.scheduler.store, facts.fingerprint), channel)
+    serve(engine, SessionCommands(engine.scheduler.store, facts.fingerprint), channel)
     channel.close()
     if loaded.followers is not None:
         loaded.followers.close()

@@ -346,7 +346,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     facts: ModelFacts
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class ModelFailed(msgspec.Struct, frozen=True, tag=True):
     """The model cannot be served; ``message`` is one line for people. The engine exits with status 2 after it."""
 
     message: str
@@ -360,7 +360,7 @@ class Forgotten(msgspec.Struct, frozen=True, tag=True):
     life: int | None = None
 
 
-class Holding(msgspec.Struct, frozen=True):
+class TierHolding(msgspec.Struct, frozen=True):
     """What one tier holds of a session: tokens from its beginning, and the bytes that they take there."""
 
     tokens: int
@@ -371,7 +371,7 @@ class Inspected(msgspec.Struct, frozen=True, tag=True):
     """``tiers``: device, host, disk, remote; only those that hold something. ``running``: a turn of it runs."""
 
     request: str
-    tiers: dict[str, Holding]
+    tiers: dict[str, TierHolding]
     running: bool = False
 
 
@@ -393,7 +393,7 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
 
 Answer = Inspected | Exported | Imported
 
-FromEngine = StepOutputs | Refused | Loading | Ready | Failed | Forgotten | Inspected | Exported | Imported
+FromEngine = StepOutputs | Refused | Loading | Ready | ModelFailed | Forgotten | Inspected | Exported | Imported
 
 
 class EngineConfig(msgspec.Struct, frozen=True):

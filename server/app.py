@@ -10,10 +10,10 @@ from opentelemetry.trace import TracerProvider
 from starlette.types import ASGIApp
 
 from server.api import routers
-from server.api.responses.background import Background
+from server.api.responses.background import BackgroundResponses
 from server.api.sessions.transfers import Transfers
 from server.chat.template import UNMEASURED, Stability
-from server.chat.tokens import Tokens
+from server.chat.tokenizer import ChatTokenizer
 from server.dispatch import Dispatch
 from server.engine.engine import Engine
 from server.http import error_responses, page_routes
@@ -25,13 +25,13 @@ from server.middleware.cors import Cors
 from server.middleware.overload import Overload
 from server.telemetry import traces
 from server.telemetry.vllm_names import VllmNames
-from server.turns.face import Face
+from server.turns.context import ServerContext
 
 
 def create_app(
     engine: Engine,
     log: SessionLog,
-    tokens: Tokens,
+    tokens: ChatTokenizer,
     *,
     served_name: str,
     api_keys: Mapping[str, str],
@@ -64,12 +64,12 @@ def create_app(
         },
         responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
     )
-    face = Face(engine, log, tokens, served_name, template, tracer=traces.tracer(provider))
-    face.metrics.log_opened(log.salvage, log.older)
-    app.state.face = face
-    app.state.background = Background(log)
+    context = ServerContext(engine, log, tokens, served_name, template, tracer=traces.tracer(provider))
+    context.metrics.log_opened(log.salvage, log.older)
+    app.state.context = context
+    app.state.background = BackgroundResponses(log)
     if vllm_names:
-        face.metrics.registry.register(VllmNames(face.metrics, served_name))
+        context.metrics.registry.register(VllmNames(context.metrics, served_name))
     app.state.transfers = transfers
     app.state.telemetry = own
     app.state.ignore_unknown = ignore_unknown
@@ -82,7 +82,7 @@ def create_app(
 
     def before(rest: ASGIApp) -> ASGIApp:
         guard = Guard(Overload(Dispatch(rest, turns), engine), Keyring(api_keys), Hosts(allowed_hosts))
-        access = Access(guard, face.metrics)
+        access = Access(guard, context.metrics)
         return Cors(access, allowed_origins) if allowed_origins else access
 
     app.before = before

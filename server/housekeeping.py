@@ -11,8 +11,10 @@ from typing import Any
 
 from server.engine.engine import Engine
 from server.log.claims import Key
+from server.log.database import LogFull, LogUnavailable
 from server.log.leases import BEAT_SECONDS
-from server.log.session_log import LogFull, LogUnavailable, SessionLog, SessionMoved
+from server.log.session_log import SessionLog
+from server.log.timeline import SessionMoved
 
 logger = logging.getLogger("warmturn.sessions")
 

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from server.telemetry.logs import say
+from server.telemetry.log_context import say
 
 CONNECT_SECONDS = 4.0
 OFFLINE = "HF_HUB_OFFLINE"

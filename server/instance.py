@@ -18,16 +18,16 @@ from scheduler.protocol import ModelFacts
 from server.config.serve_options import ServeConfig, UsageError
 from server.engine.engine_process import EngineProcess
 from server.log import data_dir
-from server.telemetry import logs
-from server.telemetry.logs import say
+from server.telemetry import log_context
+from server.telemetry.log_context import say
 
 if TYPE_CHECKING:
-    from server.api.responses.background import Background
+    from server.api.responses.background import BackgroundResponses
     from server.chat.template import Stability
-    from server.chat.tokens import Tokens
-    from server.entrance import Entrance
+    from server.chat.tokenizer import ChatTokenizer
     from server.housekeeping import Housekeeper
     from server.log.session_log import SessionLog
+    from server.startup_app import StartupApp
 
 T = TypeVar("T")
 
@@ -44,7 +44,8 @@ def quiet() -> None:
 
 def opened_log(config: ServeConfig, folder: Path) -> SessionLog:
     """The session log that a configuration asks for, used by the server that has this data dir. Raises UsageError."""
-    from server.log.session_log import LogUnavailable, SessionLog
+    from server.log.database import LogUnavailable
+    from server.log.session_log import SessionLog
 
     try:
         name = data_dir.identity(folder)
@@ -59,7 +60,7 @@ class Instance:
     once that is ``loaded``. First ``start``, then ``loaded``, at the end ``drain``; then the stack is closed.
     """
 
-    entrance: Entrance  # from ``start`` on, as the two below
+    entrance: StartupApp  # from ``start`` on, as the two below
     _log: SessionLog
     _housekeeper: Housekeeper
 
@@ -68,7 +69,7 @@ class Instance:
         self._config = config
         self._folder = folder
         self._sweeping: asyncio.Task[None] | None = None
-        self._background: Background | None = None
+        self._background: BackgroundResponses | None = None
         self.engine = EngineProcess(
             config.engine_config(),
             command=command,
@@ -90,10 +91,10 @@ class Instance:
         except BaseException:
             await self.engine.stop()
             raise
-        from server.entrance import Entrance
         from server.housekeeping import Housekeeper
+        from server.startup_app import StartupApp
 
-        self.entrance = Entrance(self._config.allow_origin)
+        self.entrance = StartupApp(self._config.allow_origin)
         self._housekeeper = Housekeeper(self.engine, self._log, self._unwanted)
         await self.engine.start()
         stack.push_async_callback(self._log.close)
@@ -109,7 +110,7 @@ class Instance:
             tokens, template = await preparing
         except Exception as error:
             raise UsageError(f"the tokenizer cannot be loaded: {first_line(error)}") from error
-        logs.adopt()
+        log_context.adopt()
         from server.api.sessions.transfers import Transfers
         from server.app import create_app
 
@@ -188,18 +189,15 @@ def first_line(error: Exception) -> str:
 
 def import_parts() -> None:
     """Import what takes long of all that stands between a log and a port."""
-    import server.entrance
-    import server.housekeeping
-    import server.log.session_log  # noqa: F401
 
 
-def load_tokens(config: ServeConfig) -> tuple[Tokens, Stability]:
+def load_tokens(config: ServeConfig) -> tuple[ChatTokenizer, Stability]:
     """The tokenizer of a configuration, with all that is measured on it. Raises what transformers likes."""
     from server.chat.template import stability  # imports transformers, and while it does the port is answered already
-    from server.chat.tokens import Tokens
+    from server.chat.tokenizer import ChatTokenizer
 
     file = config.response_template
-    tokens = Tokens.load(config.source, None if file is None else json.loads(file.expanduser().read_text()))
+    tokens = ChatTokenizer.load(config.source, None if file is None else json.loads(file.expanduser().read_text()))
     _ = tokens.dialect  # measured here, not by the first request
     measured = stability(tokens)
     import server.app  # noqa: F401  # takes as long as the rest, and would keep the loop from answering

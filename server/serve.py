@@ -25,8 +25,8 @@ from server.http.connection import HttpConfig
 from server.hub import look_for
 from server.instance import HTTP_SECONDS, Instance, quiet, summary
 from server.log import data_dir
-from server.telemetry import logs
-from server.telemetry.logs import say
+from server.telemetry import log_context
+from server.telemetry.log_context import say
 from server.torchless import without_torch
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -41,7 +41,7 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
 
     ``command`` starts an engine process.
     """
-    logs.configure(config.log_format, config.log_level)
+    log_context.configure(config.log_format, config.log_level)
     quiet()
     without_torch()
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:

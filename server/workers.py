@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Hung(Exception):
+class WorkTimedOut(Exception):
     """The work did not end in time. Its thread is left to it."""
 
 
-class Crowded(Exception):
+class NoWorkerFree(Exception):
     """No thread began the work in time."""
 
 
@@ -120,4 +120,4 @@ class Workers:
             self._threads -= 1
             self._start()
         if not job.result.done():
-            job.result.set_exception(Hung() if job.hangs else Crowded())
+            job.result.set_exception(WorkTimedOut() if job.hangs else NoWorkerFree())

@@ -21,12 +21,12 @@ from tiny_models import logits, model_of
 from cache import files
 from cache.memory.tier import MemoryTier
 from cache.segments.chain import Owner
-from cache.segments.segment import Reader, timeline_hash
+from cache.segments.segment import SegmentReader, timeline_hash
 from cache.tiers import archive as archive_module
 from cache.tiers import remover as remover_module
-from cache.tiers import saver as saver_module
-from cache.tiers.shelf import folder_of
-from scheduler.core.clerk import Clerk
+from cache.tiers import write_behind as saver_module
+from cache.tiers.segment_folder import folder_of
+from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Cancel, Export, Forget, Forgotten, Import, Imported, Inspect, Pin
 
 LONGEST = 90  # tokens of a timeline
@@ -329,9 +329,9 @@ class Walk:
             share=self.random.choice([1.0, 0.5]),
         )
         self.disk = kit.archive.disk
-        self.clerk = Clerk(kit.store, kit.fingerprint)
-        if kit.archive.courier is not None:
-            self._hurt_remote(kit.archive.courier.remote)
+        self.clerk = SessionCommands(kit.store, kit.fingerprint)
+        if kit.archive.remote_sync is not None:
+            self._hurt_remote(kit.archive.remote_sync.remote)
         return kit
 
     def _break_things(self, patch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ class Walk:
         hurt(saver_module, "write", "write")
         hurt(MemoryTier, "gather", "gather")
         hurt(MemoryTier, "scatter", "scatter")
-        hurt(Reader, "read", "read")
+        hurt(SegmentReader, "read", "read")
         hurt(files, "remove", "remove")
 
     def _hurt_remote(self, remote: Any) -> None:

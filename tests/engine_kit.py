@@ -22,11 +22,11 @@ from cache.segments.codec import Codec
 from cache.store import SessionStore
 from cache.tiers.archive import Archive
 from cache.tiers.disk import DiskTier
-from cache.tiers.pace import Pace
 from cache.tiers.remote import RemoteTier
+from cache.tiers.restore_rates import RestoreRates
 from scheduler.accel.cpu.linear import pack
 from scheduler.core.constraint import Grammars, tokenizer_of
-from scheduler.core.engine import Engine
+from scheduler.core.engine_core import EngineCore
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.text import Vocabulary
@@ -104,7 +104,7 @@ def byte_grammars() -> Grammars:
     return Grammars(partial(tokenizer_of, make_tokenizer(), (END,), 259))
 
 
-class Eager(Pace):
+class Eager(RestoreRates):
     """Models this small are sooner computed than loaded: tests load whatever there is."""
 
     def prefers_loading(self, nbytes: int, tokens: int) -> bool:
@@ -153,7 +153,7 @@ class Kit:
             disk = DiskTier(folder, self.fingerprint, disk_space, share=share)
             tier = None if remote is None else RemoteTier(remote, self.fingerprint, remote_space)
             self.store.archive = Archive(self.store, disk, codec, tier, remote_space)
-            self.store.archive.pace = Eager()
+            self.store.archive.restore_rates = Eager()
         self.scheduler = Scheduler(
             self.store, max_running=max_running, max_step_tokens=step_tokens, max_queued=max_queued
         )
@@ -161,7 +161,7 @@ class Kit:
         limits = Limits(min(context, (pages - 1) * PAGE), 259)
         self.runner = ModelRunner(self.mode, self.pool.device, self.rope)
         self.grammars = byte_grammars()
-        self.engine = Engine(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars)
+        self.engine = EngineCore(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars)
         self.refused: dict[str, Refused] = {}
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
         self._sent = 0
@@ -254,7 +254,7 @@ class Kit:
         """End as the engine process does: everything is written, the threads are gone."""
         archive = self.archive
         archive.flush(60.0)
-        assert not archive.saver.pending
+        assert not archive.write_behind.pending
         archive.close()
 
     def settle(self) -> None:

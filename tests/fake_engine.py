@@ -15,19 +15,19 @@ from scheduler.protocol import (
     Delta,
     Exported,
     FinishReason,
-    Holding,
     Imported,
     Inspected,
     ModelFacts,
     Receipt,
     Stats,
     Submit,
+    TierHolding,
     TokenLogprob,
     unpack_ids,
 )
-from server.chat.tokens import Tokens
+from server.chat.tokenizer import ChatTokenizer
 from server.engine.engine import EngineDied, EngineUnavailable, State, TurnRefused
-from server.engine.mailbox import Turn
+from server.engine.mailbox import Mailbox
 
 END = 2  # <|im_end|> of the demo model
 FACTS = ModelFacts(
@@ -56,7 +56,7 @@ class FakeEngine:
     unless ``import_reason`` says why not; ``forget`` drops them and ends the session's turn.
     """
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: ChatTokenizer) -> None:
         self.facts: ModelFacts | None = FACTS
         self.stats = Stats()
         self.healthy = True
@@ -87,7 +87,7 @@ class FakeEngine:
         self.running: set[str] = set()
         self._tokens = tokens
         self._timelines: list[tuple[str, list[int]]] = []
-        self._turns: dict[str, tuple[Submit, Turn]] = {}
+        self._turns: dict[str, tuple[Submit, Mailbox]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def state(self) -> State:
@@ -96,11 +96,11 @@ class FakeEngine:
             return "stopping"
         return "ready" if self.facts is not None else "loading"
 
-    def submit(self, request: Submit) -> Turn:
+    def submit(self, request: Submit) -> Mailbox:
         """Start answering at once."""
         if self.state() != "ready":
             raise EngineUnavailable(f"The engine is {self.state()}.", 7)
-        turn = Turn(request.turn, self._cancel, (request.tenant, request.session))
+        turn = Mailbox(request.turn, self._cancel, (request.tenant, request.session))
         number = len(self.submitted)
         self.submitted.append(request)
         if self.refusal is not None and number >= self.refuse_from:
@@ -155,7 +155,7 @@ class FakeEngine:
         tokens = sum(map(len, self._held(tenant, session)))
         turns = (request for request, turn in self._turns.values() if turn.name in self.running)
         running = any((request.tenant, request.session) == (tenant, session) for request in turns)
-        return Inspected("", {"device": Holding(tokens, 64 * tokens)} if tokens else {}, running)
+        return Inspected("", {"device": TierHolding(tokens, 64 * tokens)} if tokens else {}, running)
 
     async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
         """Write the files of ``kv``; the folder is made by it, as by the engine."""
@@ -187,7 +187,7 @@ class FakeEngine:
             self.running.discard(turn)
             self._turns[turn][1].push(Delta(turn, finish_reason=FinishReason.CANCELLED))
 
-    async def _answer(self, request: Submit, turn: Turn) -> None:
+    async def _answer(self, request: Submit, turn: Mailbox) -> None:
         await self.admit.wait()
         prompt = list(unpack_ids(request.prompt))
         seen = Receipt(len(prompt), self._cached(request.tenant, prompt))
@@ -210,7 +210,7 @@ class FakeEngine:
         self.running.discard(turn.name)
         self._timelines.append((request.tenant, prompt + sent))
 
-    def _deltas(self, request: Submit, turn: Turn) -> list[Delta]:
+    def _deltas(self, request: Submit, turn: Mailbox) -> list[Delta]:
         ids = [*self._tokens.encode(self.reply, special=False), END] if self.ids is None else list(self.ids)
         limit = request.stopping.max_tokens
         deltas: list[Delta] = []
@@ -254,7 +254,7 @@ class FakeEngine:
                 best = max(best, same)
         return best
 
-    def _end_badly(self, turn: Turn) -> None:
+    def _end_badly(self, turn: Mailbox) -> None:
         self.running.discard(turn.name)
         if isinstance(self.ends_badly, FinishReason):
             turn.push(Delta(turn.name, finish_reason=self.ends_badly, error="a secret of /the/engine"))

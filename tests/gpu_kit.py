@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from cache.attention.paged import Plan
 from cache.memory.tier import MemoryTier
-from cache.pages.layers import Layer, Scores
+from cache.pages.layers import AttentionLayer, ScoreOptions
 
 
 class Told:
@@ -27,11 +27,11 @@ class Told:
     def attend(
         self,
         plan: Plan,
-        layer: Layer,
+        layer: AttentionLayer,
         tier: MemoryTier,
         source: int,
         query: torch.Tensor,
-        scores: Scores,
+        scores: ScoreOptions,
         out: torch.Tensor,
     ) -> None:
         """What kernels/paged.py says that it does. No launch is an operation of torch's."""
@@ -41,11 +41,11 @@ class Told:
     def _attend(
         self,
         plan: Plan,
-        layer: Layer,
+        layer: AttentionLayer,
         tier: MemoryTier,
         source: int,
         query: torch.Tensor,
-        scores: Scores,
+        scores: ScoreOptions,
         out: torch.Tensor,
     ) -> None:
         self.calls += 1
@@ -99,13 +99,13 @@ def varlen_attn(
             last = d - (b - row)
             left = c if window_size[0] < 0 else max(c, last - window_size[0])
             right = d if window_size[1] < 0 else min(d, last + window_size[1] + 1)
-            scores = Scores(float(scale or 1.0), None, None)
+            scores = ScoreOptions(float(scale or 1.0), None, None)
             out[row], sums[:, row] = one(query[row], key[left:right], value[left:right], scores)
     return out, sums
 
 
 def one(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scores: Scores
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scores: ScoreOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query ``[H, D]`` over ``[keys, Hk, D]``: the output ``[H, Dv]`` and the log of the sum of the weights."""
     groups = query.shape[0] // keys.shape[1]

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server.log.session_log import Message, SessionLog, SessionRecord, TurnRecord
-from server.log.timeline import locate
+from server.log.session_log import SessionLog
+from server.log.timeline import Message, SessionRecord, TurnRecord, locate
 
 Where = Path | str
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cache.attention.attention import PackedAttention
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.matrix import Matrix
-from scheduler.accel.cpu.program import Kernel, kernel
+from scheduler.accel.cpu.program import ProgramKernel, kernel
 from scheduler.accel.cpu.recording import Linear
 
 RECORDED = (23, 19)  # tokens of the two calls that are recorded
@@ -56,7 +56,7 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return func(*args, **(kwargs or {}))
 
 
-def compiled() -> Kernel:
+def compiled() -> ProgramKernel:
     """The kernel; the test is skipped where there is none."""
     found = kernel()
     if found is None:

@@ -17,7 +17,7 @@ from engine_kit import Eager, Outcome
 from tiny_models import greedy, model_of, save_model
 
 from cache.tiers.archive import Archive
-from scheduler.model.loader import Loaded, load
+from scheduler.model.loader import LoadedModel, load
 from scheduler.process import build
 from scheduler.protocol import EngineConfig, Sampling, Stopping, Submit, pack_ids
 
@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 class Driver:
     """Turns through an engine of a loaded model, on one rank or several. One at a time for each ``loaded``."""
 
-    def __init__(self, loaded: Loaded, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
         self.engine, self.facts = build(config, loaded)
         self.store = self.engine.scheduler.store
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
         if self.store.archive is not None:
-            self.store.archive.pace = Eager()
+            self.store.archive.restore_rates = Eager()
 
     @property
     def archive(self) -> Archive:
@@ -69,8 +69,8 @@ class Driver:
     def leave(self) -> None:
         """Everything is written, the files are free for others."""
         self.archive.flush(60.0)
-        assert not self.archive.saver.pending
-        assert not self.archive.saver.errors
+        assert not self.archive.write_behind.pending
+        assert not self.archive.write_behind.errors
         self.archive.close()
 
 
@@ -98,12 +98,12 @@ def config_of(model: Path, ranks: int, pages: int = 64, host_pages: int = 0, **o
 
 
 @contextmanager
-def loaded(name: str, folder: Path, ranks: int) -> Iterator[tuple[Loaded, Path]]:
+def loaded(name: str, folder: Path, ranks: int) -> Iterator[tuple[LoadedModel, Path]]:
     """A tiny model on so many ranks, and its folder."""
     model = save_model(name, folder)
     environment, threads = os.environ.copy(), torch.get_num_threads()
     os.environ["PYTHONPATH"] = str(ROOT)
-    found: Loaded | None = None
+    found: LoadedModel | None = None
     try:
         found = load(config_of(model, ranks), lambda message: None)
         yield found, model

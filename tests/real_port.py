@@ -1,4 +1,4 @@
-"""The app of ``http_face`` behind a real port in the test's own process, and clients that speak bytes."""
+"""The app of ``http_context`` behind a real port in the test's own process, and clients that speak bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from http_face import HOST, Site, site
+from http_context import HOST, Site, site
 from starlette.types import ASGIApp
 
 from server.http.connection import HttpConfig

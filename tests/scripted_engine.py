@@ -28,18 +28,17 @@ from scheduler.protocol import (
     EngineConfig,
     Export,
     Exported,
-    Failed,
     FinishReason,
     Forget,
     Forgotten,
     FromEngine,
-    Holding,
     Import,
     Imported,
     Inspect,
     Inspected,
     Loading,
     ModelFacts,
+    ModelFailed,
     Pin,
     Ready,
     Receipt,
@@ -48,6 +47,7 @@ from scheduler.protocol import (
     Stats,
     StepOutputs,
     Submit,
+    TierHolding,
     ToEngine,
     unpack_ids,
 )
@@ -101,7 +101,7 @@ class ScriptedEngine:
         if kind == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "fail":
-            self.say(Failed("no such model: fail"))
+            self.say(ModelFailed("no such model: fail"))
             self.close()
             sys.exit(2)
         if kind == "stubborn":
@@ -149,7 +149,7 @@ class ScriptedEngine:
             os._exit(7)
         match question:
             case Inspect(request, _, session):
-                self.say(Inspected(request, {"disk": Holding(16, 128)}, session in self.pinned))
+                self.say(Inspected(request, {"disk": TierHolding(16, 128)}, session in self.pinned))
             case Export(request, _, _, folder):
                 Path(folder).mkdir()
                 for number in range(2):

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from http_face import demo_tokens
+from http_context import demo_tokens
 from transformers import AutoTokenizer
 
-from server.chat.tokens import Tokens
+from server.chat.tokenizer import ChatTokenizer
 
 FOLDER = Path(__file__).with_name("templates")
 
@@ -40,8 +40,8 @@ STYLES = {
 }
 
 
-def tokens_with(template: str | None, response_template: object = None) -> Tokens:
+def tokens_with(template: str | None, response_template: object = None) -> ChatTokenizer:
     """The demo tokenizer under another template."""
     tokenizer = AutoTokenizer.from_pretrained(demo_tokens()._tokenizer.name_or_path)
     tokenizer.chat_template = template
-    return Tokens(tokenizer, response_template=response_template)
+    return ChatTokenizer(tokenizer, response_template=response_template)

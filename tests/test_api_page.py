@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_face import HELLO, Site, served
+from http_context import HELLO, Site, served
 
 from tools import api_page
 

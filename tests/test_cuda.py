@@ -12,18 +12,18 @@ from engine_kit import byte_grammars
 from tiny_models import greedy, make_model, make_tokenizer
 
 from cache.attention import gpu, native, paged, trial, varlen
-from cache.memory.stream import Coming, put
+from cache.memory.stream import HostCopy, put
 from cache.memory.tier import MemoryTier, PageShape
-from cache.pages.layers import Layer, Scores, read_layers
+from cache.pages.layers import AttentionLayer, ScoreOptions, read_layers
 from cache.pages.pages import Page, PagePool
 from cache.store import SessionStore
 from cache.tiers import transfer
-from scheduler.accel.gpu.compiled import Compiling
-from scheduler.core.engine import Engine
+from scheduler.accel.gpu.compiled import CompileOptions
+from scheduler.core.engine_core import EngineCore
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.text import Vocabulary
-from scheduler.model.decode_graphs import Graphs, capturer
+from scheduler.model.decode_graphs import DecodeGraphs, capturer
 from scheduler.model.probe import probe
 from scheduler.model.runner import ModelRunner
 from scheduler.protocol import Sampling, Stopping, Submit, pack_ids
@@ -53,7 +53,7 @@ def test_the_kernel_over_pages_is_right(
     aux = torch.zeros(heads, device=CUDA) if sinks else None
     shape = PageShape(key_heads, dim, key_heads, dim, dtype)
     for layer in trial.LAYERS:
-        assert kernel.fits(shape, heads, dim, dtype, Scores(1.0, 3.0 if capped else None, aux), layer)
+        assert kernel.fits(shape, heads, dim, dtype, ScoreOptions(1.0, 3.0 if capped else None, aux), layer)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -62,16 +62,16 @@ def test_torchs_flash_kernels_are_right(dtype: torch.dtype, sinks: bool) -> None
     flash = varlen.varlen(CUDA)
     assert flash is not None
     aux = torch.zeros(32, device=CUDA) if sinks else None
-    assert flash.fits(PageShape(8, 128, 8, 128, dtype), 32, 128, dtype, Scores(1.0, None, aux), trial.LAYERS[0])
+    assert flash.fits(PageShape(8, 128, 8, 128, dtype), 32, 128, dtype, ScoreOptions(1.0, None, aux), trial.LAYERS[0])
 
 
 @pytest.mark.parametrize("layer", trial.LAYERS)
 @pytest.mark.parametrize("hide", [False, True])
-def test_both_together_are_right(layer: Layer, hide: bool) -> None:
+def test_both_together_are_right(layer: AttentionLayer, hide: bool) -> None:
     generator, shape = torch.Generator().manual_seed(4), PageShape(2, 64, 2, 64, torch.bfloat16)
     step = trial.made_up(((5000, 1), (40, 300), (700, 17), (0, 129)), CUDA, shape, hide, generator)
     query = torch.randn(8, step.tokens, 64, generator=generator).to(CUDA, torch.bfloat16)
-    out, scores = query.new_full((step.tokens, 8, 64), float("nan")), Scores(0.125, None, None)
+    out, scores = query.new_full((step.tokens, 8, 64), float("nan")), ScoreOptions(0.125, None, None)
     assert gpu.attend(step, layer, 0, query, scores, out) == {0, 1, 2, 3}
     want = trial.defined(step, layer, query.float(), scores)
     assert (out.float() - want).abs().max() <= 1e-2 * want.abs().max()
@@ -115,7 +115,7 @@ def test_what_files_hold_is_put_into_pages() -> None:
 def test_what_is_sent_is_there_when_it_is_read() -> None:
     numbers = np.arange(1 << 20)
     sent = [put(numbers + n, CUDA) for n in range(20)]
-    assert [int(part[5]) for part in Coming(*sent).wait()] == [n + 5 for n in range(20)]
+    assert [int(part[5]) for part in HostCopy(*sent).wait()] == [n + 5 for n in range(20)]
 
 
 class Counting:
@@ -143,17 +143,19 @@ class Served:
     def __init__(self, name: str, dtype: torch.dtype, graphs: bool, backend: Counting | None = None) -> None:
         self.model = make_model(name).to(CUDA, dtype)
         self.plain = make_model(name).to(CUDA, dtype)
-        compiling = Compiling(backend, most=1e9) if backend is not None else None
+        compiling = CompileOptions(backend, most=1e9) if backend is not None else None
         verdict = probe(self.model, read_layers(self.model.config.get_text_config()), PAGE, compiling=compiling)
         self.mode = verdict.mode
         tier = MemoryTier(200, PAGE, CUDA, verdict.shapes, scratch=True)
         host = MemoryTier(200, PAGE, CPU, verdict.shapes, pinned=True)
         store = SessionStore(PagePool(tier, host), (1 << 28) if verdict.mode.stateful else None)
         store.skeleton = verdict.skeleton
-        self.graphs = Graphs(verdict.mode, tier, 8, 512, capturer()) if graphs else None
+        self.graphs = DecodeGraphs(verdict.mode, tier, 8, 512, capturer()) if graphs else None
         runner = ModelRunner(verdict.mode, tier, graphs=self.graphs)
         scheduler = Scheduler(store, max_running=8, max_step_tokens=64, max_queued=64)
-        self.engine = Engine(runner, scheduler, Vocabulary(make_tokenizer()), (258,), Limits(512, 259), byte_grammars())
+        self.engine = EngineCore(
+            runner, scheduler, Vocabulary(make_tokenizer()), (258,), Limits(512, 259), byte_grammars()
+        )
         self.sent = 0
 
     def ask(self, prompts: list[list[int]], count: int, sampling: Sampling) -> list[list[int]]:
@@ -210,7 +212,7 @@ def test_the_cpu_kernel_and_the_gpu_kernel_agree() -> None:
     if compiled is None:
         pytest.skip("there is no C++ compiler")
     assert kernel is not None
-    shape, scores = PageShape(2, 64, 2, 64, torch.float32), Scores(0.125, 20.0, torch.ones(8))
+    shape, scores = PageShape(2, 64, 2, 64, torch.float32), ScoreOptions(0.125, 20.0, torch.ones(8))
     outs: list[torch.Tensor] = []
     for device in (CPU, CUDA):
         step = trial.made_up(((900, 1), (30, 5)), device, shape, True, torch.Generator().manual_seed(1))
@@ -244,5 +246,5 @@ def test_compiled_layers_and_graphs_of_them_say_what_the_model_says(name: str) -
 
 def test_compiled_layers_are_no_slower() -> None:
     model = make_model("llama").to(CUDA, torch.bfloat16)
-    verdict = probe(model, read_layers(model.config), PAGE, compiling=Compiling())
+    verdict = probe(model, read_layers(model.config), PAGE, compiling=CompileOptions())
     assert verdict.mode.compiled is not None, verdict.report

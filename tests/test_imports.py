@@ -91,7 +91,7 @@ def test_no_module_compares_a_models_name(module: str) -> None:
     [
         ("server/x.py", "import torch.nn"),
         ("server/x.py", "from scheduler.core import engine"),
-        ("server/x.py", "from scheduler.core.engine import Engine"),
+        ("server/x.py", "from scheduler.core.engine_core import Engine"),
         ("server/x.py", "import scheduler.logs2"),
         ("server/x.py", "def f():\n    from cache.pages.pages import PagePool"),
         ("scheduler/x.py", "from server.log.session_log import SessionLog"),
@@ -135,7 +135,7 @@ ORDER = {  # sub-packages and single modules from the ground up: each may import
     "core process follower __main__",
     "server": "errors config workers surrogates torchless log constraints schemas chat engine telemetry hub http "
     "middleware turns api.ops api.openai api.sessions api.stored_chats api.responses api.anthropic api dispatch "
-    "entrance housekeeping app instance serve cluster cli __main__",
+    "startup_app housekeeping app instance serve cluster cli __main__",
 }
 UNITS = [f"{top}.{name}" for top, names in ORDER.items() for name in names.split()]
 
@@ -169,7 +169,7 @@ def test_a_module_is_in_a_unit_and_imports_only_units_below(module: str) -> None
 
 
 def test_an_import_from_above_would_be_found() -> None:
-    hidden = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from server.turns.exchange import Exchange"
+    hidden = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from server.turns.turn_runner import Exchange"
     assert upward("server/chat/prompts.py", ast.parse(hidden)) != set()
     assert upward("cache/pages/session.py", ast.parse("def f():\n    from cache.store import SessionStore")) != set()
 

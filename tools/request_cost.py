@@ -30,9 +30,9 @@ import server
 from scheduler.protocol import Delta, FinishReason, ModelFacts, Receipt, Stats, Submit
 from server.api.sessions.transfers import Transfers
 from server.app import create_app
-from server.chat.tokens import Tokens
+from server.chat.tokenizer import ChatTokenizer
 from server.engine.engine import Engine, State, TurnRefused
-from server.engine.mailbox import Turn
+from server.engine.mailbox import Mailbox
 from server.http.connection import HttpConfig
 from server.log.session_log import SessionLog
 from server.serve import HttpServer, listening
@@ -91,15 +91,15 @@ class Immediate:
 
     def __init__(self) -> None:
         self.answers = True
-        self.waiting: list[Turn] = []
+        self.waiting: list[Mailbox] = []
 
     def state(self) -> State:
         """Always the same."""
         return "ready"
 
-    def submit(self, request: Submit) -> Turn:
+    def submit(self, request: Submit) -> Mailbox:
         """One token, and the end."""
-        turn = Turn(request.turn, lambda name: None, (request.tenant, request.session))
+        turn = Mailbox(request.turn, lambda name: None, (request.tenant, request.session))
         if self.answers:
             asyncio.get_running_loop().call_soon(self._answer, turn)
         else:
@@ -114,7 +114,7 @@ class Immediate:
         """Nobody counts."""
         return nullcontext()
 
-    def _answer(self, turn: Turn) -> None:
+    def _answer(self, turn: Mailbox) -> None:
         turn.push(Delta(turn.name, receipt=Receipt(10, 0)))
         turn.push(Delta(turn.name, (5,), "Hi"))
         turn.push(Delta(turn.name, (2,), "", FinishReason.STOP))
@@ -125,7 +125,7 @@ async def serving(engine: Immediate) -> AsyncIterator[tuple[int, HttpServer]]:
     """The port of the app over an engine, and what serves it."""
     with tempfile.TemporaryDirectory() as folder, listening("127.0.0.1", 0) as listener:
         log = SessionLog(Path(folder) / "log.sqlite")
-        tokens = Tokens.load(str(Path(server.__file__).parent / "demo"))
+        tokens = ChatTokenizer.load(str(Path(server.__file__).parent / "demo"))
         transfers = Transfers(Path(folder) / "transfer", 1 << 20)
         app = create_app(cast(Engine, engine), log, tokens, served_name="demo", api_keys={}, transfers=transfers)
         http = HttpServer(HttpConfig(app, patience=600.0, most=10_000, goodbye=1))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from cache.attention import gpu, native
-from cache.pages.layers import Layer, Scores
+from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
 
 _names = count()
@@ -39,7 +39,7 @@ class PackedAttention:
     says whose keys and values each layer has attended to.
     """
 
-    def __init__(self, layers: list[Layer]) -> None:
+    def __init__(self, layers: list[AttentionLayer]) -> None:
         self.layers = layers
         self.number = next(_names)
         self.name = f"warmturn_{self.number}"
@@ -136,7 +136,7 @@ class PackedAttention:
         layer = self.layers[index]
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
         source = self._source(step, key, value)
-        done = self._natively(step, layer, source, query[0], Scores(scale, softcap, sinks), out)
+        done = self._natively(step, layer, source, query[0], ScoreOptions(scale, softcap, sinks), out)
         for number, first, keys, values in self._segments(step, index, key, value, done):
             segment = step.segments[number]
             rows = slice(segment.row, segment.row + segment.size)
@@ -158,10 +158,10 @@ class PackedAttention:
     def _natively(
         self,
         step: PackedStep,
-        layer: Layer,
+        layer: AttentionLayer,
         source: int | None,
         query: torch.Tensor,
-        scores: Scores,
+        scores: ScoreOptions,
         out: torch.Tensor,
     ) -> frozenset[int]:
         """Let the device's own kernels fill rows of ``out``; the numbers of the segments that are done."""
@@ -185,7 +185,7 @@ class PackedAttention:
         plan = self._plan(self._step, self.layers[index]) if self._step is not None else None
         return plan if plan is not None and plan.whole else None
 
-    def _plan(self, step: PackedStep, layer: Layer) -> native.Plan:
+    def _plan(self, step: PackedStep, layer: AttentionLayer) -> native.Plan:
         if layer.kind not in step.plans:
             step.plans[layer.kind] = native.Plan(step, layer)
         plan = step.plans[layer.kind]

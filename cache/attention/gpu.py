@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from cache.attention import paged, varlen
-from cache.pages.layers import Layer, Scores
+from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
 
 
 def attend(
-    step: PackedStep, layer: Layer, source: int, query: torch.Tensor, scores: Scores, out: torch.Tensor
+    step: PackedStep, layer: AttentionLayer, source: int, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor
 ) -> frozenset[int]:
     """Fill rows of ``out [T, H, Dv]`` with the attention of ``query [H, T, D]`` over the pages of layer ``source``; the
     numbers of the segments that are done. None of them on a CPU.

@@ -20,7 +20,7 @@ import torch
 from cache.attention.trial import LAYERS, right
 from cache.compiler import NotBuilt, built, has_tiles
 from cache.memory.tier import PageShape
-from cache.pages.layers import Layer, Scores
+from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
 
 log = logging.getLogger("warmturn.engine")
@@ -33,8 +33,8 @@ _TRIED = (((300, 1), (20, 3), (0, 20)),)  # tokens cached and new of each sessio
 _TRIED_BY_TILES = (*_TRIED, ((150, 40), (0, 90), (3, 1)))
 
 
-class Call(ctypes.Structure):
-    """``Call`` of attention.cpp."""
+class AttentionCall(ctypes.Structure):
+    """``AttentionCall`` of attention.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
@@ -54,7 +54,7 @@ class Plan:
     ``numbers`` are those segments. Valid as long as the step.
     """
 
-    def __init__(self, step: PackedStep, layer: Layer) -> None:
+    def __init__(self, step: PackedStep, layer: AttentionLayer) -> None:
         self.tier = step.tier
         tiles = _by_tiles(step.tier.shapes.values())
         self.numbers = frozenset(n for n, segment in enumerate(step.segments) if tiles or segment.size <= SHORT)
@@ -66,7 +66,9 @@ class Plan:
                 first[segment.row + i] = layer.first_key(segment.start + i)
         rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, number)], np.int64)
         self._alive += [first, rows]
-        self.call = Call(first=first.ctypes.data, segments=rows.ctypes.data, count=len(rows), page=step.tier.page_size)
+        self.call = AttentionCall(
+            first=first.ctypes.data, segments=rows.ctypes.data, count=len(rows), page=step.tier.page_size
+        )
         self.call.threads = torch.get_num_threads()
         self.shape: PageShape | None = None  # that ``call`` is set to
 
@@ -109,12 +111,12 @@ class Kernel:
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()  # the system gives matrix units to those who ask
         self._function = ctypes.CDLL(str(path)).warmturn_attend
-        self._function.argtypes = [ctypes.POINTER(Call)]
+        self._function.argtypes = [ctypes.POINTER(AttentionCall)]
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value
         self._together = together()
         self._right: dict[tuple[Any, ...], bool] = {}
 
-    def fits(self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: Scores) -> bool:
+    def fits(self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: ScoreOptions) -> bool:
         """Whether the kernel can compute, and computes right, queries of so many heads over pages of ``shape``."""
         capped, sinks = scores.softcap is not None, scores.sinks is not None
         if dtype is not shape.dtype or shape.dtype not in _TYPES or shape.key_heads != shape.value_heads:
@@ -129,10 +131,12 @@ class Kernel:
             )
         return self._right[kind]
 
-    def _try(self, step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+    def _try(
+        self, step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor
+    ) -> None:
         self.attend(Plan(step, layer), 0, query, scores, out)
 
-    def attend(self, plan: Plan, source: int, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+    def attend(self, plan: Plan, source: int, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor) -> None:
         """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's segments,
         into the same rows of ``out [T, H, Dv]`` (contiguous). The caller has asked ``fits``.
         """
@@ -151,7 +155,7 @@ class Kernel:
         source: int,
         heads: int,
         where: tuple[int, int, int, int],
-        scores: Scores,
+        scores: ScoreOptions,
         sinks: torch.Tensor | None,
     ) -> int:
         """The address of the call by which ``address`` computes what ``attend`` says; the plan's next one changes it.

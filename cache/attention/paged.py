@@ -17,7 +17,7 @@ import torch
 from cache.attention.trial import LAYERS, right
 from cache.memory.stream import put
 from cache.memory.tier import MemoryTier, PageShape
-from cache.pages.layers import Layer, Reach, Scores
+from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
 
 log = logging.getLogger("warmturn.engine")
@@ -126,7 +126,9 @@ class Kernel:
         self._none = torch.zeros(1, device=device)  # stands for what is not there
         self._right: dict[tuple[Any, ...], bool] = {}
 
-    def fits(self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: Scores, layer: Layer) -> bool:
+    def fits(
+        self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: ScoreOptions, layer: AttentionLayer
+    ) -> bool:
         """Whether the kernel can compute, and computes right, queries of so many heads over pages of ``shape``."""
         if dtype is not shape.dtype or dtype not in _DTYPES or shape.key_heads != shape.value_heads:
             return False
@@ -140,11 +142,11 @@ class Kernel:
     def attend(
         self,
         plan: Plan,
-        layer: Layer,
+        layer: AttentionLayer,
         tier: MemoryTier,
         source: int,
         query: torch.Tensor,
-        scores: Scores,
+        scores: ScoreOptions,
         out: torch.Tensor,
     ) -> None:
         """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's segments,
@@ -185,7 +187,9 @@ class Kernel:
     def _compare(self, shape: PageShape, heads: int, capped: bool, sinks: bool, chunked: bool) -> bool:
         """Whether it is right, on made-up steps of every kind."""
 
-        def attend(step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+        def attend(
+            step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor
+        ) -> None:
             self.attend(plan(step, frozenset(range(len(step.segments)))), layer, step.tier, 0, query, scores, out)
 
         layers = [layer for layer in LAYERS if (layer.reach is Reach.CHUNKED) is chunked]

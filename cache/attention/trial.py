@@ -9,16 +9,20 @@ from collections.abc import Callable, Sequence
 import torch
 
 from cache.memory.tier import MemoryTier, PageShape
-from cache.pages.layers import Layer, Reach, Scores
+from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
 from cache.pages.pages import Page
 from cache.pages.session import SessionCache
 
 log = logging.getLogger("warmturn.engine")
 
-Attend = Callable[[PackedStep, Layer, torch.Tensor, Scores, torch.Tensor], None]
+Attend = Callable[[PackedStep, AttentionLayer, torch.Tensor, ScoreOptions, torch.Tensor], None]
 
-LAYERS = (Layer(Reach.FULL, None, True), Layer(Reach.SLIDING, 18, True), Layer(Reach.CHUNKED, 24, True))
+LAYERS = (
+    AttentionLayer(Reach.FULL, None, True),
+    AttentionLayer(Reach.SLIDING, 18, True),
+    AttentionLayer(Reach.CHUNKED, 24, True),
+)
 WORK = (  # tokens cached, tokens new of each session of a step
     ((300, 1), (0, 1), (77, 1)),
     ((300, 1), (20, 3), (0, 90), (150, 40)),
@@ -38,7 +42,7 @@ def right(
     sinks: bool,
     steps: Sequence[Sequence[tuple[int, int]]] = WORK,
     hidden: Sequence[bool] = (False, True),
-    layers: Sequence[Layer] = LAYERS,
+    layers: Sequence[AttentionLayer] = LAYERS,
 ) -> bool:
     """Whether ``attend`` fills its output ``[T, H, Dv]`` with what queries ``[H, T, D]`` give over the pages of layer
     0, in ``steps`` (the sessions of each as in ``WORK``), with tokens ``hidden`` or not, in ``layers``. Where not, that
@@ -51,7 +55,7 @@ def right(
                 step = made_up(work, device, shape, hide, random)
                 query = torch.randn(heads, step.tokens, shape.key_dim, generator=random).to(device, shape.dtype)
                 aux = torch.randn(heads, generator=random).to(device) if sinks else None
-                scores = Scores(shape.key_dim**-0.5, 3.0 if capped else None, aux)
+                scores = ScoreOptions(shape.key_dim**-0.5, 3.0 if capped else None, aux)
                 for layer in layers:
                     out = query.new_full((step.tokens, heads, shape.value_dim), float("nan"))
                     attend(step, layer, query, scores, out)
@@ -97,7 +101,7 @@ def made_up(
     return PackedStep(sessions, tier)
 
 
-def defined(step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores) -> torch.Tensor:
+def defined(step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scores: ScoreOptions) -> torch.Tensor:
     """The definition, segment by segment: float32 ``query [H, T, D]`` over layer 0, ``[T, H, Dv]``."""
     out = []
     for number, segment in enumerate(step.segments):

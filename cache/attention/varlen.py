@@ -17,7 +17,7 @@ import torch
 from cache.attention.trial import LAYERS, right
 from cache.memory.stream import put
 from cache.memory.tier import PageShape
-from cache.pages.layers import Layer, Reach, Scores
+from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
 
 LONG = 128  # tokens of a segment from which on this is the faster way
@@ -30,7 +30,7 @@ class Plan:
     ``rows`` of the step are theirs; ``places`` hold their keys, segment after segment, up to the last one each sees.
     """
 
-    def __init__(self, step: PackedStep, layer: Layer, numbers: Collection[int]) -> None:
+    def __init__(self, step: PackedStep, layer: AttentionLayer, numbers: Collection[int]) -> None:
         chosen = [step.segments[number] for number in sorted(numbers)]
         firsts = [layer.first_key(segment.start) for segment in chosen]
         sizes = [segment.size for segment in chosen]
@@ -54,7 +54,9 @@ class Varlen:
         self._options = {"enable_gqa": True} if "enable_gqa" in inspect.signature(function).parameters else {}
         self._right: dict[tuple[Any, ...], bool] = {}
 
-    def fits(self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: Scores, layer: Layer) -> bool:
+    def fits(
+        self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: ScoreOptions, layer: AttentionLayer
+    ) -> bool:
         """Whether it can compute, and computes right, queries of so many heads over pages of ``shape``, where nothing
         is hidden.
         """
@@ -70,7 +72,7 @@ class Varlen:
         return self._right[kind]
 
     def attend(
-        self, plan: Plan, step: PackedStep, source: int, query: torch.Tensor, scores: Scores, out: torch.Tensor
+        self, plan: Plan, step: PackedStep, source: int, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor
     ) -> None:
         """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's segments,
         into the same rows of ``out [T, H, Dv]``. The caller has asked ``fits``.
@@ -100,7 +102,9 @@ class Varlen:
     def _compare(self, shape: PageShape, heads: int, sinks: bool) -> bool:
         """Whether it is right, on made-up steps of every kind that it is used for."""
 
-        def attend(step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+        def attend(
+            step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor
+        ) -> None:
             self.attend(Plan(step, layer, range(len(step.segments))), step, 0, query, scores, out)
 
         layers = [layer for layer in LAYERS if layer.reach is not Reach.CHUNKED]

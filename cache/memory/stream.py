@@ -43,7 +43,7 @@ def fetched(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-class Coming:
+class HostCopy:
     """``tensors`` of one device on their way to the CPU, behind all that the current stream has been asked for."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:

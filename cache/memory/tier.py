@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cache.memory import pinned
-from cache.memory.ferry import Ferry, ferry
+from cache.memory.host_offload import HostOffload, host_offload
 from cache.memory.stream import beside, fetched, put, sent
 
 
@@ -61,7 +61,7 @@ class MemoryTier:
         self.indexes: dict[int, torch.Tensor] = {}
         self.scratch = slots if scratch else None
         self._pinned = pinned
-        self._ferry: Ferry | None = None  # that has brought something here
+        self._host_offload: HostOffload | None = None  # that has brought something here
         self._free = list(range(slots - 1, -1, -1))
         for layer, shape in (shapes or {}).items():
             self._create(layer, shape)
@@ -121,10 +121,10 @@ class MemoryTier:
     ) -> None:
         """Pages of one pool of ``other`` to ours."""
         if self._pinned and other.device.type == "cuda":
-            self._ferry = ferry(other.device)
-            self._ferry.down(theirs, source, mine, target)
+            self._host_offload = host_offload(other.device)
+            self._host_offload.down(theirs, source, mine, target)
         elif other._pinned and self.device.type == "cuda":
-            ferry(self.device).up(theirs, source, mine, target)
+            host_offload(self.device).up(theirs, source, mine, target)
         else:
             mine[put(np.array(target), self.device)] = theirs[put(np.array(source), other.device)].to(self.device)
 
@@ -161,8 +161,8 @@ class MemoryTier:
 
     def settle(self) -> None:
         """Wait until the pages hold what was copied to them, where a CPU reads them."""
-        if self._ferry is not None:
-            self._ferry.settle()
+        if self._host_offload is not None:
+            self._host_offload.settle()
 
     def _create(self, layer: int, shape: PageShape) -> None:
         self.keys[layer] = self._pool((shape.key_heads, shape.key_dim), shape.dtype)

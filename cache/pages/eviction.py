@@ -35,7 +35,7 @@ def payer(tenant: str) -> str:
     return tenant.partition(SALT)[0]
 
 
-class Shares:
+class TenantShares:
     """What tenants hold of a tier, in pages or bytes, and who is ``over`` his share of its ``size``."""
 
     def __init__(self, share: float, size: int) -> None:

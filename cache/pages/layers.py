@@ -23,7 +23,7 @@ class Reach(StrEnum):
 
 
 @dataclass(frozen=True)
-class Layer:
+class AttentionLayer:
     """One attention layer. ``stores`` is False where the layer reads another layer's KV, or has no attention at all."""
 
     reach: Reach
@@ -53,7 +53,7 @@ class Layer:
         return seen & (near if self.reach is Reach.SLIDING else same)
 
 
-class Scores(NamedTuple):
+class ScoreOptions(NamedTuple):
     """How scores are made of products, see ``attention.attend``."""
 
     scale: float
@@ -61,7 +61,7 @@ class Scores(NamedTuple):
     sinks: torch.Tensor | None
 
 
-def read_layers(config: Any) -> list[Layer]:
+def read_layers(config: Any) -> list[AttentionLayer]:
     """The layers of a text decoder ``config`` in order; none where the config does not describe them.
 
     A kind that is neither windowed nor chunked is read as full attention: for one that has no attention that
@@ -76,11 +76,11 @@ def read_layers(config: Any) -> list[Layer]:
     return [_layer(declared[i], per_layer[i], stores=kind != "dummy") for i, kind in enumerate(stored)]
 
 
-def _layer(kind: str, config: Any, *, stores: bool) -> Layer:
+def _layer(kind: str, config: Any, *, stores: bool) -> AttentionLayer:
     window = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     if not getattr(DYNAMIC_LAYER_TYPE_MAPPING.get(kind), "is_sliding", False):
-        return Layer(Reach.FULL, None, stores)
+        return AttentionLayer(Reach.FULL, None, stores)
     if "chunked" in kind and chunk:
-        return Layer(Reach.CHUNKED, int(chunk), stores)
-    return Layer(Reach.SLIDING, int(window), stores) if window else Layer(Reach.FULL, None, stores)
+        return AttentionLayer(Reach.CHUNKED, int(chunk), stores)
+    return AttentionLayer(Reach.SLIDING, int(window), stores) if window else AttentionLayer(Reach.FULL, None, stores)

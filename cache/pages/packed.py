@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from cache.memory.stream import put
 from cache.memory.tier import MemoryTier
-from cache.pages.layers import Layer, Reach
+from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.session import SessionCache
 
 
@@ -66,23 +66,23 @@ class PackedStep:
         self.token_ids, self.positions = numbers[0:1], numbers[1:2]  # [1, T] each
         self.write_index = numbers[2]  # [T]
 
-    def first_page(self, segment: Segment, layer: Layer) -> int:
+    def first_page(self, segment: Segment, layer: AttentionLayer) -> int:
         """Index in the page table of the first page that ``segment`` looks at in ``layer``."""
         return layer.first_key(segment.start) // self.tier.page_size
 
-    def pages(self, segment: Segment, layer: Layer) -> torch.Tensor:
+    def pages(self, segment: Segment, layer: AttentionLayer) -> torch.Tensor:
         """The slots of the pages that ``segment`` looks at in ``layer``, in order."""
         last = -(-segment.stop // self.tier.page_size)
         return segment.session.table(self.tier.device)[self.first_page(segment, layer) : last]
 
-    def gather_index(self, layer: Layer) -> torch.Tensor:
+    def gather_index(self, layer: AttentionLayer) -> torch.Tensor:
         """Slot * page_size + offset of every key that the step looks at in ``layer``, segment after segment."""
         if layer.kind not in self._gathers:
             places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.segments])
             self._gathers[layer.kind] = put(places, self.tier.device)
         return self._gathers[layer.kind]
 
-    def mask(self, number: int, layer: Layer, first: int) -> torch.Tensor | None:
+    def mask(self, number: int, layer: AttentionLayer, first: int) -> torch.Tensor | None:
         """Which keys ``first .. stop`` each query of segment ``number`` may see, bool ``[size, keys]``; None:
         all of them.
         """
@@ -91,7 +91,7 @@ class PackedStep:
             self._masks[key] = self._mask(self.segments[number], layer, first)
         return self._masks[key]
 
-    def _mask(self, segment: Segment, layer: Layer, first: int) -> torch.Tensor | None:
+    def _mask(self, segment: Segment, layer: AttentionLayer, first: int) -> torch.Tensor | None:
         device = self.tier.device
         hidden = segment.session.hidden > 0
         if segment.size == 1 and not hidden and first == layer.first_key(segment.start):
@@ -118,7 +118,7 @@ class PackedStep:
 class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
     """Stands for a layer where modeling code asks the cache about one; holds nothing itself."""
 
-    def __init__(self, layer: Layer, step: PackedStep, by_row: bool) -> None:
+    def __init__(self, layer: AttentionLayer, step: PackedStep, by_row: bool) -> None:
         super().__init__()
         self._step, self._by_row = step, by_row
         self.is_sliding = layer.reach is not Reach.FULL
@@ -154,7 +154,9 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     ``get_seq_length``.
     """
 
-    def __init__(self, layers: list[Layer], step: PackedStep, in_place: frozenset[int], *, by_row: bool = True) -> None:
+    def __init__(
+        self, layers: list[AttentionLayer], step: PackedStep, in_place: frozenset[int], *, by_row: bool = True
+    ) -> None:
         # Not the constructor of a model's own subclass.
         Cache.__init__(self, layers=[_Placeholder(layer, step, by_row) for layer in layers])
         self.by_row = by_row

@@ -118,7 +118,7 @@ class Extent(NamedTuple):
 
 
 @dataclass(eq=False)
-class Head:
+class ChainHead:
     """The newest segment of an owner: what is stored of that session."""
 
     owner: Owner
@@ -143,7 +143,7 @@ class Head:
         return ids if hidden < 0 else ids[:hidden]
 
 
-class Found(NamedTuple):
+class LooseSegment(NamedTuple):
     """A segment whose file was read and that is not joined yet to what it says it goes on from."""
 
     segment: Segment
@@ -167,7 +167,7 @@ class Found(NamedTuple):
         return timeline_hash(ids, mask) == self.before and after == segment.after
 
 
-def found(header: Header, place: Place) -> Found:
+def found(header: Header, place: Place) -> LooseSegment:
     """What the header of a file says of it."""
     folder, _, name = (header.parent or "").partition("/")
     segment = Segment(
@@ -187,4 +187,4 @@ def found(header: Header, place: Place) -> Found:
         nbytes=header.size,
         local=True,
     )
-    return Found(segment, (folder, name) if header.parent is not None else None, header.before, header.created)
+    return LooseSegment(segment, (folder, name) if header.parent is not None else None, header.before, header.created)

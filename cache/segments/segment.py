@@ -23,7 +23,7 @@ import torch
 import xxhash
 from msgspec import Meta
 
-from cache.files import NAME, Doubt, open_file, read_at, read_into, write_file
+from cache.files import NAME, CorruptFile, open_file, read_at, read_into, write_file
 from cache.segments import codec as codecs
 from cache.segments.codec import Codec
 
@@ -122,7 +122,7 @@ def check(header: Header, **fields: object) -> None:
     """Doubt, naming the field, unless ``header`` has these values: ``check(header, tenant=..., session=...)``."""
     for name, value in fields.items():
         if getattr(header, name) != value:
-            raise Doubt(f"another {name}")
+            raise CorruptFile(f"another {name}")
 
 
 def write(folder: Path, name: str, header: Header, tensors: Mapping[str, torch.Tensor]) -> Header:
@@ -149,7 +149,7 @@ def write(folder: Path, name: str, header: Header, tensors: Mapping[str, torch.T
     encoded = msgspec.msgpack.encode(header)
     try:
         _parsed(encoded, LIMIT_TOKENS)
-    except Doubt as doubt:
+    except CorruptFile as doubt:
         raise ValueError(f"not a segment: {doubt.reason}") from None
     write_file(folder, name, _chunks(encoded, raw))
     return header
@@ -157,11 +157,11 @@ def write(folder: Path, name: str, header: Header, tensors: Mapping[str, torch.T
 
 def read_header(folder: Path, name: str, *, limit_tokens: int = LIMIT_TOKENS) -> Header:
     """The header of a segment, verified; the payload is not read. Doubt, or OSError."""
-    with Reader(folder, name, limit_tokens=limit_tokens) as reader:
+    with SegmentReader(folder, name, limit_tokens=limit_tokens) as reader:
         return reader.header
 
 
-class Reader:
+class SegmentReader:
     """One segment being read: ``header`` is verified when this is made, each tensor when it is read."""
 
     def __init__(self, folder: Path, name: str, *, limit_tokens: int = LIMIT_TOKENS) -> None:
@@ -191,15 +191,15 @@ class Reader:
         """
         entry = self._entries.get(name)
         if entry is None:
-            raise Doubt("a tensor is missing")
+            raise CorruptFile("a tensor is missing")
         raw = torch.empty(_aligned(entry.nbytes), dtype=torch.uint8)
         view = raw.numpy().data
         read_into(self._fd, view, self._payload + entry.offset)
         if xxhash.xxh3_128_digest(view[: entry.nbytes]) != entry.checksum or any(view[entry.nbytes :]):
-            raise Doubt("a tensor is damaged")
+            raise CorruptFile("a tensor is damaged")
         raw = raw[: entry.nbytes]
         if entry.dtype == "bool" and bool((raw > 1).any()):
-            raise Doubt("a flag is neither true nor false")
+            raise CorruptFile("a flag is neither true nor false")
         return codecs.decode(raw, entry.shape, _DTYPES[entry.dtype], entry.codec)
 
 
@@ -220,24 +220,24 @@ def _header(fd: int, limit_tokens: int) -> tuple[Header, int]:
     """The verified header, and where the payload begins."""
     size = os.fstat(fd).st_size
     if size < _PREFIX.size:
-        raise Doubt("shorter than it was")
+        raise CorruptFile("shorter than it was")
     magic, length, version, digest = _PREFIX.unpack(read_at(fd, _PREFIX.size, 0))
     if magic != MAGIC:
-        raise Doubt("not a segment")
+        raise CorruptFile("not a segment")
     if version != FORMAT:
-        raise Doubt("another format")
+        raise CorruptFile("another format")
     payload = _aligned(_PREFIX.size + length)
     if length > _LIMIT_HEADER or payload > size:
-        raise Doubt("a header longer than the file")
+        raise CorruptFile("a header longer than the file")
     encoded = read_at(fd, payload - _PREFIX.size, _PREFIX.size)
     if any(encoded[length:]):
-        raise Doubt("a damaged header")
+        raise CorruptFile("a damaged header")
     del encoded[length:]
     if xxhash.xxh3_128_digest(encoded) != digest:
-        raise Doubt("a damaged header")
+        raise CorruptFile("a damaged header")
     header = _parsed(encoded, limit_tokens)
     if payload + header.payload != size:
-        raise Doubt("another size than it had")
+        raise CorruptFile("another size than it had")
     return header, payload
 
 
@@ -246,9 +246,9 @@ def _parsed(encoded: bytes | bytearray, limit_tokens: int) -> Header:
     try:
         header = _decoder.decode(encoded)
     except (ValueError, RecursionError):
-        raise Doubt("a malformed header") from None
+        raise CorruptFile("a malformed header") from None
     if msgspec.msgpack.encode(header) != encoded:
-        raise Doubt("a malformed header")
+        raise CorruptFile("a malformed header")
     _verify_range(header, limit_tokens)
     _verify_layout(header)
     return header
@@ -257,14 +257,14 @@ def _parsed(encoded: bytes | bytearray, limit_tokens: int) -> Header:
 def _verify_range(header: Header, limit_tokens: int) -> None:
     count = header.stop - header.first
     if count < 0 or header.stop > limit_tokens or (header.first > 0 and header.parent is None):
-        raise Doubt("an impossible token range")
+        raise CorruptFile("an impossible token range")
     if len(header.tokens) != 4 * count or len(header.mask) != count:
-        raise Doubt("tokens that are not of its range")
+        raise CorruptFile("tokens that are not of its range")
     if header.mask.translate(None, b"\0\1") or (np.frombuffer(header.tokens, "<i4") < 0).any():
-        raise Doubt("tokens that cannot be")
+        raise CorruptFile("tokens that cannot be")
     for name in (*(entry.name for entry in header.tensors), *header.facts):
         if name.startswith("checkpoint.") and int(name.split(".")[1]) > header.stop:
-            raise Doubt("a checkpoint beyond its range")
+            raise CorruptFile("a checkpoint beyond its range")
 
 
 def _verify_layout(header: Header) -> None:
@@ -273,24 +273,24 @@ def _verify_layout(header: Header) -> None:
     for entry in header.tensors:
         _verify_entry(entry, header)
         if entry.offset != offset:
-            raise Doubt("a tensor in another place")
+            raise CorruptFile("a tensor in another place")
         offset = _aligned(offset + entry.nbytes)
     if offset != header.payload or len({entry.name for entry in header.tensors}) != len(header.tensors):
-        raise Doubt("tensors that do not fill the file")
+        raise CorruptFile("tensors that do not fill the file")
 
 
 def _verify_entry(entry: TensorEntry, header: Header) -> None:
     dtype = _DTYPES.get(entry.dtype)
     if dtype is None or prod(max(size, 1) for size in entry.shape) > _LIMIT_ELEMENTS:
-        raise Doubt("a tensor that cannot be")
+        raise CorruptFile("a tensor that cannot be")
     if entry.paged and (not entry.shape or entry.shape[0] != header.stop - header.first):
-        raise Doubt("a tensor that is not of its range")
+        raise CorruptFile("a tensor that is not of its range")
     if entry.codec is not Codec.EXACT:
         wanted = entry.codec is header.codec and _ENCODED.fullmatch(entry.name)
         if not wanted or not codecs.encodable(entry.shape, dtype, entry.codec):
-            raise Doubt("a tensor in another codec")
+            raise CorruptFile("a tensor in another codec")
     if entry.nbytes != codecs.encoded_bytes(entry.shape, dtype, entry.codec):
-        raise Doubt("a tensor of another size")
+        raise CorruptFile("a tensor of another size")
 
 
 def lengths_of(names: Iterable[str]) -> tuple[int, ...]:

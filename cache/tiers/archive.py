@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cache.files import Doubt
+from cache.files import CorruptFile
 from cache.pages.pages import Page
 from cache.pages.session import SessionCache, common_prefix
 from cache.pages.session_memory import SessionMemory
-from cache.segments.chain import Head, Owner, Segment
+from cache.segments.chain import ChainHead, Owner, Segment
 from cache.segments.codec import Codec
-from cache.tiers import loader
-from cache.tiers.background import Background
-from cache.tiers.courier import Courier
+from cache.tiers import segment_loader
 from cache.tiers.disk import DiskTier
 from cache.tiers.excerpt import cut, excerpt
-from cache.tiers.loader import Load, Loader, Piece
-from cache.tiers.pace import Pace
+from cache.tiers.io_threads import IoThreads
 from cache.tiers.remote import RemoteTier
+from cache.tiers.remote_sync import RemoteSync
 from cache.tiers.remover import Remover
-from cache.tiers.saver import Saver
+from cache.tiers.restore_rates import RestoreRates
+from cache.tiers.segment_loader import SegmentLoad, SegmentLoader, SegmentRange
+from cache.tiers.write_behind import WriteBehind
 
 _LOADS = 4  # at once, each on a thread of its own: each holds pages that nobody computes with yet
 _STUCK = 10.0  # seconds without a byte after which a load is not waited for
@@ -52,7 +52,7 @@ class Fetch:
     seconds: float = 0.0
     recalled: bool = False
     miss: str | None = None
-    load: Load | None = None
+    load: SegmentLoad | None = None
 
     @property
     def stuck(self) -> bool:
@@ -75,20 +75,20 @@ class Archive:
     ) -> None:
         """Finds again what is on disk; slow where that is much."""
         self.disk = disk
-        self.pace = Pace()
+        self.restore_rates = RestoreRates()
         self._store = store
-        self._background = Background()
+        self._background = IoThreads()
         self._writer = self._background.lane("kv-writer", 1)
         pool = store.pool
         limit = min(_PENDING, pool.device.slots * pool.page_bytes // 4)
-        self.saver = Saver(pool, disk, self._writer, codec, limit)
-        self.saver.saved = self._saved
-        self.loader = Loader(pool, self._background.lane("kv-reader", _LOADS))
-        self.courier: Courier | None = None
+        self.write_behind = WriteBehind(pool, disk, self._writer, codec, limit)
+        self.write_behind.saved = self._saved
+        self.loader = SegmentLoader(pool, self._background.lane("kv-reader", _LOADS))
+        self.remote_sync: RemoteSync | None = None
         if remote is not None:
-            self.courier = Courier(disk, remote, self._background.lane("kv-remote", 1), remote_budget)
+            self.remote_sync = RemoteSync(disk, remote, self._background.lane("kv-remote", 1), remote_budget)
         self._fetches: dict[Owner, Fetch] = {}
-        self._arriving: dict[Load, Owner] = {}  # whose session each load will be
+        self._arriving: dict[SegmentLoad, Owner] = {}  # whose session each load will be
         self._taking: dict[object, Owner] = {}  # and each import whose files are looked at
         self._forgetting: dict[Owner, list[Callable[[], None]]] = {}  # while their files are in use
         self._cutting: set[Owner] = set()  # forgotten, and their files being cut to what others share with them
@@ -101,9 +101,9 @@ class Archive:
     def poll(self, idle: bool = True) -> None:
         """Take in what was read and written, and begin what is to be written; ``idle``: no turn runs or waits."""
         self._background.poll()
-        self.saver.rest(idle)
-        self.saver.pump()
-        self.saver.look()
+        self.write_behind.rest(idle)
+        self.write_behind.pump()
+        self.write_behind.look()
         self._store.trim()
         for owner in [owner for owner in self._forgetting if not self.disk.uses(owner)]:
             self._remove(owner, self._forgetting.pop(owner))
@@ -116,23 +116,23 @@ class Archive:
     @property
     def busy(self) -> bool:
         """Whether anything is under way or could be begun."""
-        return self._background.busy or self.saver.ready or bool(self._forgetting)
+        return self._background.busy or self.write_behind.ready or bool(self._forgetting)
 
     @property
     def errors(self) -> int:
         """Writes, reads and removals that failed."""
-        return self.saver.errors + self.loader.errors + self.remover.errors
+        return self.write_behind.errors + self.loader.errors + self.remover.errors
 
     @property
     def held(self) -> Counter[Page]:
         """How often each page is held by a write."""
-        return self.saver.held
+        return self.write_behind.held
 
     def flush(self, seconds: float) -> None:
         """Write everything that is not on disk yet, for at most so long."""
         until = time.monotonic() + seconds
-        while self.saver.pending and time.monotonic() < until:
-            self.saver.pump(everything=True)
+        while self.write_behind.pending and time.monotonic() < until:
+            self.write_behind.pump(everything=True)
             time.sleep(0.002)
             self._background.poll()
             self.remover.pump()
@@ -140,7 +140,7 @@ class Archive:
     def close(self) -> None:
         """Finish what is being written and let the threads end."""
         self._background.close()
-        self.disk.shelf.close()
+        self.disk.segment_folder.close()
 
     def check_integrity(self) -> None:
         """Assert what the disk tier's tree promises, and that nobody runs on what is being read."""
@@ -156,7 +156,7 @@ class Archive:
         owner = Owner(tenant, name, True) if name is not None else None
         if owner is None or self._store.find(tenant, owner.session) is not None:
             return self._sought(tenant, name, owner, prompt)
-        if self.courier is not None and self.courier.recalls(owner):
+        if self.remote_sync is not None and self.remote_sync.recalls(owner):
             return Fetch(begun=False)
         fetch = self._sought(tenant, name, owner, prompt)
         if (fetch is None or fetch.begun) and self.disk.hurt(owner):
@@ -182,11 +182,11 @@ class Archive:
             return Fetch(done=True, miss="recompute_cheaper") if stuck else Fetch(begun=False)
         extents = [extent for extent in head.tip.extents(length) if extent.stop > have]
         nbytes = sum(s.nbytes * (stop - first) // max(1, len(s.tokens)) for s, first, stop in extents)
-        if not self.pace.prefers_loading(nbytes, length - have):
+        if not self.restore_rates.prefers_loading(nbytes, length - have):
             return Fetch(done=True, miss="recompute_cheaper")
         return self._fetch(head, length)
 
-    def _best(self, tenant: str, owner: Owner | None, prompt: array[int]) -> tuple[Head | None, int]:
+    def _best(self, tenant: str, owner: Owner | None, prompt: array[int]) -> tuple[ChainHead | None, int]:
         """The stored timeline that shares the most with ``prompt``."""
         long = self._store.is_long(len(prompt))
         head, shared = self.disk.match(tenant, prompt, long)
@@ -197,7 +197,7 @@ class Archive:
                 return own, in_common
         return head, shared
 
-    def _fetch(self, head: Head, length: int) -> Fetch:
+    def _fetch(self, head: ChainHead, length: int) -> Fetch:
         """Reserve pages and have the rest of the timeline read into them."""
         owner, tip = head.owner, head.tip
         ids, mask = tip.timeline(length)
@@ -209,15 +209,16 @@ class Archive:
         acquired.session.private = tip.private
         extents = [extent for extent in tip.extents(length) if extent.stop > fetch.have]
         pieces = [
-            Piece(self.disk.folder / s.folder, s.name, s.first, first, stop, s.after) for s, first, stop in extents
+            SegmentRange(self.disk.folder / s.folder, s.name, s.first, first, stop, s.after)
+            for s, first, stop in extents
         ]
         self.disk.hold(tip)
         self.disk.touch(head)
 
-        def finish(load: Load) -> None:
+        def finish(load: SegmentLoad) -> None:
             del self._fetches[owner]
             if load.broken is None:
-                self.pace.loaded(load.nbytes, load.seconds)
+                self.restore_rates.loaded(load.nbytes, load.seconds)
             else:
                 fetch.miss = "damaged"
                 if load.doubt:
@@ -226,12 +227,12 @@ class Archive:
             self.disk.let_go(tip)
             fetch.tokens, fetch.seconds, fetch.done = load.tokens, load.seconds, True
 
-        fetch.load = Load(acquired.session, pieces, fetch.have, length, self._skeleton)
+        fetch.load = SegmentLoad(acquired.session, pieces, fetch.have, length, self._skeleton)
         self._arriving[fetch.load] = owner
         self.loader.start(fetch.load, finish)
         return fetch
 
-    def _settle(self, load: Load, ids: array[int], mask: bytearray, tip: Segment | None, owner: Owner) -> None:
+    def _settle(self, load: SegmentLoad, ids: array[int], mask: bytearray, tip: Segment | None, owner: Owner) -> None:
         """The session of a finished load is idle from now on, under its own name where that is free; it is dropped
         where it was forgotten meanwhile.
         """
@@ -240,7 +241,7 @@ class Archive:
             load.tokens = 0
             self._store.discard(session)
             return
-        loader.settle(load, ids, mask)
+        segment_loader.settle(load, ids, mask)
         if load.tokens and tip is not None:
             session.saved, session.saved_length = tip.at(session.length), session.length
         if owner.named:
@@ -262,23 +263,25 @@ class Archive:
             if self._taking.pop(ticket, None) is None:  # forgotten meanwhile
                 return told(0, None)
             if isinstance(outcome, Exception):
-                return told(0, outcome.reason if isinstance(outcome, Doubt) else "unreadable")
+                return told(0, outcome.reason if isinstance(outcome, CorruptFile) else "unreadable")
             ids, mask = outcome.timeline()
             acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), reuse=False, long=outcome.long)
             if acquired is None:
                 return told(0, "no_room")
             acquired.session.private = True
-            pieces = [Piece(folder, s.name, s.first, first, stop, s.after) for s, first, stop in outcome.extents()]
+            pieces = [
+                SegmentRange(folder, s.name, s.first, first, stop, s.after) for s, first, stop in outcome.extents()
+            ]
 
-            def finish(load: Load) -> None:
+            def finish(load: SegmentLoad) -> None:
                 self._settle(load, ids, mask, None, owner)
                 told(load.tokens, None if load.broken is None else "damaged")
 
-            load = Load(acquired.session, pieces, 0, len(ids), self._skeleton)
+            load = SegmentLoad(acquired.session, pieces, 0, len(ids), self._skeleton)
             self._arriving[load] = owner
             return self.loader.start(load, finish)
 
-        self._writer.submit(lambda: loader.read_chain(folder, fingerprint), found)
+        self._writer.submit(lambda: segment_loader.read_chain(folder, fingerprint), found)
 
     # -- down -------------------------------------------------------------------------------------------------------
 
@@ -287,26 +290,26 @@ class Archive:
         not be unlinked.
         """
         self.disk.forget(owner)
-        if self.courier is not None:
-            self.courier.refuse(owner)
+        if self.remote_sync is not None:
+            self.remote_sync.refuse(owner)
         self._arriving = {load: whose for load, whose in self._arriving.items() if whose != owner}
         self._taking = {ticket: whose for ticket, whose in self._taking.items() if whose != owner}
         self._forgetting.setdefault(owner, []).append(told)
 
     def _remove(self, owner: Owner, told: list[Callable[[], None]]) -> None:
         """Nothing of a forgotten session is in use any more: its files go, here and then in the remote tier."""
-        mark = None if self.courier is None else self.courier.refuse(owner)
+        mark = None if self.remote_sync is None else self.remote_sync.refuse(owner)
 
         def gone() -> None:
             for tell in told:
                 tell()
 
         def unlinked() -> None:
-            if self.courier is None:
+            if self.remote_sync is None:
                 gone()
             else:
                 # with what had just come from there
-                self.courier.forget(owner, mark, lambda: self.remover.remove(owner, gone))
+                self.remote_sync.forget(owner, mark, lambda: self.remover.remove(owner, gone))
 
         shared = self.disk.orphans(owner)
         if not shared:
@@ -330,7 +333,7 @@ class Archive:
         folder, name = self.disk.folder / segment.folder, segment.name
         try:
             return cut(folder, name, segment.owner, ids, mask, folder, name, orphan=True)
-        except (Doubt, OSError):
+        except (CorruptFile, OSError):
             return None
 
     def pin(self, owner: Owner, until: float) -> None:
@@ -368,7 +371,7 @@ class Archive:
     def _written(self, session: SessionCache | None) -> Segment | None:
         """The newest file of a session in memory, which is being written if it is idle and not all of it is stored."""
         if session is not None and not session.running:
-            self.saver.write_now(session)
+            self.write_behind.write_now(session)
         return None if session is None else session.saved
 
     def _relatives(self, tenant: str, ids: array[int]) -> tuple[Segment | None, Segment | None]:
@@ -383,8 +386,8 @@ class Archive:
         head = self.disk.head(owner)
         if session is not None and head is not None:
             head.pinned_until = max(head.pinned_until, session.pinned_until)
-        if owner.named and self.courier is not None:
-            self.courier.upload(segment)
+        if owner.named and self.remote_sync is not None:
+            self.remote_sync.upload(segment)
 
 
 def _shared(tip: Segment | None, ids: array[int]) -> int:

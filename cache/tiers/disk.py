@@ -8,14 +8,14 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from cache.pages.eviction import Shares, victim
+from cache.pages.eviction import TenantShares, victim
 from cache.pages.prefix import PrefixIndexes
-from cache.segments.chain import Found, Head, Owner, Place, Segment
-from cache.tiers.shelf import Shelf, Stranger, folder_of
+from cache.segments.chain import ChainHead, LooseSegment, Owner, Place, Segment
+from cache.tiers.segment_folder import ForeignSegments, SegmentFolder, folder_of
 
 
 class DiskTier:
-    """The segments of one model (one ``fingerprint``), whose files are on a ``shelf``.
+    """The segments of one model (one ``fingerprint``), whose files are on a ``segment_folder``.
 
     Belongs to one thread and does no I/O but the scan: what nobody needs any more is collected in ``doomed`` (with its
     bytes) for a thread that unlinks it, and how much is free is told to it by whoever measured that. Eviction takes
@@ -27,34 +27,34 @@ class DiskTier:
 
     def __init__(self, root: Path, fingerprint: str, budget: int, floor: int = 0, share: float = 1.0) -> None:
         """``budget``: bytes of all files; ``floor``: bytes of the file system that stay free."""
-        self.shelf = Shelf(root, fingerprint)
-        self.folder = self.shelf.folder
+        self.segment_folder = SegmentFolder(root, fingerprint)
+        self.folder = self.segment_folder.folder
         self.fingerprint = fingerprint
         self.budget = budget
         self.used = 0
         self.damaged = 0  # files that failed their checks
         self.evictions = 0  # sessions that had to make room
-        self.heads: OrderedDict[Owner, Head] = OrderedDict()  # least recently used first
+        self.heads: OrderedDict[Owner, ChainHead] = OrderedDict()  # least recently used first
         self.doomed: dict[Path, int] = {}
         self.free: int | None = None  # bytes of the file system, as of the last measurement
         self.leaving = 0  # bytes of what is doomed or being unlinked
         self._floor = floor
-        self._shares = Shares(share, budget)  # bytes
-        self._strangers: list[Stranger] = []  # least recently used last
+        self._shares = TenantShares(share, budget)  # bytes
+        self._strangers: list[ForeignSegments] = []  # least recently used last
         self._hurt: set[str] = set()  # folders that have lost files to damage, and got none since
         self._planned: dict[Segment, None] = {}  # begun, not complete
         self._holds: Counter[Segment] = Counter()  # the ends of chains that are being read
         self._known: dict[Place, Segment] = {}  # living and local
         self._folders: defaultdict[str, list[Segment]] = defaultdict(list)  # the same by folder
-        self._index: PrefixIndexes[Head] = PrefixIndexes()
+        self._index: PrefixIndexes[ChainHead] = PrefixIndexes()
 
     # -- finding ----------------------------------------------------------------------------------------------------
 
-    def match(self, tenant: str, prompt: array[int], long: bool) -> tuple[Head | None, int]:
+    def match(self, tenant: str, prompt: array[int], long: bool) -> tuple[ChainHead | None, int]:
         """The stored session of ``tenant`` with the longest prefix of ``prompt``, and that prefix in tokens."""
         return self._index.match(tenant, long, prompt)
 
-    def head(self, owner: Owner) -> Head | None:
+    def head(self, owner: Owner) -> ChainHead | None:
         """What is stored of a session."""
         return self.heads.get(owner)
 
@@ -66,7 +66,7 @@ class DiskTier:
         """The files that lie in these folders."""
         return [segment for folder in folders for segment in self._folders.get(folder, ())]
 
-    def touch(self, head: Head) -> None:
+    def touch(self, head: ChainHead) -> None:
         """A turn uses this session."""
         head.used = time.time()
         self.heads.move_to_end(head.owner)
@@ -189,14 +189,16 @@ class DiskTier:
         """Find again what an earlier process has written; temporary, damaged and superseded files are removed. Raises
         OSError, BlockingIOError where another process has the folder.
         """
-        self._strangers = self.shelf.open()
-        fresh, doubtful, unread = self.shelf.read()
+        self._strangers = self.segment_folder.open()
+        fresh, doubtful, unread = self.segment_folder.read()
         for place in doubtful:
             self._reject(place)
-        self.measured(self.shelf.measure())
+        self.measured(self.segment_folder.measure())
         self.adopt(fresh, unread=unread)
 
-    def adopt(self, fresh: dict[Place, Found], used: float | None = None, unread: Collection[Place] = ()) -> None:
+    def adopt(
+        self, fresh: dict[Place, LooseSegment], used: float | None = None, unread: Collection[Place] = ()
+    ) -> None:
         """Take files into the tree, but for those that go on from ``unread`` ones. Their sessions were used last when
         they were written, or at ``used``.
         """
@@ -229,7 +231,7 @@ class DiskTier:
         self.free = free
         self.leaving -= removed
 
-    def _grow(self, place: Place, fresh: dict[Place, Found], unread: Collection[Place]) -> list[Segment]:
+    def _grow(self, place: Place, fresh: dict[Place, LooseSegment], unread: Collection[Place]) -> list[Segment]:
         """The segment of a file and those before it that were not known yet; a broken chain ends before the break."""
         line = [place]
         while line[-1] in fresh and line[-1] not in self._known and len(line) <= len(fresh):
@@ -288,7 +290,7 @@ class DiskTier:
             self.evictions += 1
         return self.used <= aim
 
-    def _victim(self, kept: set[Segment]) -> Head | None:
+    def _victim(self, kept: set[Segment]) -> ChainHead | None:
         return victim((head for head in self.heads.values() if head.tip not in kept), self._shares.over)
 
     def _kept(self, parent: Segment | None) -> set[Segment]:
@@ -312,7 +314,7 @@ class DiskTier:
         segment.refs += 1
         head = self.heads.get(owner)
         if head is None:
-            head = self.heads[owner] = Head(owner, segment, used)
+            head = self.heads[owner] = ChainHead(owner, segment, used)
         else:
             self._index.remove(owner.tenant, head.tip.long, head)
             old, head.tip, head.used, head.partial = head.tip, segment, used, False
@@ -320,7 +322,7 @@ class DiskTier:
         self.heads.move_to_end(owner)
         self._index.put(owner.tenant, segment.long, head)
 
-    def _drop(self, head: Head) -> None:
+    def _drop(self, head: ChainHead) -> None:
         del self.heads[head.owner]
         self._index.remove(head.owner.tenant, head.tip.long, head)
         self._unrefer(head.tip)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cache.segments.chain import Extent, Owner
-from cache.segments.segment import Reader, lengths_of, timeline_hash, write
+from cache.segments.segment import SegmentReader, lengths_of, timeline_hash, write
 
 
 def excerpt(files: Path, extents: Iterable[Extent], owner: Owner, folder: Path) -> int:
@@ -57,7 +57,7 @@ def cut(
     """Write what a file holds of the timeline ``ids``, ``mask``, which ends in it, as ``owner``'s; may take its own
     place. The new file's bytes. Raises Doubt or OSError.
     """
-    with Reader(source, name) as reader:
+    with SegmentReader(source, name) as reader:
         header, stop = reader.header, len(ids)
         size = stop - header.first
         reached = {at for at in lengths_of((*reader.names, *header.facts)) if at <= stop}

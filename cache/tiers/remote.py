@@ -22,7 +22,7 @@ from fsspec.core import split_protocol, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import get_filesystem_class
 
-from cache.tiers.breaker import REST, Breaker
+from cache.tiers.circuit_breaker import REST, CircuitBreaker
 
 PATIENCE = 10.0  # seconds for an answer; a turn may wait for it
 SLOWEST = 2**20  # bytes per second at which a transfer is still waited for
@@ -62,8 +62,8 @@ class RemoteTier:
     """Segment files of one ``fingerprint`` under a URL. ``budget``: bytes under the whole URL; None: no limit.
 
     Methods take as long as the network does, so they are called from one background thread. They raise ``OSError``
-    with a message that tells no address, and after a failure at once for a while: see ``Breaker``. Raises ValueError
-    for a URL that no installed filesystem serves; nothing is asked of the far side before it is needed.
+    with a message that tells no address, and after a failure at once for a while: see ``CircuitBreaker``. Raises
+    ValueError for a URL that no installed filesystem serves; nothing is asked of the far side before it is needed.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RemoteTier:
         self._fingerprint = _checked(FOLDER, fingerprint)
         self._budget = budget
         self._patience = patience
-        self._breaker = Breaker(rest)
+        self._breaker = CircuitBreaker(rest)
         self._fs: Any = None
         self._root, self._object_store = _place(url)
         self._touched: dict[str, float] = {}  # by folder, Unix seconds: object stores do not tell when a file was read

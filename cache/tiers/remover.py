@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from cache import files
 from cache.segments.chain import Owner
-from cache.tiers.background import Lane
 from cache.tiers.disk import DiskTier
-from cache.tiers.shelf import folder_of
+from cache.tiers.io_threads import WorkQueue
+from cache.tiers.segment_folder import folder_of
 
 _PAUSE = 5.0  # seconds until what could not be unlinked is tried again
 
@@ -28,7 +28,7 @@ class _Removed(NamedTuple):
 class Remover:
     """Takes what the disk tier has ``doomed`` to the thread of ``lane``."""
 
-    def __init__(self, disk: DiskTier, lane: Lane) -> None:
+    def __init__(self, disk: DiskTier, lane: WorkQueue) -> None:
         self.errors = 0
         self.left: dict[Path, int] = {}  # could not be unlinked
         self._disk = disk
@@ -57,7 +57,7 @@ class Remover:
             if told is not None and (owner is None or folder_of(owner) not in {path.parent.name for path in self.left}):
                 told()
 
-        self._lane.submit(lambda: _Removed(remove_all(list(doomed)), self._disk.shelf.measure()), finish)
+        self._lane.submit(lambda: _Removed(remove_all(list(doomed)), self._disk.segment_folder.measure()), finish)
 
 
 def remove_all(doomed: list[Path]) -> list[Path]:

@@ -27,7 +27,7 @@ _WORD = 32  # tokens in a word of a mask
 Mask = npt.NDArray[np.uint32]
 
 
-class Broken(Exception):
+class GrammarError(Exception):
     """This grammar cannot be compiled, or not be followed any further. The message holds nothing of its text."""
 
 
@@ -55,9 +55,11 @@ class Constraint:
         return mask
 
     def accept(self, token: int) -> bool:
-        """The reply goes on with ``token``; whether the grammar admits nothing but its end now. Raises ``Broken``."""
+        """Take the next ``token``; return whether the grammar now allows only the end. Raises ``GrammarError``."""
         if not self.matcher.consume_token(token) or self.matcher.is_error():
-            raise Broken("The grammar allows nothing behind what the reply says so far, or is too complex to go on.")
+            raise GrammarError(
+                "The grammar allows nothing behind what the reply says so far, or is too complex to go on."
+            )
         return bool(self.matcher.is_stopped())
 
 
@@ -92,7 +94,7 @@ class Grammars:
             log.warning("no grammars: %s", error)
 
     def ask(self, grammar: str) -> Future[LLMatcher]:
-        """The compiled grammar, once it is; its exception is ``Broken``. What it gives is to be copied, not used.
+        """The compiled grammar, once it is; its exception is ``GrammarError``. What it gives is to be copied, not used.
         Whoever asks calls ``leave`` once, when it has what it needs or needs nothing any more.
         """
         found = self._kept.get(grammar)
@@ -123,16 +125,16 @@ class Grammars:
     def _compile(self, grammar: str) -> LLMatcher:
         self.prepare()
         if self._tokenizer is None:
-            raise Broken(self._why_not)
+            raise GrammarError(self._why_not)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
-            raise Broken("The grammar cannot be compiled.")
+            raise GrammarError("The grammar cannot be compiled.")
         return matcher
 
 
 def tokenizer_of(tokenizer: Any, ends: Sequence[int], width: int) -> LLTokenizer:
     """A tokenizer of transformers as grammars need it: ``width`` logits, ``ends`` are the ids that end a reply. Raises
-    ``Broken`` where the text of a reply is not what its tokens say one by one.
+    ``GrammarError`` where the text of a reply is not what its tokens say one by one.
     """
     count = max(width, len(tokenizer))
     eos = list(ends) or [count]  # no logit has it: then a reply ends only where its grammar has to
@@ -144,13 +146,13 @@ def tokenizer_of(tokenizer: Any, ends: Sequence[int], width: int) -> LLTokenizer
         plain.no_truncation()
         with suppress(ValueError):  # it does not know this kind of decoder
             return LLTokenizer(plain.to_str(), n_vocab=count, eos_token=eos)
-    return LLTokenizer(TokenizerWrapper(Spelled(tokenizer, eos, count)), n_vocab=count, eos_token=eos)
+    return LLTokenizer(TokenizerWrapper(TokenBytes(tokenizer, eos, count)), n_vocab=count, eos_token=eos)
 
 
-class Spelled:
+class TokenBytes:
     """What ``TokenizerWrapper`` asks for, of any tokenizer: the bytes of each id, and ids of bytes.
 
-    Raises ``Broken`` where the bytes of tokens, joined, are not the text that they decode to.
+    Raises ``GrammarError`` where the bytes of tokens, joined, are not the text that they decode to.
     """
 
     def __init__(self, tokenizer: Any, ends: Sequence[int], count: int) -> None:
@@ -182,7 +184,7 @@ class Spelled:
             ids = [whole[start], *whole[start : start + 4]]
             before, said = vocabulary.decode(ids[:1]), vocabulary.decode(ids)
             if said != before + b"".join(self.tokens[token] for token in ids[1:]).decode():
-                raise Broken("its tokens, one by one, are not the text that they make together")
+                raise GrammarError("its tokens, one by one, are not the text that they make together")
 
 
 def _is_text(data: bytes) -> bool:

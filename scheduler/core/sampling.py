@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cache.memory.stream import Coming, put
-from scheduler.core.tally import Tally
+from cache.memory.stream import HostCopy, put
+from scheduler.core.token_counts import TokenCounts
 from scheduler.core.turn import Turn
 from scheduler.protocol import Sampling
 
@@ -19,7 +19,7 @@ _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder=
 _BARS = np.where(_BITS, np.float32(0), np.float32("-inf"))  # [256, 8]: what they add to the logits of 8 tokens
 
 
-class Sampled(NamedTuple):
+class SampledToken(NamedTuple):
     """A drawn token; ``logprob`` and ``top`` (ids with log-probabilities, most likely first) where they were
     asked for. ``usable``: its logits were numbers.
     """
@@ -37,7 +37,7 @@ class Sampler:
         self._eos = eos_token_ids
         self._bars: torch.Tensor | None = None  # _BARS, on the device
 
-    def draw(self, logits: torch.Tensor, turns: Sequence[Turn]) -> Report:
+    def draw(self, logits: torch.Tensor, turns: Sequence[Turn]) -> SamplerOutput:
         """``logits [rows, V]`` float32, one row per turn. Nothing waits for the device."""
         shaped = self._processed(logits, turns)
         drawn = [i for i, turn in enumerate(turns) if not turn.request.sampling.greedy]
@@ -48,7 +48,7 @@ class Sampler:
             if drawn:
                 rows = put(np.array(drawn), tokens.device)
                 tokens[rows] = _draw(shaped[rows], [turns[i] for i in drawn])
-        return Report(logits, tokens, [turn.request.logprobs for turn in turns])
+        return SamplerOutput(logits, tokens, [turn.request.logprobs for turn in turns])
 
     def _processed(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
         """Penalties, biases, forbidden ends and words, and grammars; where no row has any, nothing is copied."""
@@ -106,7 +106,7 @@ class Sampler:
         return [*(stopping.stop_token_ids if early else ()), *(self._eos if ends else ())]
 
 
-class Report:
+class SamplerOutput:
     """Each row's token with its log-probability under the model itself (before penalties and temperature), and the top
     ones, on their way from the device.
     """
@@ -122,15 +122,15 @@ class Report:
             scores = torch.log_softmax(logits[rows], -1)
             best, ids = scores.topk(min(max(top or 0 for top in tops), scores.shape[-1]), -1)
             found += [scores.gather(1, chosen[rows, None])[:, 0], best, ids]
-        self._coming = Coming(*found)
+        self._coming = HostCopy(*found)
 
-    def read(self) -> list[Sampled]:
+    def read(self) -> list[SampledToken]:
         """All rows; waits for the device once."""
         drawn, usable, *reported = (part.tolist() for part in self._coming.wait())
-        out = [Sampled(token, usable=fine) for token, fine in zip(drawn, usable, strict=True)]
+        out = [SampledToken(token, usable=fine) for token, fine in zip(drawn, usable, strict=True)]
         for i, score, best_of, ids_of in zip(self._wanted, *reported, strict=True) if self._wanted else ():
             top = tuple(zip(ids_of, best_of, strict=True))[: self._tops[i] or 0]
-            out[i] = Sampled(drawn[i], score, top, usable[i])
+            out[i] = SampledToken(drawn[i], score, top, usable[i])
         return out
 
 
@@ -152,7 +152,7 @@ def _penalise(logits: torch.Tensor, turns: Sequence[Turn], rows: Sequence[int]) 
     for row in rows:
         turn, wanted = turns[row], turns[row].request.sampling
         if turn.tally is None:
-            turn.tally = Tally(turn.ids[: turn.prompt_length] if wanted.repetition_penalty != 1.0 else ())
+            turn.tally = TokenCounts(turn.ids[: turn.prompt_length] if wanted.repetition_penalty != 1.0 else ())
         ids, counts = turn.tally.read(turn.ids[turn.prompt_length :])
         there = ids < logits.shape[1]  # some models embed more tokens than they say
         ids, counts = ids[there], counts[there]

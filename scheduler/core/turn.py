@@ -11,8 +11,8 @@ from cache.pages.eviction import scoped
 from cache.pages.session import SessionCache
 from cache.tiers.archive import Fetch
 from scheduler.core.constraint import Constraint
-from scheduler.core.tally import Tally
 from scheduler.core.text import TextStream
+from scheduler.core.token_counts import TokenCounts
 from scheduler.protocol import FinishReason, Receipt, Submit, TokenLogprob, unpack_ids
 
 
@@ -50,7 +50,7 @@ class Turn:
     overtaken: int = 0  # times that others were tried because there was no room for this one
     last_step: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    tally: Tally | None = None  # where a penalty needs it
+    tally: TokenCounts | None = None  # where a penalty needs it
 
     def __post_init__(self) -> None:
         prompt = unpack_ids(self.request.prompt)

@@ -25,7 +25,7 @@ SegmentMask = Callable[[int, Any, int], torch.Tensor]  # layer, the session's ca
 _MASKS = ("attention_mask", "conv_mask")  # they describe a padded batch; a session has no padding
 
 
-class InFlight:
+class CurrentStep:
     """The step that the split modules of a model serve now; None outside of one."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class MixerSplit:
     """
 
     def __init__(
-        self, module: torch.nn.Module, argument: str, flight: InFlight, mask: SegmentMask | None = None
+        self, module: torch.nn.Module, argument: str, flight: CurrentStep, mask: SegmentMask | None = None
     ) -> None:
         """``mask`` makes the attention mask of one segment, for a module that attends."""
         self.token_by_token = False

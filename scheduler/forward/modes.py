@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import torch
 
 from cache.attention.attention import PackedAttention, Unsupported
-from cache.pages.layers import Layer
+from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedStep, Segment, packed_class
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.linear import Packing
 from scheduler.accel.cpu.program import kernel
-from scheduler.accel.gpu.compiled import Compiled
-from scheduler.forward.mixers import InFlight, MixerSplit
+from scheduler.accel.gpu.compiled import CompiledLayers
+from scheduler.forward.mixers import CurrentStep, MixerSplit
 from scheduler.forward.trace import Trace
 
 
@@ -34,13 +34,13 @@ class Mode(ABC):
     stateful: bool
     token_by_token = False
 
-    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+    def __init__(self, model: Any, layers: list[AttentionLayer], trace: Trace) -> None:
         self.model = model
         self.layers = layers
         self.trace = trace
         self.in_place: frozenset[int] = frozenset()
         self.fusion: Fusion | None = None
-        self.compiled: Compiled | None = None
+        self.compiled: CompiledLayers | None = None
         self.accepts = inspect.signature(model.forward).parameters
         self._open = any(p.kind is p.VAR_KEYWORD for p in self.accepts.values())
 
@@ -101,12 +101,12 @@ class Mode(ABC):
 class PagedMode(Mode):
     """One forward ``[1, T]`` for all sessions over their pages; modules with a state are split per session."""
 
-    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+    def __init__(self, model: Any, layers: list[AttentionLayer], trace: Trace) -> None:
         super().__init__(model, layers, trace)
         self.stateful = bool(trace.mixers)
         self._decoder = language_model(model)
         self._text = model.config.get_text_config(decoder=True)
-        self._flight = InFlight()
+        self._flight = CurrentStep()
         self._splits: list[MixerSplit] = []
         self._cache = packed_class(type(trace.cache))
 
@@ -162,7 +162,7 @@ class PackedMode(PagedMode):
     name = "packed"
     compiles = True
 
-    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+    def __init__(self, model: Any, layers: list[AttentionLayer], trace: Trace) -> None:
         super().__init__(model, layers, trace)
         self.attention = PackedAttention(layers)
         self._previous = self._decoder.config._attn_implementation
@@ -211,7 +211,7 @@ class PackedMode(PagedMode):
 
     def compile(self, backend: Any, steps: Callable[[], Any]) -> int:
         """See ``Mode.compile``."""
-        self.compiled = Compiled(backend)
+        self.compiled = CompiledLayers(backend)
         self.compiled.find(self._decoder, steps)
         return len(self.compiled)
 
@@ -237,7 +237,7 @@ class MaskedMode(PagedMode):
         """The model attends by itself."""
         return nullcontext()
 
-    def _mask(self, step: PackedStep, layer: Layer) -> torch.Tensor:
+    def _mask(self, step: PackedStep, layer: AttentionLayer) -> torch.Tensor:
         """0 where a query sees a key of its own session, the lowest number elsewhere (eager code adds masks)."""
         parts = []
         for number, segment in enumerate(step.segments):
@@ -257,7 +257,7 @@ class SplitMode(MaskedMode):
 
     name = "split"
 
-    def __init__(self, model: Any, layers: list[Layer], trace: Trace) -> None:
+    def __init__(self, model: Any, layers: list[AttentionLayer], trace: Trace) -> None:
         super().__init__(model, layers, trace)
         self.stateful = True
 

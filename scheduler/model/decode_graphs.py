@@ -31,13 +31,13 @@ Step = Callable[[], torch.Tensor]
 Capture = Callable[[Step], Callable[[], Any]]
 
 
-class Looked(Exception):
+class DeviceRead(Exception):
     """The step's code looks at numbers that are on the device."""
 
 
-class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises ``Looked`` where something waits for the device or depends on what it has computed. Not in inference mode,
-    which hides what operations are made of.
+class DeviceReadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises ``DeviceRead`` where something waits for the device or depends on what it has computed. Not in inference
+    mode, which hides what operations are made of.
     """
 
     def __init__(self) -> None:
@@ -47,20 +47,20 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Every operation of a step."""
         name = func.overloadpacket.__name__
         if name in _LOOKS or (name == "repeat_interleave" and func._overloadname == "Tensor"):
-            raise Looked(name)
+            raise DeviceRead(name)
         tensors = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)]
         if name in ("index", "index_put", "index_put_") and any(
             i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         ):
-            raise Looked(f"{name} by a mask")
+            raise DeviceRead(f"{name} by a mask")
         out = func(*args, **(kwargs or {}))
         copied = name in ("_to_copy", "copy_") and isinstance(out, torch.Tensor)
         if copied and any(t.device != out.device and t.numel() > 0 for t in tensors):
-            raise Looked("a copy between host and device")
+            raise DeviceRead("a copy between host and device")
         return out
 
 
-class Graph(NamedTuple):
+class DecodeGraph(NamedTuple):
     """What a bucket has: a step and the rows of its logits, which stay where they are as long as the graph is run, and
     how to run it.
     """
@@ -93,7 +93,7 @@ def capturer() -> Capture:
     return capture
 
 
-class Graphs:
+class DecodeGraphs:
     """The graphs of one model over the pages of one tier; ``most`` rows, sessions of up to ``context`` tokens.
 
     All graphs leave their logits in one place: what one says is read before the next runs.
@@ -105,7 +105,7 @@ class Graphs:
         self._pages = -(-context // tier.page_size) + 1
         self._tables: Tables | None = None
         self._logits: torch.Tensor | None = None
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[int, DecodeGraph] = {}
         self._met: Counter[int] = Counter()
         stored = {index for index, layer in enumerate(mode.layers) if layer.stores}
         self._learning = bool(stored) and stored <= mode.in_place and not mode.stateful
@@ -137,7 +137,7 @@ class Graphs:
             return
         try:
             self._graphs[bucket] = self._captured(bucket, work, logits)
-        except (Looked, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        except (DeviceRead, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             self._learning = False
             log.info("decode steps of %d sessions and more run without a CUDA graph: %s", bucket, brief(error))
 
@@ -149,7 +149,7 @@ class Graphs:
             return 0
         return next(size for size in self._buckets if size >= len(work))
 
-    def _captured(self, bucket: int, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> Graph:
+    def _captured(self, bucket: int, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> DecodeGraph:
         """A graph that says the same as ``logits``. Raises whatever is in its way.
 
         What is compiled is watched as it is, since kernels show less than operations, and captured compiled.
@@ -170,7 +170,7 @@ class Graphs:
                 step.origins.clear()
 
         forward()  # whatever is made the first time
-        with torch.inference_mode(False), torch.no_grad(), self._mode.plainly(), Watching():
+        with torch.inference_mode(False), torch.no_grad(), self._mode.plainly(), DeviceReadWatch():
             forward()
         run = self._capture(forward)
         place.fill_(float("nan"))
@@ -178,4 +178,4 @@ class Graphs:
         error = (place[: len(work)] - logits).float().square().mean().sqrt() / logits.float().std()
         if not float(error) <= _TOLERANCE.get(self._mode.model.dtype, 6e-2):
             raise ValueError(f"they say something else, by {float(error):.1e}")
-        return Graph(step, keep, run)
+        return DecodeGraph(step, keep, run)

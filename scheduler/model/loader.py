@@ -26,16 +26,16 @@ from transformers import (
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available
 
-from cache.pages.layers import Layer, read_layers
+from cache.pages.layers import AttentionLayer, read_layers
 from scheduler import cores
 from scheduler.accel.cpu.linear import pack
-from scheduler.accel.gpu.compiled import Compiling
+from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens
 from scheduler.model import load_errors
 from scheduler.model.generation_defaults import generation_of, read_generation
 from scheduler.model.measurement import describe
-from scheduler.model.probe import Refused, Verdict, probe
+from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.model.weights import digest, stored_bytes
 from scheduler.parallel import division
 from scheduler.parallel.followers import Followers
@@ -55,12 +55,12 @@ class LoadFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model ready to run."""
 
     model: Any
     tokenizer: Any
-    layers: list[Layer]
+    layers: list[AttentionLayer]
     verdict: Verdict
     rope: LongRope
     start: tuple[int, ...]  # what the decoder of an encoder-decoder model begins with; empty for the others
@@ -78,7 +78,7 @@ class Loaded:
         return dict(Counter(layer.reach.value if layer.stores else "shared" for layer in self.layers))
 
 
-def load(config: EngineConfig, tell: Any) -> Loaded:
+def load(config: EngineConfig, tell: Any) -> LoadedModel:
     """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages. Raises ``LoadFailed``."""
     device = _device(config.device)
     cores.share()
@@ -247,7 +247,7 @@ def prepare(
     followers: Followers | None = None,
     tell: Any = lambda _: None,
     weights: str | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
     ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out. ``followers`` have the
@@ -268,7 +268,7 @@ def prepare(
         else:
             followers.listen(model)
             verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers, context=context)
-    except Refused as error:
+    except UnsupportedModel as error:
         raise LoadFailed(load_errors.first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
     if verdict.crossed:
@@ -276,22 +276,29 @@ def prepare(
     if verdict.unproven:
         log.warning("how the model is run was measured on short timelines only: %s", verdict.unproven)
     ends = _ends(model, tokenizer)
-    return Loaded(model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, size, followers)
+    return LoadedModel(
+        model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, size, followers
+    )
 
 
-def _compiling(model: Any, tell: Any) -> Compiling | None:
+def _compiling(model: Any, tell: Any) -> CompileOptions | None:
     """Layers are compiled for GPUs; on a CPU there are programs of ours, and compiling takes longer."""
-    return Compiling(tell=lambda: tell(Loading("compiling layers"))) if model.device.type == "cuda" else None
+    return CompileOptions(tell=lambda: tell(Loading("compiling layers"))) if model.device.type == "cuda" else None
 
 
 def _packed(
-    model: Any, layers: list[Layer], rope: LongRope, known: _Known, compiling: Compiling | None, context: int
+    model: Any,
+    layers: list[AttentionLayer],
+    rope: LongRope,
+    known: _Known,
+    compiling: CompileOptions | None,
+    context: int,
 ) -> Verdict:
-    """Pack the weights and probe; without packing where no mode runs the model right then. Raises ``Refused``."""
+    """Pack the weights and probe; unpack them where no mode is right with packed ones. Raises ``UnsupportedModel``."""
     packing = pack(model, known.answers)
     try:
         verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing, compiling=compiling, context=context)
-    except Refused:
+    except UnsupportedModel:
         if not packing:
             raise
         packing.remove()
@@ -299,7 +306,7 @@ def _packed(
     return verdict
 
 
-def fingerprint(loaded: Loaded) -> str:
+def fingerprint(loaded: LoadedModel) -> str:
     """A digest of all that KV depends on: the model (see ``digest``), its tokenizer's template and size, the mode."""
     facts = (str(loaded.tokenizer.chat_template), len(loaded.tokenizer), describe(loaded.verdict.mode))
     return hashlib.blake2b(f"{loaded.digest} {facts!r}".encode(), digest_size=16).hexdigest()

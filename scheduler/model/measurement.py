@@ -11,7 +11,7 @@ import torch
 
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages import state as states
-from cache.pages.layers import Layer
+from cache.pages.layers import AttentionLayer
 from cache.pages.pages import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
@@ -46,7 +46,7 @@ _STEPS = (
 )
 
 
-class Measured(NamedTuple):
+class MeasuredError(NamedTuple):
     """What ``Measurement.measure`` found: ``error`` is relative to the spread of the logits, ``worst`` the largest
     difference relative to the largest logit.
     """
@@ -67,7 +67,12 @@ class Measurement:
     """One model, its made-up sessions and what a from-scratch forward says about them."""
 
     def __init__(
-        self, model: Any, layers: list[Layer], page_size: int, rope: LongRope | None, followers: Followers | None = None
+        self,
+        model: Any,
+        layers: list[AttentionLayer],
+        page_size: int,
+        rope: LongRope | None,
+        followers: Followers | None = None,
     ) -> None:
         """``followers`` have the other parts of a model that is divided. Raises what a plain forward does."""
         self.model = model
@@ -130,7 +135,7 @@ class Measurement:
         store.reserve(session, len(session.token_ids))
         return session
 
-    def measure(self, mode: Mode) -> Measured:
+    def measure(self, mode: Mode) -> MeasuredError:
         """The worst error of any session over all steps, and what a token stores."""
         runner, store = self.runner_of(mode)
         tier = runner.tier
@@ -148,7 +153,7 @@ class Measurement:
         paged = sum(shape.nbytes for shape in tier.shapes.values())
         long, short = (states.nbytes(sessions[i].state) for i in (1, 2))
         grown = (long - short) // (_LENGTHS[1] - _LENGTHS[2])
-        return Measured(
+        return MeasuredError(
             max(e for e, _ in errors), max(w for _, w in errors), tier.shapes, paged + max(0, grown), sessions[0].state
         )
 

@@ -18,9 +18,9 @@ from transformers.cache_utils import DynamicCache
 
 from cache.attention.attention import Unsupported
 from cache.memory.tier import PageShape
-from cache.pages.layers import Layer
+from cache.pages.layers import AttentionLayer
 from scheduler.accel.cpu.linear import Packing
-from scheduler.accel.gpu.compiled import Compiling
+from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.forward.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
@@ -51,22 +51,22 @@ class Verdict:
     unproven: str = ""
 
 
-class Refused(Exception):
+class UnsupportedModel(Exception):
     """No mode runs this model right; the message says why, mode by mode."""
 
 
 def probe(
     model: Any,
-    layers: list[Layer],
+    layers: list[AttentionLayer],
     page_size: int,
     rope: LongRope | None = None,
     first: str = "",
     packing: Packing | None = None,
     followers: Followers | None = None,
-    compiling: Compiling | None = None,
+    compiling: CompileOptions | None = None,
     context: int | None = None,
 ) -> Verdict:
-    """Choose and install the mode for ``model``. Raises ``Refused``; the model is then as it was.
+    """Choose and install the mode for ``model``. Raises ``UnsupportedModel``; the model is then as it was.
 
     ``first`` is what ``describe`` said of the mode that was chosen at an earlier load: it is measured before
     all others. ``packing``: weights that programs may read; without it modules run as they are. ``followers`` have the
@@ -80,7 +80,7 @@ def probe(
     except RankLost:
         raise
     except Exception as error:  # whatever the model raises: it cannot run text alone
-        raise Refused(f"a plain forward fails: {brief(error)}") from error
+        raise UnsupportedModel(f"a plain forward fails: {brief(error)}") from error
     if followers is not None:
         return trial.divided()
     verdict = (
@@ -91,7 +91,9 @@ def probe(
     )
     if verdict is None:
         reasons = "; ".join(dict.fromkeys(trial.tried))
-        raise Refused(reasons if trial.is_causal() else f"what it says of a token depends on later ones; {reasons}")
+        raise UnsupportedModel(
+            reasons if trial.is_causal() else f"what it says of a token depends on later ones; {reasons}"
+        )
     if packing is not None:
         packing.settle()
         fused = trial.fuse(verdict.mode, verdict.error, packing)
@@ -108,7 +110,7 @@ class _Trial(Measurement):
     def __init__(
         self,
         model: Any,
-        layers: list[Layer],
+        layers: list[AttentionLayer],
         page_size: int,
         rope: LongRope | None,
         followers: Followers | None = None,
@@ -149,12 +151,14 @@ class _Trial(Measurement):
         return self._thresholds.crossed, self._thresholds.unproven
 
     def divided(self) -> Verdict:
-        """The verdict on a model that is divided among ranks. Raises ``Refused``."""
+        """The verdict on a model that is divided among ranks. Raises ``UnsupportedModel``."""
         if self.trace.stateful or type(self.trace.cache) is not DynamicCache:
-            raise Refused("what it keeps is more than keys and values, and only these can be divided among ranks")
+            raise UnsupportedModel(
+                "what it keeps is more than keys and values, and only these can be divided among ranks"
+            )
         verdict = self.choose(MODES[:1], self.rounding)
         if verdict is None:
-            raise Refused(f"only the packed mode can be divided among ranks; {'; '.join(self.tried)}")
+            raise UnsupportedModel(f"only the packed mode can be divided among ranks; {'; '.join(self.tried)}")
         return verdict
 
     def fuse(self, mode: Mode, error: float, packing: Packing) -> int:
@@ -171,7 +175,7 @@ class _Trial(Measurement):
         mode.unfuse()
         return 0
 
-    def compile(self, mode: Mode, error: float, compiling: Compiling) -> int:
+    def compile(self, mode: Mode, error: float, compiling: CompileOptions) -> int:
         """Let ``mode``, which has that error, run compiled what can be, if the model is as right then as before and no
         slower; how many modules."""
         compiling.tell()

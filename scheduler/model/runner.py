@@ -16,7 +16,7 @@ from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache
 from scheduler.forward.modes import Mode
 from scheduler.forward.rope import LongRope
-from scheduler.model.decode_graphs import Graphs
+from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.parallel.followers import Followers
 
 
@@ -28,7 +28,7 @@ class ModelRunner:
         mode: Mode,
         tier: MemoryTier,
         rope: LongRope | None = None,
-        graphs: Graphs | None = None,
+        graphs: DecodeGraphs | None = None,
         followers: Followers | None = None,
     ) -> None:
         self.mode = mode

@@ -7,7 +7,7 @@ import msgspec
 DEVICE, HOST = 0, 1  # the numbers of the two tiers
 
 
-class Plain(msgspec.Struct, tag=True, frozen=True):
+class PlainForward(msgspec.Struct, tag=True, frozen=True):
     """A forward of one timeline without our cache, as the load-time probe makes them."""
 
     ids: list[int]
@@ -15,7 +15,7 @@ class Plain(msgspec.Struct, tag=True, frozen=True):
     use_cache: bool
 
 
-class Way(msgspec.Struct, tag=True, frozen=True):
+class SetMode(msgspec.Struct, tag=True, frozen=True):
     """How steps are run from now on: what the probe has found out (``Trace``, ``Mode.in_place``)."""
 
     argument: str
@@ -24,7 +24,7 @@ class Way(msgspec.Struct, tag=True, frozen=True):
     in_place: list[int]
 
 
-class Step(msgspec.Struct, tag=True, frozen=True):
+class PackedForward(msgspec.Struct, tag=True, frozen=True):
     """A packed forward: ``counts`` tokens of each session, which holds ``lengths`` so far; ``tokens`` are int32,
     slots of pages and rows int64.
 
@@ -41,7 +41,7 @@ class Step(msgspec.Struct, tag=True, frozen=True):
     long: bool
 
 
-class Room(msgspec.Struct, tag=True, frozen=True):
+class CreateTiers(msgspec.Struct, tag=True, frozen=True):
     """New, empty tiers; ``known``: with the shapes that the last ones have learned. Answered with what went wrong."""
 
     slots: int
@@ -50,11 +50,11 @@ class Room(msgspec.Struct, tag=True, frozen=True):
     known: bool
 
 
-class Spare(msgspec.Struct, tag=True, frozen=True):
+class FreeMemory(msgspec.Struct, tag=True, frozen=True):
     """How many bytes are there for KV? Answered with the number."""
 
 
-class Copy(msgspec.Struct, tag=True, frozen=True):
+class CopyPages(msgspec.Struct, tag=True, frozen=True):
     """Pages from one tier to another or the same."""
 
     source: int
@@ -81,5 +81,5 @@ class Scatter(msgspec.Struct, tag=True, frozen=True):
     rows: bytes
 
 
-Ordered = Plain | Way | Step | Room | Spare | Copy
+Ordered = PlainForward | SetMode | PackedForward | CreateTiers | FreeMemory | CopyPages
 Beside = Gather | Scatter

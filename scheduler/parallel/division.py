@@ -20,7 +20,7 @@ _HOST = "127.0.0.1"
 _PATIENCE = timedelta(hours=2)  # ranks that load are minutes apart; that one hangs is noticed elsewhere
 
 
-class Seat(NamedTuple):
+class RankAddress(NamedTuple):
     """Which rank of how many this process is, and the port where they meet."""
 
     rank: int
@@ -69,7 +69,7 @@ def meeting_place(ranks: int) -> tuple[TCPStore, int]:
     return store, port
 
 
-def join(seat: Seat, device: torch.device, store: TCPStore | None = None) -> None:
+def join(seat: RankAddress, device: torch.device, store: TCPStore | None = None) -> None:
     """Meet the other ranks; returns when all are there. ``store`` is rank 0's."""
     os.environ.update(seat.environment)
     for _, name in socket.if_nameindex():

@@ -18,11 +18,11 @@ import torch
 from cache.pages.packed import PackedCache
 from cache.pages.session import SessionCache
 from scheduler.forward.modes import Mode
-from scheduler.parallel.commands import Plain, Room, Spare, Way
-from scheduler.parallel.division import Seat, join, meeting_place
-from scheduler.parallel.echo import Teller
-from scheduler.parallel.line import Line, line_pair
+from scheduler.parallel.commands import CreateTiers, FreeMemory, PlainForward, SetMode
+from scheduler.parallel.division import RankAddress, join, meeting_place
+from scheduler.parallel.rank_link import RankLink, line_pair
 from scheduler.parallel.ranks import RankLost, Ranks
+from scheduler.parallel.session_view import SessionViewSender
 from scheduler.protocol import EngineConfig
 
 log = logging.getLogger("warmturn.engine")
@@ -45,13 +45,13 @@ class Followers(Ranks):
         """Start them and meet them."""
         self.lost: str | None = None
         self._device = device
-        self._teller = Teller()
-        self._way: Way | None = None
+        self._teller = SessionViewSender()
+        self._way: SetMode | None = None
         self._loading = True
         self._closed = threading.Event()
         store, port = meeting_place(config.tensor_parallel)
         told = msgspec.json.encode(msgspec.structs.replace(config, device=device.type))
-        seats = [Seat(rank, config.tensor_parallel, port) for rank in range(config.tensor_parallel)]
+        seats = [RankAddress(rank, config.tensor_parallel, port) for rank in range(config.tensor_parallel)]
         started = [_start(seat) for seat in seats[1:]]
         self._processes = [process for process, _, _ in started]
         super().__init__([ordered for _, ordered, _ in started], [beside for _, _, beside in started])
@@ -75,7 +75,7 @@ class Followers(Ranks):
             return  # ``step`` has told it
         positions = kwargs.get("position_ids")
         ids = kwargs["input_ids"][0].tolist()
-        self.tell(Plain(ids, None if positions is None else positions[0].tolist(), bool(kwargs["use_cache"])))
+        self.tell(PlainForward(ids, None if positions is None else positions[0].tolist(), bool(kwargs["use_cache"])))
 
     @contextmanager
     def step(self, mode: Mode, work: Sequence[tuple[SessionCache, int]], keep: Sequence[int]) -> Iterator[None]:
@@ -83,7 +83,7 @@ class Followers(Ranks):
         them may have come further than others.
         """
         assert mode.trace.argument is not None
-        way = Way(mode.trace.argument, mode.trace.first_position, mode.trace.by_row, sorted(mode.in_place))
+        way = SetMode(mode.trace.argument, mode.trace.first_position, mode.trace.by_row, sorted(mode.in_place))
         try:
             with self.together():
                 if way != self._way:
@@ -102,11 +102,11 @@ class Followers(Ranks):
 
     def spare(self) -> int:
         """Bytes for KV that each of them has at least."""
-        return min(int(answer) for answer in self.ask(Spare()))
+        return min(int(answer) for answer in self.ask(FreeMemory()))
 
     def room(self, slots: int, host_slots: int, page_size: int, *, known: bool) -> None:
         """Let them make tiers of that many pages. Raises ``MemoryError`` where one of them cannot."""
-        wrong = [answer for answer in self.ask(Room(slots, host_slots, page_size, known)) if answer]
+        wrong = [answer for answer in self.ask(CreateTiers(slots, host_slots, page_size, known)) if answer]
         if wrong:
             raise MemoryError(wrong[0])
 
@@ -145,7 +145,7 @@ class Followers(Ranks):
             _end()
 
 
-def _start(seat: Seat) -> tuple[subprocess.Popen[bytes], Line, Line]:
+def _start(seat: RankAddress) -> tuple[subprocess.Popen[bytes], RankLink, RankLink]:
     """The process of one rank, and the lines to it: for what comes in order, and for files."""
     (ordered, there), (beside, far) = line_pair(), line_pair()
     ends = (there.fileno(), far.fileno())

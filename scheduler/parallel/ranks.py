@@ -1,8 +1,8 @@
 """A model divided among ranks: the other ranks as rank 0 sees them, and pages whose heads lie in several processes.
 
 Rank 0 decides everything and has every page table. The other ranks hold pages of the same numbers, with the heads
-that are theirs (``scheduler.parallel.share``), and do what they are told. Each has two lines to rank 0: one for what
-comes in order (steps, copies of pages), one for reads and writes of files, which go on beside the steps.
+that are theirs (``scheduler.parallel.rank_tiers``), and do what they are told. Each has two links to rank 0:
+one for what comes in order (steps, copies of pages), one for reads and writes of files, which go on beside the steps.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import msgspec
 import torch
 
 from cache.memory.tier import MemoryTier
-from scheduler.parallel.commands import DEVICE, Copy, Gather, Ordered, Scatter
-from scheduler.parallel.line import Line
+from scheduler.parallel.commands import DEVICE, CopyPages, Gather, Ordered, Scatter
+from scheduler.parallel.rank_link import RankLink
 
 
 class RankLost(RuntimeError):
@@ -31,7 +31,7 @@ class Ranks:
     ``split`` are the names of the pools of which each rank has heads of its own; the others are the same everywhere.
     """
 
-    def __init__(self, ordered: Sequence[Line], beside: Sequence[Line]) -> None:
+    def __init__(self, ordered: Sequence[RankLink], beside: Sequence[RankLink]) -> None:
         self.split: frozenset[str] = frozenset()
         self._ordered = tuple(ordered)
         self._beside = tuple(beside)
@@ -159,7 +159,7 @@ class RankedTier(MemoryTier):
     def copy_from(self, other: MemoryTier, source: list[int], target: list[int]) -> None:
         """See ``MemoryTier``."""
         assert isinstance(other, RankedTier)
-        self._ranks.tell(Copy(other._number, self._number, source, target))
+        self._ranks.tell(CopyPages(other._number, self._number, source, target))
         super().copy_from(other, source, target)
 
     def gather(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.chat.calls import Calls
-from server.chat.draft import Draft
-from server.chat.manner import in_force
-from server.chat.tokens import Tokens
-from server.log.session_log import SessionRecord, common_prefix, locate
-from server.log.timeline import Message
+from server.chat.call_rules import CallRules
+from server.chat.partial_reply import PartialReply
+from server.chat.rendering import in_force
+from server.chat.tokenizer import ChatTokenizer
+from server.log.timeline import Message, SessionRecord, common_prefix, locate
 
 CONTEXT = 48  # tokens decoded before a reply: what opens its reasoning, and the space that a first word has none of
 
 
-def cut_reply(tokens: Tokens, record: SessionRecord, at: int) -> Message | None:
+def cut_reply(tokens: ChatTokenizer, record: SessionRecord, at: int) -> Message | None:
     """What is left of the reply that a rewind to token ``at`` cuts; None when it cuts none. Raises NoSuchPlace.
 
     A character that is cut in half, and what a stop string hid, is not in it; a call that is cut has the arguments that
@@ -30,8 +29,8 @@ def cut_reply(tokens: Tokens, record: SessionRecord, at: int) -> Message | None:
     text = tokens.decode([*before, *record.tokens[place.reply : at]])[len(head) :]
     if whole.keys() - {"begun"} == {"role", "content"}:
         return {**whole, "content": beginning(whole["content"], text)}
-    calls = Calls(in_force(record.messages[:index]).tools)
-    draft = Draft(tokens.dialect.reading(head, calls))
+    calls = CallRules(in_force(record.messages[:index]).tools)
+    draft = PartialReply(tokens.dialect.reading(head, calls))
     for part in [*draft.reading.feed(text), *draft.reading.finish()]:
         draft.take(part)
     return shortened(whole, draft.message())

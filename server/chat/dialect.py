@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from server import surrogates
 from server.chat.call_form import CallForm
-from server.chat.calls import NO_CALLS, Calls
-from server.chat.declared import Declared
-from server.chat.manner import Manner
-from server.chat.reader import Reader, Thought
-from server.chat.reading import Plain, Reading
+from server.chat.call_rules import NO_CALLS, CallRules
+from server.chat.declared_parser import DeclaredParser
+from server.chat.dialect_parser import DialectParser, ReasoningMarks
+from server.chat.rendering import Rendering
+from server.chat.reply_parser import PlainParser, ReplyParser
 from server.log.timeline import Message
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Dialect:
     """
 
     form: CallForm | None = IN_WORDS
-    thought: Thought | None = None
+    thought: ReasoningMarks | None = None
     declared: ResponseTemplate | None = None
     native: bool = False
     text_arguments: bool = False
@@ -61,15 +61,15 @@ class Dialect:
     takes_system: bool = True
     special: bool = False
 
-    def reading(self, tail: str, calls: Calls = NO_CALLS, *, reasons: bool = True) -> Reading:
+    def reading(self, tail: str, calls: CallRules = NO_CALLS, *, reasons: bool = True) -> ReplyParser:
         """What reads one reply to a prompt that ends with ``tail``. ``reasons`` false: its first word is content, as a
         reply is that goes on with one or that a grammar shapes."""
         if self.declared is not None:
-            return Declared(self.declared, calls.tools, tail)
+            return DeclaredParser(self.declared, calls.tools, tail)
         thought = self.thought if reasons else None
         if thought is None and not (calls.tools and self.form):
-            return Plain()
-        return Reader(self.form, thought, calls.schemas, opened=thought is not None and self.opened(tail))
+            return PlainParser()
+        return DialectParser(self.form, thought, calls.schemas, opened=thought is not None and self.opened(tail))
 
     def opened(self, tail: str) -> bool:
         """Whether a prompt that ends so has begun the reasoning of the reply."""
@@ -77,13 +77,13 @@ class Dialect:
 
     # --- messages -----------------------------------------------------------------------------------------
 
-    def dressed(self, messages: Sequence[Message], manner: Manner) -> list[Message]:
+    def dressed(self, messages: Sequence[Message], rendering: Rendering) -> list[Message]:
         """Logged messages as the template takes them."""
         made = [self._dressed(message) for message in messages]
         if self.native:
             return made
-        if manner.tools:
-            made = self._briefed(made, briefing(manner.tools))
+        if rendering.tools:
+            made = self._briefed(made, briefing(rendering.tools))
         return in_words(made)
 
     def ending(self, reply: Message, sentinel: str) -> tuple[Message, str]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server.chat.call_form import CallForm, ParameterForm
-from server.chat.declared import checked
+from server.chat.declared_parser import checked
 from server.chat.dialect import PROBE_ID, Dialect
-from server.chat.reader import Reader, Thought
-from server.chat.reading import Arguments, Call
+from server.chat.dialect_parser import DialectParser, ReasoningMarks
+from server.chat.reply_parser import ArgumentsPiece, CallStart
 from server.log.timeline import Message
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ USER: Message = {"role": "user", "content": QUESTION}
 
 
 @dataclass(frozen=True)
-class Template:
+class ProbedTemplate:
     """A chat template. ``apply`` renders messages with tools, and a generation prompt or not; it raises ``refused``.
     ``source`` is its program, ``words`` are the tokens that were added to the vocabulary by hand, ``special`` those of
     them that a reply's text hides; ``end`` ends a reply."""
@@ -61,7 +61,7 @@ class Template:
             return None
 
 
-def measure(template: Template, declared: object = None) -> Dialect:
+def measure(template: ProbedTemplate, declared: object = None) -> Dialect:
     """The dialect of a template; ``declared`` is a response template that is known to fit. Raises ValueError when that
     is none."""
     response = checked(declared) if declared is not None else known(template, MARKS["templates"])
@@ -78,7 +78,7 @@ def measure(template: Template, declared: object = None) -> Dialect:
     return replace(found, special=hidden(template, found, declared))
 
 
-def known(template: Template, entries: Sequence[Mapping[str, Any]]) -> ResponseTemplate | None:
+def known(template: ProbedTemplate, entries: Sequence[Mapping[str, Any]]) -> ResponseTemplate | None:
     """The response template of the first entry all of whose marks the chat template's source holds."""
     for entry in entries:
         if all(mark in template.source for mark in entry["marks"]):
@@ -86,7 +86,7 @@ def known(template: Template, entries: Sequence[Mapping[str, Any]]) -> ResponseT
     return None
 
 
-def hidden(template: Template, dialect: Dialect, declared: object) -> bool:
+def hidden(template: ProbedTemplate, dialect: Dialect, declared: object) -> bool:
     """Whether what a reply is told apart by are special tokens."""
     if dialect.declared is not None:
         return bool(template.special)
@@ -101,7 +101,7 @@ def hidden(template: Template, dialect: Dialect, declared: object) -> bool:
 # --- reasoning ----------------------------------------------------------------------------------------------
 
 
-def measured_thought(template: Template) -> tuple[Thought | None, str | None]:
+def measured_thought(template: ProbedTemplate) -> tuple[ReasoningMarks | None, str | None]:
     """The marks around reasoning, and the field of a message that the template reads it from."""
     for key in THOUGHT_KEYS:
         text = template.render(USER, {"role": "assistant", "content": SAID, key: THOUGHT}) or ""
@@ -110,23 +110,23 @@ def measured_thought(template: Template) -> tuple[Thought | None, str | None]:
             continue
         opening, closing = re.search(rf"({TAG})\s*\Z", before), re.match(rf"\s*({TAG})", behind)
         if opening is not None and closing is not None and SAID in behind:
-            return Thought(opening[1], closing[1]), key
+            return ReasoningMarks(opening[1], closing[1]), key
         return None, key
     return None, None
 
 
-def known_thought(template: Template, pairs: Sequence[Sequence[str]]) -> Thought | None:
+def known_thought(template: ProbedTemplate, pairs: Sequence[Sequence[str]]) -> ReasoningMarks | None:
     """The first pair of marks that the template or the vocabulary speaks of."""
     for opening, closing in pairs:
         if all(mark in template.source or mark in template.words for mark in (opening, closing)):
-            return Thought(opening, closing)
+            return ReasoningMarks(opening, closing)
     return None
 
 
 # --- calls --------------------------------------------------------------------------------------------------
 
 
-def native(template: Template, dialect: Dialect) -> Dialect:
+def native(template: ProbedTemplate, dialect: Dialect) -> Dialect:
     """``dialect`` with what the template does with tools, calls and results, if it knows of them; else in words."""
     listed = template.render(USER, tools=True) or ""
     if FUNCTION not in listed:
@@ -147,7 +147,7 @@ def native(template: Template, dialect: Dialect) -> Dialect:
     return dialect
 
 
-def called(template: Template, id: str, text_arguments: bool) -> tuple[str, str | None] | None:
+def called(template: ProbedTemplate, id: str, text_arguments: bool) -> tuple[str, str | None] | None:
     """What the template writes for a reply of one call, and for one of two calls (None: it refuses that), each without
     what comes before and behind every reply; None when it does not write calls so, or no results of them."""
     arguments = json.dumps(ARGUMENTS) if text_arguments else ARGUMENTS
@@ -268,13 +268,13 @@ def without_id(text: str, id: str) -> str:
 
 def reads(form: CallForm, text: str, count: int) -> bool:
     """Whether what the template wrote is read as what it was given."""
-    reader = Reader(form, None, {FUNCTION: {}})
+    reader = DialectParser(form, None, {FUNCTION: {}})
     parts = reader.feed(text) + reader.finish()
-    names = [part.name for part in parts if isinstance(part, Call)]
-    if names != [FUNCTION] * count or not all(isinstance(part, (Call, Arguments)) for part in parts):
+    names = [part.name for part in parts if isinstance(part, CallStart)]
+    if names != [FUNCTION] * count or not all(isinstance(part, (CallStart, ArgumentsPiece)) for part in parts):
         return False
     for index in range(count):
-        told = "".join(part.text for part in parts if isinstance(part, Arguments) and part.index == index)
+        told = "".join(part.text for part in parts if isinstance(part, ArgumentsPiece) and part.index == index)
         try:
             if json.loads(told) != ARGUMENTS:
                 return False

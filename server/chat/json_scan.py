@@ -8,7 +8,7 @@ STRUCTURE = re.compile(r'["{}\[\]]')
 STRING = re.compile(r'["\\]')
 
 
-class Scan:
+class JsonScan:
     """Reads one text from ``at`` on, which is where an object or list begins (``depth`` 0) or somewhere within it.
 
     Only brackets and strings count: text that is no JSON ends where its brackets do.

@@ -7,12 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.protocol import ModelFacts
-from server.chat.manner import NO_WISH, PLAIN, Manner, Scalar, Wish, in_force, marked, without_reasoning
-from server.chat.stateful import CannotGoOn, continued_ids, full_ids
-from server.chat.tokens import Tokens
+from server.chat.rendering import (
+    NO_WISH,
+    PLAIN,
+    Rendering,
+    RenderingChange,
+    Scalar,
+    in_force,
+    marked,
+    without_reasoning,
+)
+from server.chat.stateful import NoContinuation, continued_ids, full_ids
+from server.chat.tokenizer import ChatTokenizer
 from server.errors import ApiError, bad_request
-from server.log.session_log import SessionRecord
-from server.log.timeline import Message
+from server.log.timeline import Message, SessionRecord
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.messages import check_calls
 from server.schemas.requests import ChatRequest, ReplyRequest, TurnRequest
@@ -28,32 +36,36 @@ NOTHING = SessionRecord("", [], [], "", 0)  # what a conversation that begins co
 @dataclass(frozen=True)
 class Prompt:
     """One timeline to run. ``ids`` is all of it; ``messages`` is what the log holds before the reply; ``echo`` is the
-    text that the client may want in front of the reply, and starts at ``echo_from`` in ``ids``. Of a chat, ``manner``
-    is how it was rendered, ``tail`` the text that the ids end with, and ``said`` the beginning of the reply, if it is
-    among them: what is generated goes on with it."""
+    text that the client may want in front of the reply, and starts at ``echo_from`` in ``ids``. Of a chat,
+    ``rendering`` is how it was rendered, ``tail`` the text that the ids end with, and ``said`` the beginning of the
+    reply, if it is among them: what is generated goes on with it."""
 
     ids: list[int]
     messages: list[Message] = field(default_factory=list)
     echo: str = ""
     echo_from: int = 0
-    manner: Manner = PLAIN
+    rendering: Rendering = PLAIN
     tail: str = ""
     said: str = ""
 
 
-def chat_prompt(body: ChatRequest, tokens: Tokens, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
+def chat_prompt(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
     """The prompt of a chat. With a ``record`` the messages are its continuation. Blocking: run it on the pool."""
     new: list[Message] = [message.plain() for message in body.messages]
     return conversation(tokens, facts, record, new, wish_of(body, tokens))
 
 
-def same_prompt(body: ReplyRequest, tokens: Tokens, facts: ModelFacts, record: SessionRecord) -> Prompt:
+def same_prompt(body: ReplyRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord) -> Prompt:
     """The prompt of another reply to the last message of a session. Blocking."""
     return continuation(tokens, facts, record, [], wish_of(body, tokens))
 
 
 def conversation(
-    tokens: Tokens, facts: ModelFacts, record: SessionRecord | None, new: list[Message], wish: Wish = NO_WISH
+    tokens: ChatTokenizer,
+    facts: ModelFacts,
+    record: SessionRecord | None,
+    new: list[Message],
+    wish: RenderingChange = NO_WISH,
 ) -> Prompt:
     """The prompt of ``new`` messages, which continue ``record`` if there is one. Blocking. Raises a 400 for messages
     that cannot follow each other."""
@@ -63,28 +75,28 @@ def conversation(
 
 
 def continuation(
-    tokens: Tokens, facts: ModelFacts, record: SessionRecord, new: list[Message], wish: Wish = NO_WISH
+    tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord, new: list[Message], wish: RenderingChange = NO_WISH
 ) -> Prompt:
     """What follows when ``new`` messages are added to a session; without any, its last message is to be answered."""
     before = in_force(record.messages[: record.rendered])
     whole = [*record.messages, *new]
     kept, begun = (whole[:-1], whole[-1]) if wish.goes_on else (whole, None)
-    manner = wish.over(in_force(kept))
-    kept = with_manner(kept, min(len(record.messages), len(kept) - 1), manner)
+    rendering = wish.over(in_force(kept))
+    kept = with_manner(kept, min(len(record.messages), len(kept) - 1), rendering)
     whole = kept if begun is None else [*kept, begun]
-    ids = prompt_ids(tokens, facts, record, whole, manner, before, wish)
+    ids = prompt_ids(tokens, facts, record, whole, rendering, before, wish)
     said = "" if begun is None else begun["content"]
-    return Prompt(ids, kept, manner=manner, tail=tokens.decode(ids[-TAIL:]), said=said)
+    return Prompt(ids, kept, rendering=rendering, tail=tokens.decode(ids[-TAIL:]), said=said)
 
 
 def prompt_ids(
-    tokens: Tokens,
+    tokens: ChatTokenizer,
     facts: ModelFacts,
     record: SessionRecord,
     whole: list[Message],
-    manner: Manner,
-    before: Manner,
-    wish: Wish,
+    rendering: Rendering,
+    before: Rendering,
+    wish: RenderingChange,
 ) -> list[int]:
     """The ids of all messages of a session, which begin with those of ``record`` wherever these still hold."""
     try:
@@ -92,29 +104,29 @@ def prompt_ids(
         if forgets or record.fingerprint != tokens.fingerprint(facts.vocab_size):
             # Logged under another tokenizer, or with what is to be left out: its ids mean nothing here, its words do.
             shown = without_reasoning(whole) if wish.forget else whole
-            return full_ids(tokens, shown, manner, goes_on=wish.goes_on)
+            return full_ids(tokens, shown, rendering, goes_on=wish.goes_on)
         rendered, unrendered = whole[: record.rendered], whole[record.rendered :]
-        if not unrendered and manner == before:
+        if not unrendered and rendering == before:
             return record.tokens
         if not unrendered:
-            return full_ids(tokens, whole, manner)
+            return full_ids(tokens, whole, rendering)
         ends = {*facts.eos_token_ids, *tokens.special_ids}
         return continued_ids(
-            tokens, record.tokens, rendered, unrendered, ends, manner, before=before, goes_on=wish.goes_on
+            tokens, record.tokens, rendered, unrendered, ends, rendering, before=before, goes_on=wish.goes_on
         )
-    except CannotGoOn:
+    except NoContinuation:
         message = "This model's chat template leaves nothing to go on with."
         raise bad_request(message, "continue_final_message", "invalid_value") from None
 
 
-def with_manner(messages: list[Message], at: int, manner: Manner) -> list[Message]:
-    """``messages`` with ``manner`` in force from message ``at`` on."""
+def with_manner(messages: list[Message], at: int, rendering: Rendering) -> list[Message]:
+    """``messages`` with ``rendering`` in force from message ``at`` on."""
     if not messages:
         return messages
-    return [*messages[:at], marked(messages[at], in_force(messages[:at]), manner), *messages[at + 1 :]]
+    return [*messages[:at], marked(messages[at], in_force(messages[:at]), rendering), *messages[at + 1 :]]
 
 
-def wish_of(body: ReplyRequest, tokens: Tokens) -> Wish:
+def wish_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingChange:
     """What a chat asks for beside its messages. Raises a 400 for a variable that the template does not read."""
     tools = None if body.tools is None else [tool.plain() for tool in body.tools]
     for name in body.chat_template_kwargs:
@@ -126,10 +138,10 @@ def wish_of(body: ReplyRequest, tokens: Tokens) -> Wish:
         **verbosity_variables(body.verbosity, tokens, "verbosity"),
         **body.chat_template_kwargs,
     }
-    return Wish(tools, template, body.reasoning_history == "drop", body.goes_on)
+    return RenderingChange(tools, template, body.reasoning_history == "drop", body.goes_on)
 
 
-def effort_variables(effort: str | None, tokens: Tokens) -> dict[str, Scalar]:
+def effort_variables(effort: str | None, tokens: ChatTokenizer) -> dict[str, Scalar]:
     """What the chat template is told of an effort: those of its variables that speak of it."""
     if effort is None:
         return {}
@@ -139,7 +151,7 @@ def effort_variables(effort: str | None, tokens: Tokens) -> dict[str, Scalar]:
     return {name: value for name, value in known.items() if name in tokens.variables}
 
 
-def verbosity_variables(verbosity: str | None, tokens: Tokens, param: str) -> dict[str, Scalar]:
+def verbosity_variables(verbosity: str | None, tokens: ChatTokenizer, param: str) -> dict[str, Scalar]:
     """What the chat template is told of a verbosity. Raises a 400 for one that it does not read, ``medium`` aside."""
     if verbosity is None:
         return {}
@@ -151,7 +163,7 @@ def verbosity_variables(verbosity: str | None, tokens: Tokens, param: str) -> di
     return {}
 
 
-def texts_of(messages: Iterable[Message], wish: Wish = NO_WISH) -> Iterator[str]:
+def texts_of(messages: Iterable[Message], wish: RenderingChange = NO_WISH) -> Iterator[str]:
     """All that is to be rendered."""
     for message in messages:
         yield message["content"]
@@ -163,7 +175,7 @@ def texts_of(messages: Iterable[Message], wish: Wish = NO_WISH) -> Iterator[str]
 
 
 def completion_prompts(
-    body: CompletionRequest, tokens: Tokens, facts: ModelFacts, record: SessionRecord | None
+    body: CompletionRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None
 ) -> list[Prompt]:
     """The prompts of a completion. With a ``record`` the only one is appended to it as it is. Blocking."""
     prompts = body.prompts
@@ -185,7 +197,7 @@ def completion_prompts(
     return made
 
 
-def gap_ids(body: CompletionRequest, tokens: Tokens, facts: ModelFacts, given: str | list[int]) -> list[int]:
+def gap_ids(body: CompletionRequest, tokens: ChatTokenizer, facts: ModelFacts, given: str | list[int]) -> list[int]:
     """A prompt whose reply is to stand between what is ``given`` and the suffix. Raises a 400 for a tokenizer that has
     no tokens to say that with."""
     if tokens.fill_in is None:
@@ -201,7 +213,7 @@ def gap_ids(body: CompletionRequest, tokens: Tokens, facts: ModelFacts, given: s
     return [*tokens.encode(front, special=True), *given, *rest]
 
 
-def history(tokens: Tokens, facts: ModelFacts, record: SessionRecord | None) -> tuple[list[int], list[Message]]:
+def history(tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None) -> tuple[list[int], list[Message]]:
     """The ids and messages that a raw continuation follows."""
     if record is None:
         return [], []

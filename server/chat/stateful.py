@@ -12,29 +12,29 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from server.chat.dialect import Dialect
-from server.chat.manner import PLAIN, Manner
+from server.chat.rendering import PLAIN, Rendering
 from server.log.timeline import Message
 
 
 class Renderer(Protocol):
-    """What is needed of ``server.chat.tokens.Tokens``."""
+    """What is needed of ``server.chat.tokenizer.ChatTokenizer``."""
 
     @property
     def dialect(self) -> Dialect: ...
     def encode(self, text: str, *, special: bool) -> list[int]: ...
-    def render(self, messages: Sequence[Message], *, generation_prompt: bool, manner: Manner) -> str: ...
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool, rendering: Rendering) -> str: ...
 
 
-class CannotGoOn(Exception):
+class NoContinuation(Exception):
     """The template hides or rewrites the beginning of a reply, so there is nothing to go on from."""
 
 
 def full_ids(
-    renderer: Renderer, messages: Sequence[Message], manner: Manner = PLAIN, *, goes_on: bool = False
+    renderer: Renderer, messages: Sequence[Message], rendering: Rendering = PLAIN, *, goes_on: bool = False
 ) -> list[int]:
     """The whole conversation, rendered and tokenised, up to where the next reply starts; with ``goes_on`` up to the end
     of the last message, which is the beginning of that reply. Raises CannotGoOn."""
-    return renderer.encode(text_to_reply(renderer, messages, manner, goes_on), special=False)
+    return renderer.encode(text_to_reply(renderer, messages, rendering, goes_on), special=False)
 
 
 def continued_ids(
@@ -43,9 +43,9 @@ def continued_ids(
     logged: Sequence[Message],
     new: Sequence[Message],
     turn_ends: Collection[int],
-    manner: Manner = PLAIN,
+    rendering: Rendering = PLAIN,
     *,
-    before: Manner = PLAIN,
+    before: Rendering = PLAIN,
     goes_on: bool = False,
 ) -> list[int]:
     """``logged_ids`` (rendered in the manner ``before``) followed by the ids of ``new``, up to where the next reply
@@ -56,9 +56,9 @@ def continued_ids(
     from, and in another manner it may write another past: then the whole conversation is rendered, as a stateless call
     would. Raises CannotGoOn.
     """
-    tail = text_after_reply(renderer, logged, new, manner, before=before, goes_on=goes_on)
+    tail = text_after_reply(renderer, logged, new, rendering, before=before, goes_on=goes_on)
     if tail is None:
-        return full_ids(renderer, [*logged, *new], manner, goes_on=goes_on)
+        return full_ids(renderer, [*logged, *new], rendering, goes_on=goes_on)
     # Stripped as an id, not as text: what stands behind a special token can tokenise differently without it.
     ids = renderer.encode(tail, special=False)
     if ids and logged_ids and ids[0] == logged_ids[-1] and ids[0] in turn_ends:
@@ -70,9 +70,9 @@ def text_after_reply(
     renderer: Renderer,
     logged: Sequence[Message],
     new: Sequence[Message],
-    manner: Manner = PLAIN,
+    rendering: Rendering = PLAIN,
     *,
-    before: Manner = PLAIN,
+    before: Rendering = PLAIN,
     goes_on: bool = False,
 ) -> str | None:
     """What the template writes after the last logged reply when ``new`` follows it; None when that cannot be told, or
@@ -82,25 +82,25 @@ def text_after_reply(
     sentinel = new_sentinel()
     marked, behind = renderer.dialect.ending(logged[-1], sentinel)
     messages = [*logged[:-1], marked, *new]
-    text = text_to_reply(renderer, messages, manner, goes_on)
+    text = text_to_reply(renderer, messages, rendering, goes_on)
     head, _, tail = text.partition(sentinel)
     if text.count(sentinel) != 1 or not tail.startswith(behind):
         return None
-    if manner != before and not text_to_reply(renderer, messages, before, goes_on).startswith(head + sentinel):
+    if rendering != before and not text_to_reply(renderer, messages, before, goes_on).startswith(head + sentinel):
         return None
     return tail.removeprefix(behind)
 
 
-def text_to_reply(renderer: Renderer, messages: Sequence[Message], manner: Manner, goes_on: bool) -> str:
+def text_to_reply(renderer: Renderer, messages: Sequence[Message], rendering: Rendering, goes_on: bool) -> str:
     """The text in front of what a model is to write next."""
     if not goes_on:
-        return renderer.render(messages, generation_prompt=True, manner=manner)
+        return renderer.render(messages, generation_prompt=True, rendering=rendering)
     sentinel = new_sentinel()
     text = renderer.render(
-        [*messages[:-1], {**messages[-1], "content": sentinel}], generation_prompt=False, manner=manner
+        [*messages[:-1], {**messages[-1], "content": sentinel}], generation_prompt=False, rendering=rendering
     )
     if text.count(sentinel) != 1:
-        raise CannotGoOn
+        raise NoContinuation
     return text.partition(sentinel)[0] + str(messages[-1]["content"])
 
 

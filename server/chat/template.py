@@ -12,9 +12,8 @@ from itertools import product
 import msgspec
 
 from server.chat.stateful import full_ids
-from server.chat.tokens import TemplateRefused, Tokens
-from server.log.session_log import common_prefix
-from server.log.timeline import Message
+from server.chat.tokenizer import ChatTokenizer, TemplateRefused
+from server.log.timeline import Message, common_prefix
 
 SYSTEM = "Answer in a few words."
 TURNS = (
@@ -48,7 +47,7 @@ class Stability(msgspec.Struct, frozen=True):
 UNMEASURED = Stability()
 
 
-def stability(tokens: Tokens) -> Stability:
+def stability(tokens: ChatTokenizer) -> Stability:
     """What the template of these does with three turns: with and without a system message, with replies that begin
     with a block of reasoning and ones that do not. Blocking, some ten milliseconds.
     """
@@ -67,7 +66,7 @@ def stability(tokens: Tokens) -> Stability:
     return Stability(True if taken else None)
 
 
-def divergence(tokens: Tokens, system: bool, reasoning: bool, lead: str = "") -> Divergence | None:
+def divergence(tokens: ChatTokenizer, system: bool, reasoning: bool, lead: str = "") -> Divergence | None:
     """The first place where a turn's prompt is not what the turn before left. Raises TemplateRefused."""
     messages: list[Message] = [{"role": "system", "content": SYSTEM}] if system else []
     left: list[list[int]] = []  # by the turn before: its prompt, then that with its reply
@@ -88,7 +87,7 @@ def divergence(tokens: Tokens, system: bool, reasoning: bool, lead: str = "") ->
     return None
 
 
-def parted(tokens: Tokens, turn: int, same: int, ids: Sequence[int], timeline: Sequence[int]) -> Divergence:
+def parted(tokens: ChatTokenizer, turn: int, same: int, ids: Sequence[int], timeline: Sequence[int]) -> Divergence:
     """The divergence after ``same`` tokens."""
     early = len(tokens.decode(ids[:same])) < tokens.decode(ids).find(TURNS[0][0])
     got, expected = (tokens.decode(part[same : same + SHOWN]) for part in (ids, timeline))

@@ -24,7 +24,7 @@ TIMEOUT = httpx.Timeout(
 Answer = dict[str, Any]
 
 
-class Refused(Exception):
+class RequestFailed(Exception):
     """The server did not do it; the text is one line for the person."""
 
 
@@ -37,8 +37,8 @@ def sessions(command: SessionsCommand, client: httpx.Client | None = None, termi
     base = url.rstrip("/").removesuffix("/v1")
     try:
         with client or httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT) as http:
-            answer = VERBS[command.verb](Remote(http), command.arguments)
-    except Refused as error:
+            answer = VERBS[command.verb](RemoteServer(http), command.arguments)
+    except RequestFailed as error:
         print(f"warmturn: {error}", file=sys.stderr)
         return 1
     except httpx.ConnectError:
@@ -54,7 +54,7 @@ def sessions(command: SessionsCommand, client: httpx.Client | None = None, termi
     return 0
 
 
-class Remote:
+class RemoteServer:
     """The server, spoken to in JSON. Raises Refused for every answer but a 2xx."""
 
     def __init__(self, http: httpx.Client) -> None:
@@ -74,13 +74,13 @@ class Remote:
         if response.status_code == 401:
             raise UsageError("--api-key: the server does not accept this key, or wants one")
         if not response.is_success:
-            raise Refused(explain(response))
+            raise RequestFailed(explain(response))
         try:
             answer = response.json()
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise Refused("what answers at this address does not speak this API")
+            raise RequestFailed("what answers at this address does not speak this API")
         return answer
 
 
@@ -103,14 +103,14 @@ def pairs(given: Iterable[str], flag: str) -> dict[str, str]:
     return found
 
 
-def list_sessions(remote: Remote, given: Answer) -> Answer:
+def list_sessions(remote: RemoteServer, given: Answer) -> Answer:
     """See the verb."""
     names = ("limit", "after", "order", "prefix", "used_after", "used_before")
     metadata: Answer = {f"metadata[{key}]": value for key, value in pairs(given["metadata"], "--metadata").items()}
     return remote.ask("GET", parameters={**{name: given[name] for name in names}, **metadata})
 
 
-def create(remote: Remote, given: Answer) -> Answer:
+def create(remote: RemoteServer, given: Answer) -> Answer:
     """See the verb."""
     messages = []
     for text in given["message"]:
@@ -128,13 +128,13 @@ def create(remote: Remote, given: Answer) -> Answer:
     return remote.ask("POST", body=body)
 
 
-def regenerate(remote: Remote, given: Answer) -> Answer:
+def regenerate(remote: RemoteServer, given: Answer) -> Answer:
     """See the verb."""
     body = {name: given[name] for name in ("temperature", "max_tokens", "seed")}
     return remote.ask("POST", f"{at(given)}/regenerate", body)
 
 
-def export(remote: Remote, given: Answer) -> Answer:
+def export(remote: RemoteServer, given: Answer) -> Answer:
     """The file appears under its name when it is complete, readable by this user only."""
     path = Path(given["file"])
     part = path.with_name(f"{path.name}.part")
@@ -144,7 +144,7 @@ def export(remote: Remote, given: Answer) -> Answer:
         with remote.http.stream("GET", f"/v1/sessions{at(given)}/export", params=parameters) as response:
             if not response.is_success:
                 response.read()
-                raise Refused(explain(response))
+                raise RequestFailed(explain(response))
             with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 for data in response.iter_raw(1 << 20):
                     size += file.write(data)
@@ -156,7 +156,7 @@ def export(remote: Remote, given: Answer) -> Answer:
     return {"object": "session.exported", "id": given["session"], "file": str(path), "bytes": size}
 
 
-def import_(remote: Remote, given: Answer) -> Answer:
+def import_(remote: RemoteServer, given: Answer) -> Answer:
     """See the verb."""
     parameters = None if given["id"] is None else {"id": given["id"]}
     try:
@@ -167,7 +167,7 @@ def import_(remote: Remote, given: Answer) -> Answer:
         raise UsageError(f"FILE: {given['file']} cannot be read: {error.strerror}") from None
 
 
-VERBS: dict[str, Callable[[Remote, Answer], Answer]] = {
+VERBS: dict[str, Callable[[RemoteServer, Answer], Answer]] = {
     "list": list_sessions,
     "show": lambda remote, given: remote.ask("GET", at(given)),
     "turns": lambda remote, given: remote.ask("GET", f"{at(given)}/turns"),

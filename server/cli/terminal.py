@@ -28,7 +28,7 @@ class TurnFailed(Exception):
 
 
 @dataclass
-class Reply:
+class TurnAnswer:
     """What one turn gave. Seconds count from the request; ``usage`` is OpenAI's object, ``cache`` the receipt."""
 
     started: float = field(default_factory=time.monotonic)
@@ -96,7 +96,7 @@ def chat(config: ChatConfig, client: httpx.Client | None = None, terminal: TextI
 
 def turn(http: httpx.Client, body: dict[str, Any], out: TextIO) -> bool:
     """Print one reply as it comes, and what it cost. Whether the turn became part of the session."""
-    reply = Reply()
+    reply = TurnAnswer()
     try:
         with stopping(http, body["session_id"]):
             for text in stream(http, body, reply):
@@ -142,7 +142,7 @@ def stopping(http: httpx.Client, session: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def stream(http: httpx.Client, body: dict[str, Any], reply: Reply) -> Iterator[str]:
+def stream(http: httpx.Client, body: dict[str, Any], reply: TurnAnswer) -> Iterator[str]:
     """The reply's text, piece by piece; ``reply`` is filled on the way. Raises TurnFailed."""
     try:
         with http.stream("POST", "/v1/chat/completions", json=body) as response:

@@ -27,8 +27,8 @@ from server.config.cluster_options import ClusterConfig
 from server.config.command_line import configured, environment_variable
 from server.config.serve_options import ServeConfig, UsageError
 from server.log import data_dir
-from server.telemetry import logs
-from server.telemetry.logs import say
+from server.telemetry import log_context
+from server.telemetry.log_context import say
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -66,7 +66,7 @@ def cluster(config: ClusterConfig) -> int:
         from ray import serve
     except ImportError:
         raise UsageError(MISSING) from None
-    logs.configure(config.log_format, config.log_level)
+    log_context.configure(config.log_format, config.log_level)
     config = with_file(config, config.model_fields_set)
     with ExitStack() as stack:
         if config.ray_address is None:

@@ -19,8 +19,8 @@ from server.engine.engine import EngineFailed
 from server.engine.engine_link import ENGINE_COMMAND
 from server.instance import FLUSH_SECONDS, HTTP_SECONDS, Instance, quiet, summary
 from server.log import data_dir
-from server.telemetry import logs
-from server.telemetry.logs import say
+from server.telemetry import log_context
+from server.telemetry.log_context import say
 
 MOST_FOLDERS = 1024  # replicas on one machine
 
@@ -86,7 +86,7 @@ class Replica:
         if missing := [name for name in self._needs if name not in os.environ]:
             raise UsageError(f"{missing[0]} is not in the environment of this node{where}")
         config = configured(ServeConfig, {**self._settings})
-        logs.configure(config.log_format, config.log_level)
+        log_context.configure(config.log_format, config.log_level)
         quiet()
         with ExitStack() as folders:
             config = own_folder(config, folders)

@@ -23,7 +23,7 @@ from scheduler.protocol import GRAMMAR_LIMITS, GRAMMAR_STACK
 from server.constraints.enforceable import prepared
 from server.constraints.json_schema import closed
 from server.constraints.patterns import bridged, check_pattern, doubtful, with_literals
-from server.workers import Hung, Workers
+from server.workers import Workers, WorkTimedOut
 
 MAX_LARK = 20_000  # characters
 MAX_RULES = 500  # their compiling takes a time that is worse than square
@@ -100,7 +100,7 @@ def lark_grammar(text: str) -> str:
     return HEAD + with_literals(made, bridged)
 
 
-class Unmet(ValueError):
+class EmptyGrammar(ValueError):
     """A grammar that compiles, and that no text follows."""
 
 
@@ -135,7 +135,7 @@ class GrammarCheck:
         for literal in doubtful(grammar) if grammar.startswith(HEAD) else ():
             try:
                 self._begin(f"{HEAD}start: {literal}")
-            except Unmet:
+            except EmptyGrammar:
                 raise ValueError("holds a regular expression that no text matches") from None
         with self._lock:
             self._valid[key] = None
@@ -143,7 +143,7 @@ class GrammarCheck:
                 self._valid.popitem(last=False)
 
     def _begin(self, grammar: str) -> None:
-        """Raises ValueError where it does not compile or, as ``Unmet``, where no text begins as it wants."""
+        """Raises ValueError where it does not compile or, as ``EmptyGrammar``, where no text begins as it wants."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise ValueError(_told(matcher.get_error()))
@@ -151,7 +151,9 @@ class GrammarCheck:
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             raise (
-                Unmet("can be met by no text") if "NoExtension" in matcher.get_error() else ValueError("is too complex")
+                EmptyGrammar("can be met by no text")
+                if "NoExtension" in matcher.get_error()
+                else ValueError("is too complex")
             )
 
     @property
@@ -171,7 +173,7 @@ class GrammarCheck:
 
         try:
             return await self._workers.run(work)
-        except Hung:
+        except WorkTimedOut:
             raise ValueError("takes too long to compile") from None
 
     @cached_property

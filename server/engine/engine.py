@@ -1,4 +1,4 @@
-"""The engine as the HTTP face sees it: submit a turn, read its deltas, look after the KV of sessions. Nothing here
+"""The engine as the server process sees it: submit a turn, read its deltas, look after the KV of sessions. Nothing here
 knows of processes or sockets.
 
 Exception

@@ -17,7 +17,7 @@ PATIENCE = 120.0  # seconds without a sign of progress; a disk that syncs gigaby
 RETRY = 5  # seconds, told to a client whose question was
 
 
-class Calls:
+class EngineCalls:
     """The open questions. Each ends exactly once: with its answer, with the engine, or when nothing gets on."""
 
     def __init__(self) -> None:

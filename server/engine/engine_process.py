@@ -24,7 +24,6 @@ from scheduler.protocol import (
     EngineConfig,
     Export,
     Exported,
-    Failed,
     FinishReason,
     Forget,
     Forgotten,
@@ -35,6 +34,7 @@ from scheduler.protocol import (
     Inspected,
     Loading,
     ModelFacts,
+    ModelFailed,
     Pin,
     Ready,
     Refused,
@@ -43,10 +43,10 @@ from scheduler.protocol import (
     Submit,
 )
 from server.engine.engine import EngineDied, EngineFailed, EngineUnavailable, State, TurnRefused
-from server.engine.engine_calls import A, Calls, Question
+from server.engine.engine_calls import A, EngineCalls, Question
 from server.engine.engine_link import ENGINE_COMMAND, EngineLink, LinkFull
-from server.engine.mailbox import Turn
-from server.engine.waiting import REQUEST, Reading, Waiting
+from server.engine.mailbox import Mailbox
+from server.engine.waiting import REQUEST, RequestReading, WaitingTurns
 
 SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hung
 STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
@@ -92,12 +92,12 @@ class EngineProcess:
         self._on_forgotten = on_forgotten or (lambda tenant, session, life: None)
         self._state: State = "loading"
         self._ending = False  # the process was told to end, or will not come any more
-        self._turns: dict[str, Turn] = {}
+        self._turns: dict[str, Mailbox] = {}
         self._all_told = asyncio.Event()  # an engine that was told to end has spoken of all of them
-        self._waiting = Waiting(config.max_queued)
+        self._waiting = WaitingTurns(config.max_queued)
         self._requests = itertools.count()
-        self._in_hand: weakref.WeakSet[Turn] = weakref.WeakSet()
-        self._calls = Calls()
+        self._in_hand: weakref.WeakSet[Mailbox] = weakref.WeakSet()
+        self._calls = EngineCalls()
         self._link: EngineLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._first_facts: asyncio.Future[ModelFacts] | None = None
@@ -119,7 +119,7 @@ class EngineProcess:
         gone = self._link is None or not self._link.alive
         return "restarting" if self._state == "ready" and gone else self._state
 
-    def submit(self, request: Submit) -> Turn:
+    def submit(self, request: Submit) -> Mailbox:
         """See ``Engine``."""
         if self._link is None or self.state() != "ready":
             raise EngineUnavailable(_WHY_NOT[self.state()], self._retry_after())
@@ -128,7 +128,7 @@ class EngineProcess:
             self._link.send(request)
         except LinkFull:
             raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
-        turn = self._turns[request.turn] = Turn(request.turn, self._cancel, (request.tenant, request.session))
+        turn = self._turns[request.turn] = Mailbox(request.turn, self._cancel, (request.tenant, request.session))
         self._waiting.remove(REQUEST.get())
         self._waiting.add(request.turn, request.tenant)
         self._in_hand.add(turn)
@@ -142,9 +142,9 @@ class EngineProcess:
             return None
         return TurnRefused("queue_full", QUEUE_FULL, self._waiting.retry_after())
 
-    def reading(self, tenant: str) -> Reading:
+    def reading(self, tenant: str) -> RequestReading:
         """See ``Engine``."""
-        return Reading(self._waiting, f"request {next(self._requests)}", tenant)
+        return RequestReading(self._waiting, f"request {next(self._requests)}", tenant)
 
     def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """See ``Engine``."""
@@ -310,7 +310,7 @@ class EngineProcess:
                         shutil.rmtree(folder, ignore_errors=True)
                         self._folder = None
                     self._handle(message)
-                    if isinstance(message, Failed):
+                    if isinstance(message, ModelFailed):
                         break
                     if isinstance(message, Ready):
                         ready_since = self._last_message
@@ -358,7 +358,7 @@ class EngineProcess:
                 self._on_loading(stage)
             case Ready(facts):
                 self._ready(facts)
-            case Failed(text):
+            case ModelFailed(text):
                 self._failure = text
             case Forgotten(tenant, session, life):
                 if life is not None:

@@ -17,7 +17,7 @@ encoder = msgspec.msgpack.Encoder()
 decoder = msgspec.msgpack.Decoder(Delta)
 
 
-class Turn:
+class Mailbox:
     """A mailbox between the task that reads the engine's socket and the one that writes the response.
 
     Invariant: deltas leave in the order in which they came, each exactly once, and the failure (if any) after

@@ -12,7 +12,7 @@ REQUEST: ContextVar[str] = ContextVar("request", default="")  # that is being re
 LONGEST = 60  # seconds, the most that a client is told to wait
 
 
-class Waiting:
+class WaitingTurns:
     """Turns that were sent to the engine and have not been admitted, by tenant, and requests that are being read for
     one: they have taken their places. ``capacity`` is that of the engine's queue."""
 
@@ -76,12 +76,12 @@ class Waiting:
         return max(self._lines.values()) <= self._lines[tenant] + 1
 
 
-class Reading:
+class RequestReading:
     """A context manager: within it a request is read for a turn of ``tenant``, under a ``name`` of its own."""
 
     __slots__ = ("_before", "_name", "_tenant", "_waiting")
 
-    def __init__(self, waiting: Waiting, name: str, tenant: str) -> None:
+    def __init__(self, waiting: WaitingTurns, name: str, tenant: str) -> None:
         self._waiting = waiting
         self._name = name
         self._tenant = tenant

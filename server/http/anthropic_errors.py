@@ -17,24 +17,24 @@ KINDS = {
 }
 
 
-class ErrorDetails(msgspec.Struct, frozen=True):
+class AnthropicErrorDetails(msgspec.Struct, frozen=True):
     """What a client program may act upon."""
 
     error_code: str
 
 
-class ErrorInfo(msgspec.Struct, frozen=True):
+class AnthropicErrorInfo(msgspec.Struct, frozen=True):
     """The inside of an error."""
 
     type: str
     message: str
-    details: ErrorDetails | UnsetType = UNSET
+    details: AnthropicErrorDetails | UnsetType = UNSET
 
 
-class ErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
     """An error, also as the last event of a stream that failed."""
 
-    error: ErrorInfo
+    error: AnthropicErrorInfo
     request_id: str | None = None
 
 
@@ -43,9 +43,9 @@ def speaks_anthropic(path: str) -> bool:
     return path == ROUTES or path.startswith(ROUTES + "/")
 
 
-def error_body(status: int, message: str, request_id: str | None, param: str | None = None) -> ErrorBody:
+def error_body(status: int, message: str, request_id: str | None, param: str | None = None) -> AnthropicErrorBody:
     """An answer of that status; ``param`` is the field at fault, if there is one. A refused ``thread`` has the code on
     which Anthropic's client sends the whole conversation instead."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    details = ErrorDetails("thread_unsupported_request") if param == "thread" else UNSET
-    return ErrorBody(ErrorInfo(kind, message, details), request_id)
+    details = AnthropicErrorDetails("thread_unsupported_request") if param == "thread" else UNSET
+    return AnthropicErrorBody(AnthropicErrorInfo(kind, message, details), request_id)

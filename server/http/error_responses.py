@@ -17,20 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from server.chat.tokens import TemplateRefused
+from server.chat.tokenizer import TemplateRefused
 from server.engine.engine import EngineDied, EngineUnavailable, TurnRefused
 from server.errors import NAME, ApiError, ClientLeft, bad_request, unavailable
 from server.http.anthropic_errors import error_body, speaks_anthropic
-from server.log.session_log import (
-    LogFull,
-    LogUnavailable,
-    SessionBusy,
-    SessionDamaged,
-    SessionExists,
-    SessionMoved,
-    UnknownSession,
-)
-from server.workers import Crowded, Hung
+from server.log.claims import SessionBusy
+from server.log.database import LogFull, LogUnavailable, SessionDamaged
+from server.log.timeline import SessionExists, SessionMoved, UnknownSession
+from server.workers import NoWorkerFree, WorkTimedOut
 
 REFUSALS = {"queue_full": 429, "session_busy": 409, "context_length_exceeded": 400, "invalid_prompt": 400}
 STORAGE_RETRY = 10  # seconds, told to a client whose turn or change could not be stored
@@ -70,9 +64,9 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(410, message, code="session_damaged")
         case LogUnavailable():
             return unavailable("The session log cannot be read or written now.", 5, "log_unavailable")
-        case Hung():
+        case WorkTimedOut():
             return bad_request("This takes the server too long to read.", code="invalid_prompt")
-        case Crowded():
+        case NoWorkerFree():
             return unavailable("The server is busy reading other requests.", 2, "overloaded")
         case TemplateRefused():
             return bad_request(error.message, "messages", "invalid_prompt")
@@ -121,8 +115,8 @@ ANSWERED = (
     SessionExists,
     UnknownSession,
     LogUnavailable,
-    Hung,
-    Crowded,
+    WorkTimedOut,
+    NoWorkerFree,
     TemplateRefused,
     ClientLeft,
 )

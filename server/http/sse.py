@@ -35,7 +35,7 @@ async def left(receive: Receive) -> None:
         pass
 
 
-class Watch:
+class DisconnectWatch:
     """Cancels a task when its client leaves: ``gone`` is true then. Once it is ``over`` nothing is cancelled."""
 
     __slots__ = ("gone", "over", "task")
@@ -58,7 +58,7 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     cleanup is done. It runs in the caller's task; the watcher is the only other one."""
     own = asyncio.current_task()
     assert own is not None
-    watch = Watch(own)
+    watch = DisconnectWatch(own)
     watcher = asyncio.create_task(watch.look(receive))
     try:
         result = await work

@@ -60,7 +60,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class News:
+class LeaseChanges:
     """What other servers did: took over or deleted sessions that this one held, which are ``lost``, and wish that it
     ends responses that are ``unwanted``: tenant, session, and the response's key."""
 
@@ -106,7 +106,7 @@ class Leases:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_LOOK)
 
-    async def beat(self) -> News:
+    async def beat(self) -> LeaseChanges:
         """Tell the others that this server lives; what they did meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self._heart, self._beat)
 
@@ -219,7 +219,7 @@ class Leases:
             self._numbers[key] = numbers[-1]
         return outcome
 
-    def _beat(self) -> News:
+    def _beat(self) -> LeaseChanges:
         """Blocking, on the thread of heartbeats."""
 
         def work(connection: sql.Connection) -> Mapping[int, Any]:
@@ -239,7 +239,7 @@ class Leases:
             self.database.write(lambda connection: hurried(connection).execute(free))
         self._strays = frozenset(strays)
         lost = (key for key, number in before.items() if number != SPENT and number not in rows)
-        return News(
+        return LeaseChanges(
             frozenset(key for key in lost if now.get(key) == before[key]),
             frozenset((*key_of(row.name), row.unwanted) for row in rows.values() if row.unwanted is not None),
         )

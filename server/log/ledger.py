@@ -13,12 +13,11 @@ from sqlalchemy.exc import IntegrityError
 
 from server.log import response_rows
 from server.log.database import Database, LogUnavailable
-from server.log.folds import Fold, Folds, Key
 from server.log.leases import Leases
-from server.log.listing import Family, Filter, Page, family, page
+from server.log.listing import SessionFamily, SessionFilter, SessionPage, family, page
 from server.log.portable import PortableLog, portable, rows_of
-from server.log.response_rows import Beside
-from server.log.retries import Idempotency, Replayed, remember_key, replayed
+from server.log.response_rows import TurnExtras
+from server.log.retries import CommittedTurn, Idempotency, remember_key, replayed
 from server.log.session_rows import (
     ADD_ROW,
     UPDATE,
@@ -51,6 +50,7 @@ from server.log.timeline import (
     rewind_row,
     turn_row,
 )
+from server.log.timeline_cache import CachedTimeline, Key, TimelineCache
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Ledger:
         self._database = database
         self._server = server
         self._leases = leases
-        self._folds = Folds()
+        self._folds = TimelineCache()
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -101,7 +101,9 @@ class Ledger:
 
         return self._database.read(work)
 
-    def page(self, tenant: str, chosen: Filter, limit: int, after: str | None, descending: bool, now: float) -> Page:
+    def page(
+        self, tenant: str, chosen: SessionFilter, limit: int, after: str | None, descending: bool, now: float
+    ) -> SessionPage:
         """Some sessions of a tenant."""
         return self._database.read(
             lambda connection: page(
@@ -109,14 +111,14 @@ class Ledger:
             )
         )
 
-    def family(self, tenant: str, session: str, now: float) -> Family:
+    def family(self, tenant: str, session: str, now: float) -> SessionFamily:
         """A session with what it comes from and what comes from it."""
         return self._database.read(lambda connection: family(connection, tenant, session, now))
 
-    def replay(self, tenant: str, session: str, key: str, now: float) -> Replayed | None:
+    def replay(self, tenant: str, session: str, key: str, now: float) -> CommittedTurn | None:
         """The turn of an idempotency key."""
 
-        def work(connection: sql.Connection) -> Replayed | None:
+        def work(connection: sql.Connection) -> CommittedTurn | None:
             row = find(connection, tenant, session, now)
             return None if row is None else replayed(connection, row, key)
 
@@ -152,7 +154,7 @@ class Ledger:
         finish_reason: str,
         receipt: str | None,
         idempotency: Idempotency | None,
-        beside: Beside,
+        beside: TurnExtras,
         expect: int | None,
         now: float,
     ) -> TurnRecord:
@@ -387,7 +389,7 @@ class Ledger:
 
         return self._write(tenant, session, work)
 
-    def _append(self, connection: sql.Connection, row: SessionRow, fold: Fold, new: Row, now: float) -> None:
+    def _append(self, connection: sql.Connection, row: SessionRow, fold: CachedTimeline, new: Row, now: float) -> None:
         """Write one row, and fold it."""
         columns = columns_of(row.tenant, row.session, row.id, row.rows + 1, new)
         connection.execute(ADD_ROW, columns)

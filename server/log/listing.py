@@ -15,7 +15,7 @@ MOST_RELATIVES = 200  # sessions of a family that are told
 
 
 @dataclass(frozen=True)
-class Filter:
+class SessionFilter:
     """Which sessions: those that have all of ``metadata``, whose id starts with ``prefix``, last used at or after
     ``used_after`` and before ``used_before`` (Unix seconds)."""
 
@@ -26,7 +26,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Page:
+class SessionPage:
     """Some sessions of the list, in its order, and whether there are more behind them."""
 
     items: list[SessionSummary]
@@ -34,7 +34,7 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Family:
+class SessionFamily:
     """A session, what it was forked from, and all that was forked from any of these: parents before their forks, the
     older ones first. ``root`` is the name that it all goes back to, also where that session is no more. ``has_more``:
     there are more than ``MOST_RELATIVES``."""
@@ -47,13 +47,13 @@ class Family:
 def page(
     connection: sql.Connection,
     tenant: str,
-    chosen: Filter,
+    chosen: SessionFilter,
     *,
     limit: int,
     after: str | None,
     descending: bool,
     now: float,
-) -> Page:
+) -> SessionPage:
     """``limit`` sessions behind ``after`` in order of last use. Raises UnknownSession for an ``after`` that is none."""
     mine = sql.and_(sessions.c.tenant == tenant, alive(now))
     query = sql.select(sessions).where(mine, *conditions(chosen))
@@ -68,10 +68,10 @@ def page(
     order = [column.desc() if descending else column.asc() for column in (sessions.c.used, sessions.c.id)]
     rows = connection.execute(query.order_by(*order).limit(limit + 1)).all()
     metadata = metadata_of(connection, [row.id for row in rows[:limit]])
-    return Page([summary_of(row, metadata[row.id], now) for row in rows[:limit]], len(rows) > limit)
+    return SessionPage([summary_of(row, metadata[row.id], now) for row in rows[:limit]], len(rows) > limit)
 
 
-def conditions(chosen: Filter) -> list[sql.ColumnElement[bool]]:
+def conditions(chosen: SessionFilter) -> list[sql.ColumnElement[bool]]:
     """The filter in SQL."""
     found: list[sql.ColumnElement[bool]] = []
     for key, value in chosen.metadata.items():
@@ -87,7 +87,7 @@ def conditions(chosen: Filter) -> list[sql.ColumnElement[bool]]:
     return found
 
 
-def family(connection: sql.Connection, tenant: str, session: str, now: float) -> Family:
+def family(connection: sql.Connection, tenant: str, session: str, now: float) -> SessionFamily:
     """The family of a session. Raises UnknownSession."""
     mine = sql.and_(sessions.c.tenant == tenant, alive(now))
     passed: list[str] = []  # a parent is a name, which may have been given again: to a fork of a fork
@@ -110,4 +110,4 @@ def family(connection: sql.Connection, tenant: str, session: str, now: float) ->
         parents = [row.session for row in forks]
     told = [*rows.values()][:MOST_RELATIVES]
     metadata = metadata_of(connection, [row.id for row in told])
-    return Family(root, [summary_of(row, metadata[row.id], now) for row in told], len(rows) > len(told))
+    return SessionFamily(root, [summary_of(row, metadata[row.id], now) for row in told], len(rows) > len(told))

@@ -43,7 +43,7 @@ class LoggedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message as the log holds it. ``tools`` and ``template`` (see ``server.chat.manner``) hold from this one on;
+    """A message as the log holds it. ``tools`` and ``template`` (see ``server.chat.rendering``) hold from this one on;
     for ``items`` see ``server.schemas.items``, for ``instructions`` and ``dropped`` ``server.api.responses.prompt``.
     ``begun``: so many characters of a reply are what its client began it with."""
 

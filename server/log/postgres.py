@@ -15,7 +15,7 @@ ANSWER_SECONDS = 25.0  # until an answer must have come: later than the database
 PING_SECONDS = 5.0  # the same for the question whether it is there, which takes it no time
 
 
-class Patient(psycopg.Connection[Any]):
+class TimedConnection(psycopg.Connection[Any]):
     """Closes itself, and raises OperationalError, where an answer takes longer than ``patience`` seconds: behind a path
     on which packets are lost, or a proxy whose own side is dead, the system would wait for minutes or for ever."""
 
@@ -39,14 +39,14 @@ ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
 def be_patient(engine: sql.Engine) -> None:
     """The connections of ``engine`` are such, and a question between two uses of one is a ping."""
 
-    def connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> Patient:
-        made: Patient = Patient.connect(*arguments, **options)
+    def connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> TimedConnection:
+        made: TimedConnection = TimedConnection.connect(*arguments, **options)
         return made
 
-    def used(connection: Patient, *_: Any) -> None:
+    def used(connection: TimedConnection, *_: Any) -> None:
         connection.patience = ANSWER_SECONDS
 
-    def idle(connection: Patient | None, *_: Any) -> None:
+    def idle(connection: TimedConnection | None, *_: Any) -> None:
         if connection is not None:  # it is gone
             connection.patience = PING_SECONDS
 

@@ -37,7 +37,7 @@ class StoredResponse:
 
 
 @dataclass(frozen=True)
-class Beside:
+class TurnExtras:
     """What a turn brings along: its ``response``; other ``metadata`` for its session (None: as they are); and for a
     session that begins with it, seconds to live and the session and turn that it was forked from."""
 
@@ -101,7 +101,7 @@ def checksum(tenant: str, session: str, columns: dict[str, Any]) -> bytes:
         return b""
 
 
-class Found(NamedTuple):
+class FoundResponse(NamedTuple):
     """A response with its session. One that is unfinished has a ``server``, which ``runs`` it still or does not."""
 
     row: SessionRow | None
@@ -154,14 +154,14 @@ class ResponseLog:
         return await self._in_thread(lambda: self._settled(tenant, session, key, unwanted))
 
     def _settled(self, tenant: str, session: str, key: str, unwanted: bool) -> StoredResponse | None:
-        def look(connection: sql.Connection, lock: bool = False) -> Found:
+        def look(connection: sql.Connection, lock: bool = False) -> FoundResponse:
             row = find(connection, tenant, session, time.time(), lock=lock)
             response = None if row is None else read(connection, row, key)
             if row is None or response is None or response.status not in UNFINISHED:
-                return Found(row, response)
+                return FoundResponse(row, response)
             here = responses.c.session_id == row.id, responses.c.key == key
             server = connection.execute(sql.select(responses.c.server).where(*here)).scalar_one()
-            return Found(row, response, server, self._leases.is_run(connection, (tenant, session), server))
+            return FoundResponse(row, response, server, self._leases.is_run(connection, (tenant, session), server))
 
         def work(connection: sql.Connection) -> StoredResponse | None:
             row, response, server, runs = look(connection, lock=True)

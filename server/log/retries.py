@@ -21,7 +21,7 @@ class Idempotency:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class CommittedTurn:
     """A committed turn as its answer needs it: the ``reply``, ``created`` in Unix seconds."""
 
     request_hash: str
@@ -42,7 +42,7 @@ def remember_key(connection: sql.Connection, row: SessionRow, idempotency: Idemp
     connection.execute(sql.insert(retries).values({**values, "number": row.rows + 1, "created": int(now)}))
 
 
-def replayed(connection: sql.Connection, row: SessionRow, key: str) -> Replayed | None:
+def replayed(connection: sql.Connection, row: SessionRow, key: str) -> CommittedTurn | None:
     """The turn of a key; None if there is none. Raises SessionDamaged."""
     kept = connection.execute(
         sql.select(retries).where(retries.c.session_id == row.id, retries.c.key == key)
@@ -57,7 +57,7 @@ def replayed(connection: sql.Connection, row: SessionRow, key: str) -> Replayed 
     turn = row_of(row.tenant, row.session, dict(**stored._mapping))
     if turn.prompt_tokens is None or turn.created != kept.created:  # keys have no checksum
         raise SessionDamaged("an idempotency key of the session log is damaged")
-    return Replayed(
+    return CommittedTurn(
         kept.request_hash,
         turn.messages[-1],
         turn.finish_reason,

@@ -17,73 +17,29 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from server.log.chat_rows import ChatLog
-from server.log.claims import Key, SessionBusy
-from server.log.database import Durability, LogDamaged, LogFull, LogUnavailable, SessionDamaged
-from server.log.holds import Holds
-from server.log.leases import Leases, News
+from server.log.claims import Key
+from server.log.database import Durability, LogFull
+from server.log.leases import Leases
 from server.log.ledger import Ledger
-from server.log.listing import Family, Filter, Page
-from server.log.portable import InvalidLog, PortableLog, PortableTurn
+from server.log.listing import SessionFamily, SessionFilter, SessionPage
+from server.log.portable import PortableLog
 from server.log.recovery.mending import opened
-from server.log.response_rows import Beside, ResponseLog, StoredResponse
-from server.log.retries import Idempotency, Replayed
+from server.log.response_rows import ResponseLog, TurnExtras
+from server.log.retries import CommittedTurn, Idempotency
 from server.log.servers import Servers
+from server.log.session_locks import SessionLocks
 from server.log.tables import ANYONE, ballast
 from server.log.timeline import (
     Message,
-    NoSuchPlace,
-    Place,
-    SessionExists,
-    SessionMoved,
     SessionRecord,
     SessionSummary,
     TurnRecord,
-    UnknownSession,
-    at_turn,
-    common_prefix,
-    drop_reply,
-    locate,
-    turn_of_row,
 )
-
-__all__ = [
-    "Beside",
-    "Family",
-    "Filter",
-    "Idempotency",
-    "InvalidLog",
-    "LogDamaged",
-    "LogFull",
-    "LogUnavailable",
-    "Message",
-    "News",
-    "NoSuchPlace",
-    "Page",
-    "Place",
-    "PortableLog",
-    "PortableTurn",
-    "Replayed",
-    "SessionBusy",
-    "SessionDamaged",
-    "SessionExists",
-    "SessionLog",
-    "SessionMoved",
-    "SessionRecord",
-    "SessionSummary",
-    "StoredResponse",
-    "TurnRecord",
-    "UnknownSession",
-    "at_turn",
-    "common_prefix",
-    "drop_reply",
-    "locate",
-    "turn_of_row",
-]
 
 KEY_SECONDS = 48 * 3600  # that an idempotency key is remembered
 
 
-class SessionLog(Holds):
+class SessionLog(SessionLocks):
     """The log. All blocking work runs on one thread of its own, so the writes of a server have one order.
 
     Every verb is whole or not at all, and durable when it returns: against the death of the process, with
@@ -161,20 +117,20 @@ class SessionLog(Holds):
         prefix: str | None = None,
         used_after: int | None = None,
         used_before: int | None = None,
-    ) -> Page:
+    ) -> SessionPage:
         """``limit`` sessions in order of last use, the last one first if ``descending``, behind the session ``after``.
 
         Only those that have all of ``metadata``, whose id starts with ``prefix``, and that were last used at or after
         ``used_after`` and before ``used_before`` (Unix seconds). Raises UnknownSession if ``after`` is unknown.
         """
-        chosen = Filter(metadata or {}, prefix, used_after, used_before)
+        chosen = SessionFilter(metadata or {}, prefix, used_after, used_before)
         return await self._in_thread(lambda: self._ledger.page(tenant, chosen, limit, after, descending, now()))
 
-    async def family(self, tenant: str, session: str) -> Family:
+    async def family(self, tenant: str, session: str) -> SessionFamily:
         """The session with what it was forked from, and all that was forked from these. Raises UnknownSession."""
         return await self._in_thread(lambda: self._ledger.family(tenant, session, now()))
 
-    async def replay(self, tenant: str, session: str, key: str) -> Replayed | None:
+    async def replay(self, tenant: str, session: str, key: str) -> CommittedTurn | None:
         """The turn that was committed under an idempotency key, also when it is not the last one any more; None if
         there is none. A key is remembered for two days, or as long as its session."""
         return await self._in_thread(lambda: self._ledger.replay(tenant, session, key, now()))
@@ -202,7 +158,7 @@ class SessionLog(Holds):
         cached: int = 0,
         receipt: str | None = None,
         idempotency: Idempotency | None = None,
-        beside: Beside | None = None,
+        beside: TurnExtras | None = None,
         expect: int | None = None,
     ) -> TurnRecord:
         """Make this whole timeline the session's, as one more turn; the session begins here if it is unknown.
@@ -227,7 +183,7 @@ class SessionLog(Holds):
                 finish_reason=finish_reason,
                 receipt=receipt,
                 idempotency=idempotency,
-                beside=beside or Beside(),
+                beside=beside or TurnExtras(),
                 expect=expect,
                 now=now(),
             )

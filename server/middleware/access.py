@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ApiError
 from server.http.anthropic_errors import speaks_anthropic
 from server.http.error_responses import as_api_error, error_response
-from server.telemetry import logs
+from server.telemetry import log_context
 from server.telemetry.metrics import Metrics
 
 logger = logging.getLogger("warmturn.http")
@@ -39,8 +39,8 @@ class Access:
             return
         request_id = request_id_of(scope)
         scope.setdefault("state", {}).update(started=time.perf_counter(), request_id=request_id)
-        logs.begin(request_id)
-        answer = Answer(send, request_id, anthropic=speaks_anthropic(scope["path"]))
+        log_context.begin(request_id)
+        answer = SentResponse(send, request_id, anthropic=speaks_anthropic(scope["path"]))
         try:
             await self.app(scope, receive, answer.send)
         except Exception as error:
@@ -50,10 +50,10 @@ class Access:
             await error_response(told, scope)(scope, receive, answer.send)
         finally:
             self.metrics.answered(route_of(scope), answer.status)
-            logs.answered(scope, route_of(scope), answer.status)
+            log_context.answered(scope, route_of(scope), answer.status)
 
 
-class Answer:
+class SentResponse:
     """What is sent for one request; ``status`` is 0 before it has begun."""
 
     __slots__ = ("_anthropic", "_request_id", "_send", "status")

@@ -48,7 +48,7 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
     text: str
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+class ItemTopLogprob(msgspec.Struct, frozen=True):
     """One alternative."""
 
     token: str
@@ -56,13 +56,13 @@ class TopLogprob(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class Logprob(msgspec.Struct, frozen=True):
+class ItemLogprob(msgspec.Struct, frozen=True):
     """One token of the answer."""
 
     token: str
     bytes: list[int]
     logprob: float
-    top_logprobs: list[TopLogprob]
+    top_logprobs: list[ItemTopLogprob]
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
@@ -70,7 +70,7 @@ class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text
 
     text: str
     annotations: list[None] = []
-    logprobs: list[Logprob] = []
+    logprobs: list[ItemLogprob] = []
 
 
 class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):

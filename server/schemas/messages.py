@@ -72,7 +72,7 @@ def plain_text(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.plain for part in content)
 
 
-class CalledFunction(Strict):
+class SentFunction(Strict):
     """What an earlier reply called."""
 
     name: Annotated[str, Field(pattern=NAME)]
@@ -84,7 +84,7 @@ class SentCall(Strict):
 
     id: Id
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: SentFunction
     index: int | None = None
 
     def plain(self) -> dict[str, object]:
@@ -93,7 +93,7 @@ class SentCall(Strict):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class Message(Strict):
+class ChatMessageParam(Strict):
     """One message of a chat; with ``prefix`` it is the beginning of the reply. The harmless values are what clients
     send back of an earlier one."""
 
@@ -151,7 +151,7 @@ class Message(Strict):
         return message
 
 
-Messages = Annotated[list[Message], Field(fail_fast=True)]
+Messages = Annotated[list[ChatMessageParam], Field(fail_fast=True)]
 
 
 def check_calls(past: Sequence[Logged], new: Sequence[Logged], param: str = "messages") -> None:

@@ -62,7 +62,7 @@ class VendorFields(Strict):
 
 
 @dataclass(frozen=True)
-class TokenWish:
+class TokenOptions:
     """What a reply tells of its tokens. ``ids``: those of prompt and reply; ``logprobs``: how many alternatives of each
     have log-probabilities (None: not even the token itself), by the names ``token_id:N`` if ``as_ids``; ``prompt``:
     the same for the prompt's tokens."""
@@ -73,7 +73,7 @@ class TokenWish:
     prompt: int | None = None
 
     @classmethod
-    def of(cls, body: VendorFields, logprobs: int | None) -> TokenWish:
+    def of(cls, body: VendorFields, logprobs: int | None) -> TokenOptions:
         """What a request asked for; ``logprobs``: of its reply's tokens."""
         return cls(logprobs, body.return_token_ids, body.return_tokens_as_token_ids, body.prompt_logprobs)
 
@@ -91,7 +91,7 @@ class TokenWish:
         return UNSET if most is None else [prompt_logprob(entry, most) for entry in entries]
 
 
-NO_WISH = TokenWish()
+NO_WISH = TokenOptions()
 
 
 def prompt_logprob(entry: TokenLogprob, most: int) -> dict[str, PromptLogprob] | None:

@@ -6,8 +6,8 @@ token or once a request has to cost next to nothing.
 
 from __future__ import annotations
 
+import collections
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -18,7 +18,7 @@ from scheduler.protocol import Delta, FinishReason, Miss, ModelFacts, Receipt, S
 from server import __version__
 from server.log.recovery.salvage import Salvage
 from server.schemas.objects import MissReason
-from server.telemetry.figures import Counts, Distribution
+from server.telemetry.metric_types import Counter, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "warmturn_"
@@ -70,8 +70,9 @@ class Metrics(Collector):
         self._stats = Stats()
         self._ready = False
         self._engine = 0  # process id of the last engine
-        self._before: Counter[str] = Counter()  # what earlier engines have counted, by names in ``Stats``
-        self._missed: Counter[str] = Counter()  # and their misses
+        # What earlier engines have counted, by names in ``Stats``.
+        self._before: collections.Counter[str] = collections.Counter()
+        self._missed: collections.Counter[str] = collections.Counter()  # and their misses
         self._model: tuple[str, ModelFacts] | None = None
         self.requests = _counts("requests", "Requests answered", "route", "status")
         self.turns = _counts("turns", "Turns ended", "finish_reason", known=tuple(FinishReason))
@@ -101,7 +102,7 @@ class Metrics(Collector):
         self.restore = _times("session_restore_seconds", "Reading a session's KV from disk or remote", WAIT_BUCKETS)
         self.prompts = _times("request_prompt_tokens", "Prompt tokens of a turn", LENGTH_BUCKETS)
         self.replies = _times("request_generation_tokens", "Generated tokens of a turn", LENGTH_BUCKETS)
-        self._own = [figure for figure in vars(self).values() if isinstance(figure, Counts | Distribution)]
+        self._own = [figure for figure in vars(self).values() if isinstance(figure, Counter | Histogram)]
 
     # --- what happens -----------------------------------------------------------------------------------------
 
@@ -268,12 +269,12 @@ class Stopwatch:
                 metrics.decode.observe(max(0.0, now - self._started - self.first))
 
 
-def _counts(name: str, text: str, *labels: str, known: tuple[str, ...] = ()) -> Counts:
-    return Counts(PREFIX + name, text, labels, known)
+def _counts(name: str, text: str, *labels: str, known: tuple[str, ...] = ()) -> Counter:
+    return Counter(PREFIX + name, text, labels, known)
 
 
-def _times(name: str, text: str, buckets: tuple[float, ...]) -> Distribution:
-    return Distribution(PREFIX + name, text, buckets)
+def _times(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+    return Histogram(PREFIX + name, text, buckets)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -19,7 +19,7 @@ from opentelemetry.trace import Span, StatusCode, Tracer, TracerProvider
 from scheduler.extras import install_command
 from scheduler.protocol import Submit
 from server import __version__
-from server.telemetry.logs import PROBES
+from server.telemetry.log_context import PROBES
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider as OwnProvider

@@ -10,7 +10,7 @@ import msgspec
 from scheduler.protocol import Delta, FinishReason, Receipt, Submit
 from server.engine.engine import Engine, TurnStream
 from server.errors import ApiError
-from server.turns.account import Account
+from server.turns.request_usage import RequestUsage
 
 
 class Choices:
@@ -20,7 +20,7 @@ class Choices:
     themselves, merged.
     """
 
-    def __init__(self, engine: Engine, account: Account, submits: Sequence[Submit], patience: int = 1) -> None:
+    def __init__(self, engine: Engine, account: RequestUsage, submits: Sequence[Submit], patience: int = 1) -> None:
         """Hand every turn to the engine at once. Raises EngineUnavailable; then none is left behind. ``account`` has a
         watch for each of them, and is closed with them. ``patience``: deltas that the reader lets come together."""
         self.account = account

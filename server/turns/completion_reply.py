@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from scheduler.protocol import Delta, TokenLogprob
-from server.chat.draft import Draft
+from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
-from server.chat.reading import Part
+from server.chat.reply_parser import Part
 from server.schemas import objects
-from server.schemas.vendor_fields import FLOOR, NO_WISH, TokenWish, finite
-from server.turns.replies import CacheField, Head, Reply, UsageField, UsageWish
+from server.schemas.vendor_fields import FLOOR, NO_WISH, TokenOptions, finite
+from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions
 
 
 class CompletionReply(Reply):
@@ -24,11 +24,11 @@ class CompletionReply(Reply):
 
     def __init__(
         self,
-        head: Head,
-        wish: UsageWish,
+        head: ReplyHead,
+        wish: UsageOptions,
         prompts: Sequence[Prompt],
         echo: bool,
-        tokens: TokenWish = NO_WISH,
+        tokens: TokenOptions = NO_WISH,
         best: tuple[int, int] = (1, 1),
     ) -> None:
         super().__init__(head, wish)
@@ -55,14 +55,18 @@ class CompletionReply(Reply):
             return ()
         return [self._chunk([objects.CompletionChoice(index, delta.text, logprobs, token_ids=ids)], usage)]
 
-    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[objects.Completion]:
+    def ending(
+        self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField
+    ) -> Sequence[objects.Completion]:
         return [self._chunk([objects.CompletionChoice(index, "", finish_reason=draft.finish)], usage, cache)]
 
-    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[objects.Completion]:
+    def closing(
+        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
+    ) -> Sequence[objects.Completion]:
         return [self._chunk([], usage, cache)] if self.wish.at_end else ()
 
     def body(
-        self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
+        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
     ) -> objects.Completion:
         choices: list[objects.CompletionChoice] = []
         told, of = self._best
@@ -100,7 +104,7 @@ class CompletionReply(Reply):
         return None if columns is None else columns.take(prompt if self._echo else (), generated)
 
 
-def likelihood(draft: Draft) -> float:
+def likelihood(draft: PartialReply) -> float:
     """The mean log-probability of a choice's tokens."""
     values = [finite(entry.logprob) for entry in draft.logprobs]
     return sum(values) / len(values) if values else FLOOR
@@ -113,7 +117,7 @@ class LogprobColumns:
     echoed text does not show (BOS) take no room; the first ``skip`` prompt tokens are a session's past.
     """
 
-    def __init__(self, echo: str, skip: int, wish: TokenWish = NO_WISH) -> None:
+    def __init__(self, echo: str, skip: int, wish: TokenOptions = NO_WISH) -> None:
         self._echo = echo
         self._skip = skip
         self._wish = wish
@@ -141,7 +145,7 @@ class LogprobColumns:
             self._offset += len(text)
 
 
-def alternatives(entry: TokenLogprob, wish: TokenWish) -> dict[str, float]:
+def alternatives(entry: TokenLogprob, wish: TokenOptions) -> dict[str, float]:
     """Text -> log-probability, the token itself included. Of two tokens with one text the likelier counts."""
     found: dict[str, float] = {}
     for id, text, _, value in entry.top[: wish.logprobs]:

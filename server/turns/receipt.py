@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from scheduler.protocol import Miss, ModelFacts, Receipt, Submit
 from server.chat.prompts import Prompt
 from server.log.identity import Session
-from server.log.session_log import SessionRecord, common_prefix
+from server.log.timeline import SessionRecord, common_prefix
 from server.schemas import objects
 from server.schemas.objects import MissReason
 
@@ -22,7 +22,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
-class Past:
+class PromptHistory:
     """What the server knows of a prompt's history. ``named``: the client named a session; ``record``: what the log held
     of it before this turn; ``fingerprint``: of the served token ids; ``reusable``: whether this request, run by this
     model, may skip any token at all.
@@ -41,14 +41,14 @@ class Past:
         facts: ModelFacts,
         fingerprint: str,
         submit: Submit,
-    ) -> Past:
+    ) -> PromptHistory:
         """The past of a turn that is submitted now."""
         # An encoder reads its prompt anew each time, and logprobs of a prompt come from computing it.
         reusable = not facts.encoder_decoder and facts.mode != UNCACHED and submit.prompt_logprobs is None
         return cls(session is not None, record, fingerprint, reusable)
 
 
-def receipt_of(prompt: Prompt, engine: Receipt, past: Past, decode: Decode) -> objects.CacheReceipt:
+def receipt_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Decode) -> objects.CacheReceipt:
     """The receipt of one prompt, without its ``prefill_ms``. ``decode`` turns ids of the served model into text."""
     logged = [] if past.record is None else past.record.tokens
     # The last logged token was sampled, but never fed: whoever continues computes it for the first time.
@@ -69,7 +69,7 @@ def receipt_of(prompt: Prompt, engine: Receipt, past: Past, decode: Decode) -> o
     )
 
 
-def miss_of(prompt: Prompt, engine: Receipt, past: Past, decode: Decode) -> objects.CacheMiss | None:
+def miss_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Decode) -> objects.CacheMiss | None:
     """Why not more was reused. None when it was everything but one token, which a model needs to be fed, or when
     there was nothing to reuse.
     """

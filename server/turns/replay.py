@@ -12,15 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.protocol import Delta
-from server.chat.draft import Draft, Told
-from server.chat.tokens import Tokens
+from server.chat.partial_reply import FinishedReply, PartialReply
+from server.chat.tokenizer import ChatTokenizer
 from server.errors import ApiError, bad_request
 from server.http.sse import EventStream
 from server.log.identity import Session
-from server.log.session_log import Idempotency, Message, Replayed
+from server.log.retries import CommittedTurn, Idempotency
+from server.log.timeline import Message
 from server.schemas.objects import CachedTokens, CompletionTokens, Finish, Usage
 from server.schemas.requests import TurnRequest
-from server.turns.face import Face, headers_of
+from server.turns.context import ServerContext, headers_of
 from server.turns.replies import Reply, encoder
 
 HEADER = "idempotency-key"
@@ -43,7 +44,7 @@ def idempotency_of(request: Request, body: TurnRequest) -> Idempotency | None:
 async def replayed(
     request: Request,
     body: TurnRequest,
-    face: Face,
+    context: ServerContext,
     session: Session | None,
     reply: Callable[[int], Reply],
 ) -> Response | None:
@@ -55,15 +56,17 @@ async def replayed(
     idempotency = idempotency_of(request, body)
     if idempotency is None or session is None:
         return None
-    found = await face.log.replay(session.tenant, session.name, idempotency.key)
+    found = await context.log.replay(session.tenant, session.name, idempotency.key)
     if found is None:
         return None
     if found.request_hash != idempotency.request_hash:
         raise other_request()
     made = reply(found.created)
     headers = {**headers_of(session), "idempotent-replayed": "true"}
-    draft = Draft(Told({**found.reply, "content": found.reply["content"][found.reply.get("begun", 0) :]}))
-    usage = _usage(found, await face.tokens.run(thought, face.tokens, found.reply))
+    draft = PartialReply(
+        FinishedReply({**found.reply, "content": found.reply["content"][found.reply.get("begun", 0) :]})
+    )
+    usage = _usage(found, await context.tokens.run(thought, context.tokens, found.reply))
     if body.stream:
         return EventStream(
             _events(made, draft, usage, found), lambda: None, headers, done=made.done, failed=made.failed
@@ -80,7 +83,7 @@ def other_request() -> ApiError:
     return ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
 
 
-async def _events(reply: Reply, draft: Draft, usage: Usage, found: Replayed) -> AsyncGenerator[bytes]:
+async def _events(reply: Reply, draft: PartialReply, usage: Usage, found: CommittedTurn) -> AsyncGenerator[bytes]:
     """A stream of one piece. Its receipt is null: nothing was computed."""
     delta = Delta("", text=found.reply["content"])
     field = usage if reply.wish.everywhere else reply.wish.elsewhere
@@ -95,17 +98,17 @@ async def _events(reply: Reply, draft: Draft, usage: Usage, found: Replayed) -> 
         yield reply.event(told)
 
 
-def _usage(found: Replayed, reasoning: int) -> Usage:
+def _usage(found: CommittedTurn, reasoning: int) -> Usage:
     prompt, completion = found.prompt_tokens, found.completion_tokens
     details = CompletionTokens(min(reasoning, completion))
     return Usage(prompt, completion, prompt + completion, CachedTokens(found.cached), details)
 
 
-def thought(tokens: Tokens, reply: Message) -> int:
+def thought(tokens: ChatTokenizer, reply: Message) -> int:
     """How many tokens the reasoning of a reply has. Blocking."""
     return len(tokens.encode(reply.get("reasoning_content", ""), special=False))
 
 
-def _finish(found: Replayed) -> Finish:
+def _finish(found: CommittedTurn) -> Finish:
     """As it was committed."""
     return next((reason for reason in get_args(Finish) if reason == found.finish_reason), "stop")

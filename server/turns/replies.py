@@ -14,16 +14,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from scheduler.protocol import Delta, TokenLogprob
-from server.chat.draft import Draft
+from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
-from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
 from server.http.sse import DONE, event
 from server.log.chat_rows import row_of
-from server.log.session_log import Beside, Message
+from server.log.response_rows import TurnExtras
+from server.log.timeline import Message
 from server.schemas import objects
 from server.schemas.requests import GenerationRequest
-from server.schemas.vendor_fields import FLOOR, NO_WISH, TokenWish, finite
+from server.schemas.vendor_fields import FLOOR, NO_WISH, TokenOptions, finite
 
 PIECE = 64  # bytes, of which the events of an obfuscated stream are multiples
 UsageField = objects.Usage | UnsetType | None
@@ -31,7 +32,7 @@ CacheField = objects.CacheReceipt | UnsetType | None  # null: nothing was comput
 
 
 @dataclass(frozen=True)
-class Head:
+class ReplyHead:
     """What all objects of one answer repeat."""
 
     id: str
@@ -41,7 +42,9 @@ class Head:
     session: str | UnsetType
 
     @classmethod
-    def new(cls, prefix: str, model: str, fingerprint: str, session: str | None, created: int | None = None) -> Head:
+    def new(
+        cls, prefix: str, model: str, fingerprint: str, session: str | None, created: int | None = None
+    ) -> ReplyHead:
         """A head with an id of its own, which has the session in it. ``created`` is in Unix seconds; None: now."""
         name = UNSET if session is None else session
         when = int(time.time()) if created is None else created
@@ -50,7 +53,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class UsageWish:
+class UsageOptions:
     """Where a stream carries usage: ``at_end`` in a chunk behind the last one, or ``everywhere``; ``elsewhere`` is what
     the field holds in the other chunks. ``obfuscated``: how long a piece of the reply is does not show.
     """
@@ -61,7 +64,7 @@ class UsageWish:
     obfuscated: bool = False
 
     @classmethod
-    def of(cls, body: GenerationRequest) -> UsageWish:
+    def of(cls, body: GenerationRequest) -> UsageOptions:
         """What a request asked for."""
         options = body.stream_options
         everywhere = options is not None and options.continuous_usage_stats
@@ -70,7 +73,7 @@ class UsageWish:
         return cls(at_end, everywhere, None if at_end else UNSET, obfuscated)
 
 
-NO_USAGE = UsageWish(at_end=False, everywhere=False, elsewhere=UNSET)
+NO_USAGE = UsageOptions(at_end=False, everywhere=False, elsewhere=UNSET)
 encoder = msgspec.json.Encoder()
 
 
@@ -86,7 +89,7 @@ class Reply(ABC):
     done: bytes = DONE  # what follows the last event
     operation = "chat"  # as OpenTelemetry's GenAI conventions call it
 
-    def __init__(self, head: Head, wish: UsageWish = NO_USAGE) -> None:
+    def __init__(self, head: ReplyHead, wish: UsageOptions = NO_USAGE) -> None:
         self.head = head
         self.wish = wish
 
@@ -104,13 +107,13 @@ class Reply(ABC):
     def note(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:  # noqa: B027 most need not
         """Of a reply that is not streamed: a delta, and what its text was read as."""
 
-    def message(self, draft: Draft) -> Message:
+    def message(self, draft: PartialReply) -> Message:
         """What the log holds of a reply that has ended."""
         return draft.message()
 
-    def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
+    def beside(self, draft: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
         """What is committed with the turn of a reply that has ended."""
-        return Beside()
+        return TurnExtras()
 
     @abstractmethod
     def opening(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
@@ -121,15 +124,19 @@ class Reply(ABC):
         """For a delta, and what its text was read as."""
 
     @abstractmethod
-    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[msgspec.Struct]:
+    def ending(self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField) -> Sequence[msgspec.Struct]:
         """At the end of a choice, which is durable by then; with the last one goes the receipt."""
 
     @abstractmethod
-    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[msgspec.Struct]:
+    def closing(
+        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
+    ) -> Sequence[msgspec.Struct]:
         """Behind the end of the last choice."""
 
     @abstractmethod
-    def body(self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None) -> msgspec.Struct:
+    def body(
+        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
+    ) -> msgspec.Struct:
         """Everything at once."""
 
 
@@ -138,9 +145,9 @@ class ChatReply(Reply):
 
     def __init__(
         self,
-        head: Head,
-        wish: UsageWish,
-        tokens: TokenWish = NO_WISH,
+        head: ReplyHead,
+        wish: UsageOptions,
+        tokens: TokenOptions = NO_WISH,
         prompt: Prompt | None = None,
         echo: str = "",
         tier: str | None = None,
@@ -151,14 +158,14 @@ class ChatReply(Reply):
         service tier that the client asked for, if it did; ``metadata``: other ones for the session;
         ``kept``: of a chat that is stored, how it was asked for and the messages that were sent."""
         super().__init__(head, wish)
-        self._beside = Beside(metadata=metadata)
+        self._beside = TurnExtras(metadata=metadata)
         self._kept = kept
         self._tokens = tokens
         self._prompt_ids = UNSET if prompt is None else tokens.told(prompt.ids)
         self._echo = echo
         self._tier = UNSET if tier is None else "default"  # there is no other one
 
-    def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
+    def beside(self, draft: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
         if self._kept is None:
             return self._beside
         asked, sent = self._kept
@@ -179,15 +186,19 @@ class ChatReply(Reply):
         choice = objects.ChatChunkChoice(index, chat_delta(parts), logprobs, token_ids=ids)
         return [self._chunk([choice], usage)]
 
-    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[objects.ChatChunk]:
+    def ending(
+        self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField
+    ) -> Sequence[objects.ChatChunk]:
         choice = objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=draft.finish)
         return [self._chunk([choice], usage, cache)]
 
-    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[objects.ChatChunk]:
+    def closing(
+        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
+    ) -> Sequence[objects.ChatChunk]:
         return [self._chunk([], usage, cache)] if self.wish.at_end else ()
 
     def body(
-        self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None
+        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
     ) -> objects.ChatCompletion:
         head = self.head
         choices = []
@@ -225,7 +236,7 @@ class ChatReply(Reply):
         return objects.ChatLogprobs([chat_logprob(entry, self._tokens) for entry in logprobs])
 
 
-def chat_message(draft: Draft, echo: str = "") -> objects.ChatMessage:
+def chat_message(draft: PartialReply, echo: str = "") -> objects.ChatMessage:
     """A reply that has ended, behind what it is to begin with."""
     calls = [objects.ToolCall(call.id, objects.CalledFunction(call.name, call.arguments)) for call in draft.calls]
     return objects.ChatMessage(
@@ -237,12 +248,12 @@ def chat_message(draft: Draft, echo: str = "") -> objects.ChatMessage:
 
 def chat_delta(parts: Sequence[Part]) -> objects.ChatDelta:
     """What one delta was read as. Without any part it is content that is empty: its tokens' logprobs need a place."""
-    content = "".join(part.text for part in parts if isinstance(part, Content))
-    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-    begun = {part.index: part for part in parts if isinstance(part, Call)}
+    content = "".join(part.text for part in parts if isinstance(part, ContentPiece))
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPiece))
+    begun = {part.index: part for part in parts if isinstance(part, CallStart)}
     arguments: dict[int, str] = dict.fromkeys(begun, "")
     for part in parts:
-        if isinstance(part, Arguments):
+        if isinstance(part, ArgumentsPiece):
             arguments[part.index] = arguments.get(part.index, "") + part.text
     calls = [call_delta(index, begun.get(index), text) for index, text in arguments.items()]
     return objects.ChatDelta(
@@ -252,14 +263,14 @@ def chat_delta(parts: Sequence[Part]) -> objects.ChatDelta:
     )
 
 
-def call_delta(index: int, call: Call | None, arguments: str) -> objects.ToolCallDelta:
+def call_delta(index: int, call: CallStart | None, arguments: str) -> objects.ToolCallDelta:
     """More of a call; ``call`` if it begins."""
     if call is None:
         return objects.ToolCallDelta(index, objects.FunctionDelta(arguments=arguments))
     return objects.ToolCallDelta(index, objects.FunctionDelta(call.name, arguments), call.id, "function")
 
 
-def chat_logprob(entry: TokenLogprob, wish: TokenWish = NO_WISH) -> objects.ChatLogprob:
+def chat_logprob(entry: TokenLogprob, wish: TokenOptions = NO_WISH) -> objects.ChatLogprob:
     """One token in the chat's form."""
     top = [objects.TopLogprob(wish.name(id, text), max(value, FLOOR), list(raw)) for id, text, raw, value in entry.top]
     return objects.ChatLogprob(wish.name(entry.token_id, entry.text), finite(entry.logprob), list(entry.data), top)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from engine_kit import Outcome
 
-from scheduler.model.loader import Loaded
+from scheduler.model.loader import LoadedModel
 from scheduler.model.memory import TooSmall
 from scheduler.process import build
 from scheduler.protocol import EngineConfig, FinishReason, Sampling, Stopping, Submit, TokenLogprob, pack_ids
@@ -51,7 +51,7 @@ class Driver:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         banned: set[int],
         *,
         kv_memory: int = ROOMY,
@@ -130,7 +130,7 @@ class Driver:
         )
 
 
-def smallest(loaded: Loaded, banned: set[int], context: int, host_memory: int = 0) -> Driver | None:
+def smallest(loaded: LoadedModel, banned: set[int], context: int, host_memory: int = 0) -> Driver | None:
     """An engine with hardly more KV memory than a turn of ``context`` tokens needs; None if there is no such limit."""
     budget = 1024.0
     while budget <= ROOMY:

@@ -21,7 +21,7 @@ from architectures.oracle import Oracle
 from architectures.shapes import special_tokens
 from tiny_models import CONTEXT, make_tokenizer
 
-from scheduler.model.loader import Loaded, LoadFailed, prepare
+from scheduler.model.loader import LoadedModel, LoadFailed, prepare
 
 FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # fsync costs nothing there
 
@@ -105,7 +105,7 @@ class Scenario:
     oracle = Oracle
     context = CONTEXT  # of a model that names no limit
 
-    def __init__(self, loaded: Loaded, oracle: Oracle, tolerance: float, encodes: bool) -> None:
+    def __init__(self, loaded: LoadedModel, oracle: Oracle, tolerance: float, encodes: bool) -> None:
         self._loaded = loaded
         self._oracle = oracle
         self._tolerance = tolerance

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cache.files import Doubt, clear_temporaries, make_folder, open_file, read_at, remove, write_file
+from cache.files import CorruptFile, clear_temporaries, make_folder, open_file, read_at, remove, write_file
 
 CHUNKS: list[bytes | memoryview] = [b"one", memoryview(b"two"), b"", b"three" * 1000]
 WHOLE = b"one" + b"two" + b"three" * 1000
@@ -106,7 +106,7 @@ def test_a_name_cannot_lead_anywhere_else(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="name"):
         write_file(tmp_path / "folder", name, CHUNKS)
-    with pytest.raises(Doubt, match="name"):
+    with pytest.raises(CorruptFile, match="name"):
         open_file(tmp_path / "folder", name)
     assert os.listdir(tmp_path / "folder") == []
 
@@ -141,7 +141,7 @@ def test_what_is_not_a_regular_file_is_doubted_at_once(tmp_path: Path, kind: str
     thread = threading.Thread(target=attempt, daemon=True)  # so that a wait is seen as a failure
     thread.start()
     thread.join(10)
-    assert [type(error) for error in seen] == [Doubt]
+    assert [type(error) for error in seen] == [CorruptFile]
     assert str(tmp_path) not in str(seen[0])
 
 
@@ -149,7 +149,7 @@ def test_a_socket_is_doubted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)  # the address of a socket is short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("a.kv")
-        with pytest.raises(Doubt, match="not a regular file"):
+        with pytest.raises(CorruptFile, match="not a regular file"):
             open_file(tmp_path, "a.kv")
 
 
@@ -158,7 +158,7 @@ def test_another_users_file_is_doubted(tmp_path: Path, monkeypatch: pytest.Monke
     descriptors = len(os.listdir("/proc/self/fd"))
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    with pytest.raises(Doubt, match="another user"):
+    with pytest.raises(CorruptFile, match="another user"):
         open_file(tmp_path, "a.kv")
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
@@ -166,8 +166,8 @@ def test_another_users_file_is_doubted(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (errno.EACCES, Doubt),
-        (errno.EPERM, Doubt),
+        (errno.EACCES, CorruptFile),
+        (errno.EPERM, CorruptFile),
         (errno.EMFILE, OSError),
         (errno.EIO, OSError),
         (errno.ENOMEM, OSError),
@@ -192,7 +192,7 @@ def test_an_unreadable_file_is_doubted(tmp_path: Path) -> None:
     (tmp_path / "a.kv").chmod(0)
     if os.access(tmp_path / "a.kv", os.R_OK):
         pytest.skip("this user reads every file")
-    with pytest.raises(Doubt, match="not readable"):
+    with pytest.raises(CorruptFile, match="not readable"):
         open_file(tmp_path, "a.kv")
 
 
@@ -200,7 +200,7 @@ def test_a_file_that_was_cut_is_doubted(tmp_path: Path) -> None:
     write_file(tmp_path, "a.kv", CHUNKS)
     fd = open_file(tmp_path, "a.kv")
     assert bytes(read_at(fd, 6, len(WHOLE) - 6)) == WHOLE[-6:]
-    with pytest.raises(Doubt, match="shorter"):
+    with pytest.raises(CorruptFile, match="shorter"):
         read_at(fd, 7, len(WHOLE) - 6)
     os.close(fd)
 
@@ -210,7 +210,7 @@ def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     make_folder(real)
     write_file(real, "a.kv", CHUNKS)
     link.symlink_to(real)
-    with pytest.raises(Doubt):
+    with pytest.raises(CorruptFile):
         open_file(link, "a.kv")
     for act in (
         lambda: write_file(link, "b.kv", CHUNKS),
@@ -280,4 +280,4 @@ def test_only_temporaries_are_cleared(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_doubt_carries_its_reason() -> None:
-    assert Doubt("a reason").reason == "a reason"
+    assert CorruptFile("a reason").reason == "a reason"

@@ -9,7 +9,7 @@ import pytest
 from store_bench import SIZE, Bench
 
 from cache.pages.session import SessionCache
-from cache.store import SessionBusy
+from cache.store import SessionRunning
 
 # -- random histories -----------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ def test_random_histories(seed: int, device: int, host: int) -> None:
             tenant = rng.choice(["a", "a", "b"])
             prompt = random_prompt(rng, bench, longest)
             if name is not None and bench.store.busy(tenant, name):
-                with pytest.raises(SessionBusy):
+                with pytest.raises(SessionRunning):
                     bench.acquire(prompt, name, tenant)
                 continue
             promised = bench.store.match(tenant, array("i", prompt))
@@ -233,7 +233,7 @@ def test_a_running_name_is_busy() -> None:
     acquired = bench.acquire([1, 2], name="n")
     assert acquired is not None
     assert bench.store.busy("a", "n")
-    with pytest.raises(SessionBusy):
+    with pytest.raises(SessionRunning):
         bench.acquire([1, 2], name="n")
     bench.store.forget("a", "n")
     assert acquired.session in bench.sessions()

@@ -11,8 +11,9 @@ from typing import Any
 import sqlalchemy as sql
 from log_kit import assistant, user, with_made
 
-from server.log.session_log import SessionLog, SessionRecord, TurnRecord
+from server.log.session_log import SessionLog
 from server.log.tables import heartbeats, leases
+from server.log.timeline import SessionRecord, TurnRecord
 
 S = ("a", "s")
 NAMES = ("one", "two", "three", "four")

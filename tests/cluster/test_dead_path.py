@@ -16,7 +16,7 @@ import sqlalchemy as sql
 from cluster.routed import TOLD, Nginx, ask, installed
 from cluster.test_nginx_elsewhere import Stub
 from dead_path import NetworkPath, path_to
-from http_face import Site, site
+from http_context import Site, site
 from postgres_server import PostgresServer
 
 from server.log import database
@@ -33,7 +33,7 @@ def path(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """A path to PostgreSQL, and the URL of a database behind it."""
     monkeypatch.setattr("server.log.postgres.ANSWER_SECONDS", ANSWER)
     monkeypatch.setattr("server.log.postgres.PING_SECONDS", PING)
-    monkeypatch.setattr("server.log.postgres.Patient.patience", PING)
+    monkeypatch.setattr("server.log.postgres.TimedConnection.patience", PING)
     monkeypatch.setitem(database.CONNECTION, "connect_timeout", CONNECT)
     url = sql.make_url(postgres.new_database())
     with path_to(Path(str(url.query["host"])) / ".s.PGSQL.5432") as made:
@@ -43,7 +43,7 @@ def path(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def with_site(url: str, monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Site], object]) -> None:
     """Run a scenario on an app whose log is at ``url``; one that hangs fails."""
-    monkeypatch.setattr("http_face.SessionLog", lambda _: SessionLog(url))
+    monkeypatch.setattr("http_context.SessionLog", lambda _: SessionLog(url))
 
     async def run() -> None:
         async with site() as made:

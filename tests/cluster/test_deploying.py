@@ -20,7 +20,7 @@ from server.config.cluster_options import ClusterConfig
 from server.config.command_line import parse
 from server.config.serve_options import ServeConfig, UsageError
 from server.log import data_dir
-from server.telemetry import logs
+from server.telemetry import log_context
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RAYSERVICE = ROOT / "deploy" / "kubernetes" / "rayservice.yaml"
@@ -182,7 +182,7 @@ def test_its_data_dir_is_no_other_servers(ray: None, tmp_path: Path, monkeypatch
     class Reached(Exception):
         pass
 
-    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    monkeypatch.setattr(log_context, "configure", lambda *_: None)
     monkeypatch.setattr(ray_serve, "begin", begin)
     with pytest.raises(Reached):
         ray_serve.cluster(config("--data-dir", str(tmp_path)))

@@ -14,7 +14,7 @@ from server.cluster import env_file, ray_serve, replica
 from server.cluster.replica import Replica
 from server.config.command_line import parse
 from server.config.serve_options import ServeConfig, UsageError
-from server.telemetry import logs
+from server.telemetry import log_context
 
 SECRETS = ("s3cret", "key1", "key2", "bucket", "cloud-key")
 OF_PYTEST = {"PYTEST_CURRENT_TEST"}  # a variable that pytest sets
@@ -23,7 +23,7 @@ OF_PYTEST = {"PYTEST_CURRENT_TEST"}  # a variable that pytest sets
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    monkeypatch.setattr(log_context, "configure", lambda *_: None)
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from log_kit import turn
 from postgres_server import PostgresServer
 
 from server.log import leases
+from server.log.claims import SessionBusy
 from server.log.database import CONNECTION, Database, LogFull, LogLocked
-from server.log.session_log import SessionBusy, SessionLog
+from server.log.session_log import SessionLog
 from server.log.tables import heartbeats
 from server.log.tables import leases as lease_rows
 

@@ -17,9 +17,12 @@ from cluster.lease_kit import NAMES, S, dies, done, elsewhere, hold_once, living
 from log_kit import read, text, three_turns, turn, user, with_log
 
 from server.log import leases
-from server.log.session_log import Beside, SessionBusy, SessionLog, SessionMoved, StoredResponse, TurnRecord
+from server.log.claims import SessionBusy
+from server.log.response_rows import StoredResponse, TurnExtras
+from server.log.session_log import SessionLog
 from server.log.tables import heartbeats
 from server.log.tables import leases as lease_rows
+from server.log.timeline import SessionMoved, TurnRecord
 
 
 def test_what_a_living_server_holds_is_busy(shared: str) -> None:
@@ -228,17 +231,19 @@ def test_a_server_hears_what_the_others_did_and_wish(shared: str) -> None:
     async def scenario(one: SessionLog, two: SessionLog) -> None:
         await three_turns(one)
         async with one.holding(*S), one.holding("a", "t"):
-            assert await one.beat() == leases.News()
+            assert await one.beat() == leases.LeaseChanges()
             await one.create("a", "t")
             await one.responses.put("a", "t", StoredResponse("k", "queued", 1, "{}", "[]"))
             for unwanted in (False, True):
                 await two.responses.settled("a", "t", "k", unwanted=unwanted)
-                assert await one.beat() == leases.News(unwanted=frozenset({("a", "t", "k")} if unwanted else ()))
+                assert await one.beat() == leases.LeaseChanges(
+                    unwanted=frozenset({("a", "t", "k")} if unwanted else ())
+                )
             async with two.claim_when_free(*S, seconds=10.0):
                 await two.delete(*S)
             assert (await one.beat()).lost == {S}
         await settled(one)
-        assert await one.beat() == leases.News()
+        assert await one.beat() == leases.LeaseChanges()
 
     with_servers(shared, scenario)
 
@@ -282,7 +287,7 @@ def test_responses_of_a_dead_server_have_failed_and_stay_so(shared: str) -> None
             assert stored is not None
             assert stored.status == "failed"
             with pytest.raises(SessionMoved):
-                await turn(one, "s", "x", "y", beside=Beside(replace(queued, status="completed")))
+                await turn(one, "s", "x", "y", beside=TurnExtras(replace(queued, status="completed")))
             assert await two.responses.get("a", "s", "k") == stored
 
     with_servers(shared, scenario)

@@ -11,7 +11,7 @@ import pytest
 
 from server.http.routing import session_of
 from server.schemas.items import new_id
-from server.turns.replies import Head
+from server.turns.replies import ReplyHead
 
 NGINX = (Path(__file__).resolve().parent.parent.parent / "deploy" / "nginx.conf").read_text()
 URLS = {
@@ -58,7 +58,7 @@ def test_an_import_names_the_session_that_it_makes(query: bytes, session: str | 
 @pytest.mark.parametrize("name", ["alice", "a_b", "a-b_c", "chain-5f"])
 def test_ids_have_the_session_in_them(name: str) -> None:
     assert session_of(f"/v1/responses/{new_id('resp', name)}") == name
-    id = Head.new("chatcmpl", "m", "f", name).id
+    id = ReplyHead.new("chatcmpl", "m", "f", name).id
     assert id.removeprefix("chatcmpl-").rpartition("-")[0] == name
 
 

@@ -13,14 +13,16 @@ import pytest
 import sqlalchemy as sql
 from cluster.lease_kit import S, dies, done, living, rows, settled, with_servers
 from fake_engine import FakeEngine
-from http_face import demo_tokens
+from http_context import demo_tokens
 from log_kit import read, text, three_turns, turn
 
 from server.api.responses.routes import end_chain
 from server.log import leases
-from server.log.session_log import Beside, SessionLog, SessionMoved, StoredResponse
+from server.log.response_rows import StoredResponse, TurnExtras
+from server.log.session_log import SessionLog
 from server.log.tables import responses, sessions
-from server.turns.face import Face
+from server.log.timeline import SessionMoved
+from server.turns.context import ServerContext
 
 T = TypeVar("T")
 K1, K2 = (StoredResponse(key, "queued", 1, "{}", "[]") for key in ("k1", "k2"))
@@ -83,9 +85,9 @@ def test_its_server_tells_so_while_it_runs_another_one_on_the_session(shared: st
         async with one.holding(*S):
             await one.responses.put(*S, K2)
             assert await status(two, "k1", unwanted=True) == "queued"
-            assert await one.beat() == leases.News(unwanted=frozenset({(*S, "k1")}))
+            assert await one.beat() == leases.LeaseChanges(unwanted=frozenset({(*S, "k1")}))
             assert await status(one, "k1") == "failed"
-            await turn(one, "s", "x", "y", beside=Beside(StoredResponse("k2", "completed", 1, "{}", "[]")))
+            await turn(one, "s", "x", "y", beside=TurnExtras(StoredResponse("k2", "completed", 1, "{}", "[]")))
         assert await status(two, "k2") == "completed"
 
     with_servers(shared, scenario)
@@ -99,7 +101,7 @@ def test_a_cancel_ends_no_other_response(shared: str) -> None:
         loop, reading = asyncio.get_running_loop(), two._database.read
 
         async def meanwhile() -> None:
-            await turn(one, "s", "x", "y", beside=Beside(StoredResponse("k1", "completed", 1, "{}", "[]")))
+            await turn(one, "s", "x", "y", beside=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
 
         def look(work: Callable[[sql.Connection], T]) -> T:
             found = reading(work)
@@ -114,7 +116,7 @@ def test_a_cancel_ends_no_other_response(shared: str) -> None:
         async with one.holding(*S):
             await one.responses.put(*S, K2)
             assert await status(two, "k1", unwanted=True) == "completed"
-            assert await one.beat() == leases.News()
+            assert await one.beat() == leases.LeaseChanges()
 
     with_servers(shared, scenario)
 
@@ -127,7 +129,7 @@ def test_a_dead_server_that_comes_back_completes_nothing(shared: str) -> None:
             dies(two, "one")
             assert await status(two, "k1") == "failed"
             with pytest.raises(SessionMoved):
-                await turn(one, "s", "x", "y", beside=Beside(StoredResponse("k1", "completed", 1, "{}", "[]")))
+                await turn(one, "s", "x", "y", beside=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
         assert text(await read(two)) == "abcdefghijkl"
         assert await status(one, "k1") == "failed"
 
@@ -137,14 +139,14 @@ def test_a_dead_server_that_comes_back_completes_nothing(shared: str) -> None:
 def test_a_chain_without_responses_stays_while_another_server_follows_it(shared: str) -> None:
     async def scenario(one: SessionLog, two: SessionLog) -> None:
         engine = FakeEngine(demo_tokens())
-        face = cast(Face, SimpleNamespace(log=two, engine=engine))
+        context = cast(ServerContext, SimpleNamespace(log=two, engine=engine))
         await three_turns(one, "chain-1")
         async with living(one, two):
             async with one.holding("a", "chain-1"):
-                await end_chain(face, "a", "chain-1")
+                await end_chain(context, "a", "chain-1")
                 await turn(one, "chain-1", "x", "y")
             assert engine.forgotten == []
-            await end_chain(face, "a", "chain-1")
+            await end_chain(context, "a", "chain-1")
         assert engine.forgotten == [("a", "chain-1")]
         assert await one.get("a", "chain-1") is None
 

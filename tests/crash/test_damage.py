@@ -15,12 +15,13 @@ from crash.damage import KINDS, content_of, damage
 from engine_kit import Kit
 from tiny_models import greedy, model_of
 
-from cache.files import Doubt
+from cache.files import CorruptFile
 from cache.segments.chain import Owner
-from cache.segments.segment import Reader
-from cache.tiers.shelf import file_name, folder_of
+from cache.segments.segment import SegmentReader
+from cache.tiers.segment_folder import file_name, folder_of
+from server.log.database import SessionDamaged
 from server.log.recovery.salvage import Salvage
-from server.log.session_log import SessionDamaged, SessionLog
+from server.log.session_log import SessionLog
 
 DAMAGES = int(os.environ.get("CRASH_DAMAGES", "1000"))
 SESSIONS = 4
@@ -88,11 +89,11 @@ def damage_cache(name: str, tmp_path: Path, count: int, seed: int) -> Counter[st
 def believable(path: Path) -> bool:
     """Whether a file passes for that of its owner, read from end to end."""
     try:
-        with Reader(path.parent, path.name) as reader:
+        with SegmentReader(path.parent, path.name) as reader:
             owner = Owner(reader.header.tenant, reader.header.session, reader.header.named)
             for name in reader.names:
                 reader.read(name)
-    except Doubt:
+    except CorruptFile:
         return False
     return path.parent.name == folder_of(owner) and path.name == file_name(reader.header.sequence, reader.header.id)
 

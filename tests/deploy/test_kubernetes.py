@@ -16,7 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from deploy_kit import DEPLOY, GROUP, OTHERS, PORT, SETTINGS, USER, VOLUMES, documents, longest_stop
-from http_face import Site, served
+from http_context import Site, served
 
 from server import __version__
 from server.config.command_line import parse

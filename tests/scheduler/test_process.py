@@ -19,10 +19,10 @@ from scheduler.protocol import (
     Cancel,
     Delta,
     EngineConfig,
-    Failed,
     FinishReason,
     FromEngine,
     Loading,
+    ModelFailed,
     Ready,
     Refused,
     Sampling,
@@ -186,7 +186,7 @@ def test_it_leaves_when_the_server_is_gone(model: str, started: list[Process], t
 def test_a_model_that_is_not_there(started: list[Process], tmp_path: Path) -> None:
     engine = Process(str(tmp_path / "nowhere"), tmp_path)
     started.append(engine)
-    message = engine.until(Failed).message
+    message = engine.until(ModelFailed).message
     assert "nowhere" in message
     assert "\n" not in message
     assert engine.wait() == 2
@@ -197,7 +197,7 @@ def test_a_model_that_is_not_there(started: list[Process], tmp_path: Path) -> No
 def test_too_little_memory(model: str, started: list[Process], tmp_path: Path) -> None:
     engine = Process(model, tmp_path, kv_memory=1000)
     started.append(engine)
-    assert "--kv-memory" in engine.until(Failed).message
+    assert "--kv-memory" in engine.until(ModelFailed).message
     assert engine.wait() == 2
 
 

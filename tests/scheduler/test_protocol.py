@@ -13,12 +13,12 @@ from scheduler.protocol import (
     Cancel,
     Delta,
     EngineConfig,
-    Failed,
     FinishReason,
     Forget,
     FromEngine,
     Loading,
     ModelFacts,
+    ModelFailed,
     Ready,
     Receipt,
     Refused,
@@ -64,7 +64,7 @@ FROM_ENGINE = [
     Refused("t", "queue_full", "full"),
     Loading("reading"),
     Ready(FACTS),
-    Failed("no"),
+    ModelFailed("no"),
 ]
 
 

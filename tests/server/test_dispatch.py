@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from http_face import HELLO, Site, served
+from http_context import HELLO, Site, served
 
 from server import dispatch
 from server.middleware.overload import TURNS
@@ -73,7 +73,7 @@ async def test_turns_do_not_pass_the_framework(site: Site, template: str, monkey
     assert answer.status_code == 200, answer.text
     other = await site.http.get("/v1/models")  # passes it
     assert (other.status_code, other.json()["error"]["type"]) == (500, "server_error")
-    counted = site.app.state.face.metrics.text().decode()
+    counted = site.app.state.context.metrics.text().decode()
     assert f'route="{template}",status="200"' in counted
 
 

@@ -15,7 +15,8 @@ import httpx
 import pytest
 from scripted_server import PATIENCE, Server, gone, serving, wait
 
-from server.log.session_log import SessionLog, SessionRecord
+from server.log.session_log import SessionLog
+from server.log.timeline import SessionRecord
 
 TENANTS = ("held", "count", "endless")
 KEYS = [part for tenant in TENANTS for part in ("--api-key", f"{tenant}={tenant}-key")]

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from fake_engine import died
-from http_face import HELLO, Site, events, served
+from http_context import HELLO, Site, events, served
 
 from scheduler.protocol import FinishReason
 from server.engine.engine import TurnRefused
 from server.http.error_responses import FORMS
-from server.log.session_log import LogFull, SessionExists, SessionLog, SessionMoved, UnknownSession
+from server.log.database import LogFull
+from server.log.session_log import SessionLog
+from server.log.timeline import SessionExists, SessionMoved, UnknownSession
 
 SECRET = "s3cr3t"
 UNSUPPORTED: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from http_face import HELLO
+from http_context import HELLO
 from real_port import Port, port, request
 
 REQUESTS = 20

@@ -4,10 +4,11 @@ import asyncio
 import time
 
 import pytest
-from http_face import Site, served
+from http_context import Site, served
 
 from server.housekeeping import Housekeeper
-from server.log.session_log import LogUnavailable, News
+from server.log.database import LogUnavailable
+from server.log.leases import LeaseChanges
 
 PAST = int(time.time()) - 10
 
@@ -110,8 +111,8 @@ async def test_a_turn_whose_session_another_server_has_taken_ends(site: Site, mo
     while not site.engine.running:
         await asyncio.sleep(0.01)
 
-    async def taken() -> News:
-        return News(lost=frozenset({("default", "s")}))
+    async def taken() -> LeaseChanges:
+        return LeaseChanges(lost=frozenset({("default", "s")}))
 
     monkeypatch.setattr(site.log, "beat", taken)
     await keeper.beat()

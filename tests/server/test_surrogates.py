@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from http_face import HELLO, Site, demo_tokens, events, served
+from http_context import HELLO, Site, demo_tokens, events, served
 from template_styles import HERMES, tokens_with
 
 from scheduler.protocol import unpack_ids

@@ -20,7 +20,7 @@ DEMO = ROOT / "server" / "demo"
 READ = """
 import json, sys
 from server import torchless
-from server.chat.tokens import Tokens
+from server.chat.tokenizer import Tokens
 
 if "no torch" in sys.argv:
     torchless.without_torch()

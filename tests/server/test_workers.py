@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
-from http_face import Site, served
+from http_context import Site, served
 
 from server.http.error_responses import as_api_error
-from server.workers import Crowded, Hung, Workers
+from server.workers import NoWorkerFree, Workers, WorkTimedOut
 
 PATIENCE = 20.0  # seconds until a test that hangs fails
 
@@ -41,13 +41,13 @@ def test_what_hangs_is_told_and_its_thread_replaced() -> None:
     async def test() -> None:
         go = threading.Event()
         workers = Workers(1, 1, 0.5)
-        with pytest.raises(Hung):
+        with pytest.raises(WorkTimedOut):
             await workers.run(go.wait)
         assert workers.hung == 1
         assert await workers.run(lambda: "served") == "served"
-        with pytest.raises(Hung):
+        with pytest.raises(WorkTimedOut):
             await workers.run(go.wait)
-        with pytest.raises(Crowded):  # there are no more threads than these
+        with pytest.raises(NoWorkerFree):  # there are no more threads than these
             await workers.run(lambda: "not served")
         go.set()
         await until(lambda: workers.hung == 0)
@@ -69,7 +69,7 @@ def test_threads_do_not_grow_in_number() -> None:
             go = threading.Event()
             assert {
                 type(e) for e in await asyncio.gather(*(workers.run(go.wait) for _ in range(2)), return_exceptions=True)
-            } == {Hung}
+            } == {WorkTimedOut}
             assert ours() <= 4
             go.set()
             await until(lambda: workers.hung == 0)
@@ -114,15 +114,15 @@ def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
 
 
 def test_how_both_are_told() -> None:
-    assert as_api_error(Hung()).status_code == 400
-    crowded = as_api_error(Crowded())
+    assert as_api_error(WorkTimedOut()).status_code == 400
+    crowded = as_api_error(NoWorkerFree())
     assert (crowded.status_code, bool(crowded.headers and crowded.headers["retry-after"])) == (503, True)
 
 
 @served()
 async def test_a_template_that_hangs_costs_its_own_request(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    tokens = site.app.state.face.tokens
+    tokens = site.app.state.context.tokens
     render = type(tokens).render
 
     def hanging(self: object, messages: list[dict[str, str]], **how: bool) -> str:

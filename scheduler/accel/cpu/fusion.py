@@ -18,11 +18,11 @@ import torch
 
 from cache.attention import native
 from cache.attention.attention import PackedAttention
-from scheduler.accel.cpu.chain import Ahead, Chain, alike
-from scheduler.accel.cpu.layer import Layer
-from scheduler.accel.cpu.program import Kernel, Program
+from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, alike
+from scheduler.accel.cpu.layer_program import LayerProgram
+from scheduler.accel.cpu.program import Program, ProgramKernel
 from scheduler.accel.cpu.recorder import Unrecordable
-from scheduler.accel.cpu.recording import Asked, Linear, Recording, record
+from scheduler.accel.cpu.recording import AttentionRequest, Linear, ModuleRecording, record
 
 log = logging.getLogger("warmturn.engine")
 
@@ -31,7 +31,7 @@ class Fused:
     """One module that runs as a program."""
 
     def __init__(
-        self, module: torch.nn.Module, recording: Recording, kernel: Kernel, attention: PackedAttention
+        self, module: torch.nn.Module, recording: ModuleRecording, kernel: ProgramKernel, attention: PackedAttention
     ) -> None:
         self.module = module
         self._original: Callable[..., Any] = module.forward
@@ -42,12 +42,12 @@ class Fused:
         self._limit = min(limits) if limits else None  # rows
         compiled, asked = native.kernel(), recording.asked
         one = compiled is not None and len(asked) == 1
-        self._layer = Layer(recording.pieces, asked[0], attention, kernel, compiled) if one else None
+        self._layer = LayerProgram(recording.pieces, asked[0], attention, kernel, compiled) if one else None
         self._kernel = kernel
-        self._chain: Chain | None = None  # that it is the first of
+        self._chain: LayerChain | None = None  # that it is the first of
         self._behind: list[Fused] = []  # those after it
         self._hooks: list[Any] = []  # of all of these, filled by whoever hooks one
-        self._ahead: Ahead | None = None  # what the first one has computed for it
+        self._ahead: ChainResult | None = None  # what the first one has computed for it
         self._own = vars(module)
         self._forward = self.forward
 
@@ -86,7 +86,7 @@ class Fused:
         results = self._chain.run(cache, inputs, rows) if self._chain is not None and not self._hooked else None
         if results is not None:
             for fused, (hidden, result) in zip(self._behind, pairwise(results), strict=True):
-                fused._ahead = Ahead(hidden, (args, kwargs), result)
+                fused._ahead = ChainResult(hidden, (args, kwargs), result)
             return results[0]
         if self._layer is not None:
             outputs = self._layer.run(cache, inputs, rows)
@@ -94,7 +94,9 @@ class Fused:
                 return self._recording.assemble(outputs)
         return self.compute(inputs, partial(self._attend, cache))
 
-    def compute(self, inputs: list[torch.Tensor], attend: Callable[[Asked, list[torch.Tensor]], torch.Tensor]) -> Any:
+    def compute(
+        self, inputs: list[torch.Tensor], attend: Callable[[AttentionRequest, list[torch.Tensor]], torch.Tensor]
+    ) -> Any:
         """The pieces one after the other, ``attend`` between them."""
         rows = inputs[0].shape[self._recording.axis]
         between: dict[tuple[str, int], torch.Tensor] = {}
@@ -128,11 +130,11 @@ class Fused:
     def lead(self, behind: list[Fused]) -> None:
         """Be the first of a chain; of none, where nobody is behind it."""
         layers = [one._layer for one in (self, *behind) if one._layer is not None]
-        self._behind, self._chain = behind, Chain(layers, self._kernel) if behind else None
+        self._behind, self._chain = behind, LayerChain(layers, self._kernel) if behind else None
         modules = [one.module for one in (self, *behind)]
         self._hooks = [hooks for each in modules for hooks in (each._forward_hooks, each._forward_pre_hooks)]
 
-    def _attend(self, cache: Any, asked: Asked, outputs: list[torch.Tensor]) -> torch.Tensor:
+    def _attend(self, cache: Any, asked: AttentionRequest, outputs: list[torch.Tensor]) -> torch.Tensor:
         query, key, value = outputs
         key, value = cache.update(key, value, asked.layer)
         return self._attention.attend(asked.module, query, key, value, **asked.options)
@@ -141,7 +143,7 @@ class Fused:
 class Fusion:
     """The fused modules of one model."""
 
-    def __init__(self, attention: PackedAttention, linear: Linear, kernel: Kernel) -> None:
+    def __init__(self, attention: PackedAttention, linear: Linear, kernel: ProgramKernel) -> None:
         self._attention, self._linear, self._kernel = attention, linear, kernel
         self._fused: list[Fused] = []
 
@@ -195,7 +197,7 @@ class Fusion:
 
     def _record(self, modules: list[torch.nn.Module], steps: Callable[[], Iterator[None]]) -> dict[Any, Fused]:
         found: dict[Any, Fused] = {}
-        watches = [Watch(module, partial(record, self._attention, self._linear)) for module in modules]
+        watches = [ModuleWatch(module, partial(record, self._attention, self._linear)) for module in modules]
         with watching(watches):
             for _ in steps():
                 pass
@@ -207,7 +209,7 @@ class Fusion:
         return found
 
 
-class Called(NamedTuple):
+class FusedCall(NamedTuple):
     """One call of a fused module."""
 
     fused: Fused
@@ -215,7 +217,7 @@ class Called(NamedTuple):
     kwargs: dict[str, Any]
     out: Any
 
-    def leads_to(self, other: Called) -> bool:
+    def leads_to(self, other: FusedCall) -> bool:
         """Whether ``other`` got what this one gave, and else the same."""
         got = bool(other.args) and other.args[0] is self.out
         same = alike((self.args, self.kwargs), (other.args, other.kwargs))
@@ -223,12 +225,12 @@ class Called(NamedTuple):
 
 
 @contextmanager
-def listening(modules: list[Fused]) -> Iterator[list[Called]]:
+def listening(modules: list[Fused]) -> Iterator[list[FusedCall]]:
     """Within it calls of fused modules are listed."""
-    calls: list[Called] = []
+    calls: list[FusedCall] = []
 
     def heard(fused: Fused, *args: Any, **kwargs: Any) -> Any:
-        calls.append(Called(fused, args, kwargs, fused.forward(*args, **kwargs)))
+        calls.append(FusedCall(fused, args, kwargs, fused.forward(*args, **kwargs)))
         return calls[-1].out
 
     for fused in modules:
@@ -240,14 +242,14 @@ def listening(modules: list[Fused]) -> Iterator[list[Called]]:
             fused.install()
 
 
-class Watch:
+class ModuleWatch:
     """One module that is recorded whenever it is called."""
 
-    def __init__(self, module: torch.nn.Module, record: Callable[..., tuple[Any, Recording]]) -> None:
+    def __init__(self, module: torch.nn.Module, record: Callable[..., tuple[Any, ModuleRecording]]) -> None:
         self.module = module
         self._record = record
         self._original: Callable[..., Any] = module.forward
-        self._recordings: list[Recording] = []
+        self._recordings: list[ModuleRecording] = []
         self._refused: Unrecordable | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -261,7 +263,7 @@ class Watch:
                 self._refused = error
         return self._original(*args, **kwargs)
 
-    def fused(self, kernel: Kernel, attention: PackedAttention) -> Fused:
+    def fused(self, kernel: ProgramKernel, attention: PackedAttention) -> Fused:
         """The module as a program that says what the module said. Raises ``Unrecordable``."""
         if self._refused is not None or len(self._recordings) < 2:
             raise self._refused or Unrecordable("not called")
@@ -277,7 +279,7 @@ class Watch:
 
 
 @contextmanager
-def watching(watches: list[Watch]) -> Iterator[None]:
+def watching(watches: list[ModuleWatch]) -> Iterator[None]:
     """Within it calls of the watched modules are recorded."""
     for watch in watches:
         watch.module.forward = watch.forward

@@ -41,7 +41,7 @@ Map = Callable[[torch.Tensor], torch.Tensor]
 class PackedLinear:
     """One module whose ``forward`` reads a packed weight; ``remove`` puts the plain one back, to the bit.
 
-    The module's ``weight`` is then a ``Shadow``: other code may still ask for it.
+    The module's ``weight`` is then a ``WeightStandIn``: other code may still ask for it.
     """
 
     def __init__(self, module: torch.nn.Module, flipped: bool, way: Way) -> None:
@@ -56,7 +56,7 @@ class PackedLinear:
 
     def install(self) -> None:
         """From here on the module runs packed, and the plain weight is not kept."""
-        self.module._parameters["weight"] = Shadow(self, _weight(self.module))  # type: ignore[assignment]
+        self.module._parameters["weight"] = WeightStandIn(self, _weight(self.module))  # type: ignore[assignment]
         self.module.forward = self.forward
 
     def remove(self) -> None:
@@ -71,7 +71,7 @@ class PackedLinear:
         return matrix.t().contiguous() if self._flipped else matrix
 
 
-class Shadow(torch.Tensor):
+class WeightStandIn(torch.Tensor):
     """Stands where a packed module had its weight: shape, dtype and device are right, and whatever else is done with
     it is done with an unpacked copy. That is right but slow, so it is noted; writing to it fails.
     """
@@ -79,8 +79,10 @@ class Shadow(torch.Tensor):
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, of: PackedLinear, like: torch.Tensor) -> Shadow:
-        shadow: Shadow = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
+    def __new__(cls, of: PackedLinear, like: torch.Tensor) -> WeightStandIn:
+        shadow: WeightStandIn = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=like.dtype, device=like.device
+        )
         return shadow
 
     def __init__(self, of: PackedLinear, like: torch.Tensor) -> None:

@@ -31,8 +31,8 @@ _ARENA_BYTES = 8 << 20  # aimed at, so that rows that are worked on together sta
 _CHUNKS = (32, 256)  # rows: the fewest and the most that are worked on together
 
 
-class Call(ctypes.Structure):
-    """``Call`` of program.cpp."""
+class ProgramCall(ctypes.Structure):
+    """``ProgramCall`` of program.cpp."""
 
     _fields_ = (
         ("stages", ctypes.c_void_p),
@@ -51,7 +51,7 @@ class Call(ctypes.Structure):
     )
 
 
-class Kernel:
+class ProgramKernel:
     """The compiled functions, and the memory in which all programs run one after the other."""
 
     def __init__(self, path: Path) -> None:
@@ -76,10 +76,10 @@ class Kernel:
 
 
 @cache
-def kernel() -> Kernel | None:
+def kernel() -> ProgramKernel | None:
     """The kernel of this process, built if need be; None, said once in the log, where it cannot be had."""
     try:
-        return Kernel(built(Path(__file__).with_name("kernels") / "program.cpp"))
+        return ProgramKernel(built(Path(__file__).with_name("kernels") / "program.cpp"))
     except (NotBuilt, OSError, AttributeError) as error:
         reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
         log.info("modules run as they are, slower on a CPU: %s", reason)
@@ -89,7 +89,7 @@ def kernel() -> Kernel | None:
 class Program:
     """One piece, ready to run."""
 
-    def __init__(self, piece: Piece, kernel: Kernel) -> None:
+    def __init__(self, piece: Piece, kernel: ProgramKernel) -> None:
         self._kernel = kernel
         layout = _Layout(_stages(_needed(piece.operations)))
         self.externals = layout.externals
@@ -106,7 +106,7 @@ class Program:
         chunk = min(max(rows, _CHUNKS[0]), _CHUNKS[1])
         self._arena, self._prepared = width * chunk, layout.prepared * chunk
         scratch = max(-(-layout.scratch // _ALIGNED) * _ALIGNED, chunk * GROUP if layout.direct else 0)
-        self.call = Call(
+        self.call = ProgramCall(
             stages=stages.ctypes.data,
             count=len(stages),
             instructions=instructions.ctypes.data,
@@ -164,7 +164,7 @@ class Program:
 
 
 def product(
-    matrix: Matrix, bias: torch.Tensor | None, dtype: torch.dtype, kernel: Kernel
+    matrix: Matrix, bias: torch.Tensor | None, dtype: torch.dtype, kernel: ProgramKernel
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """``F.linear`` with one weight, as a program."""
     piece = Piece(Slots())

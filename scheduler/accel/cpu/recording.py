@@ -29,7 +29,7 @@ _FEWEST = 2  # functions: torch computes one as fast as a program
 
 
 @dataclass
-class Asked:
+class AttentionRequest:
     """Attention that a module asked for: the module that did, its layer, and the options beside query, key, value."""
 
     module: torch.nn.Module
@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass
-class Recording:
+class ModuleRecording:
     """See ``record``. Arguments are numbered as ``_spread`` gives them."""
 
     tokens: int
@@ -52,7 +52,7 @@ class Recording:
     untouched: list[tuple[int, type]]  # what the module did not look into
     cache_at: int | None
     pieces: list[Piece]
-    asked: list[Asked]
+    asked: list[AttentionRequest]
     outputs: list[torch.Tensor | None]
     form: TreeSpec
     _rows: int = -1
@@ -78,7 +78,7 @@ class Recording:
         given = self.called, inputs, self.axes, self.same, self.ignored, self.untouched, self.cache_at
         return given, asked, operations, kinds, self.form
 
-    def alike(self, other: Recording) -> bool:
+    def alike(self, other: ModuleRecording) -> bool:
         """Whether both match the same calls, and give one tensor each."""
         seen, others = (
             (one.called, one.same, one.ignored, one.untouched, one.axes, one.cache_at, one.form, one._input_kinds)
@@ -132,7 +132,7 @@ class Recording:
         """Raises ``Unrecordable`` unless ``compute`` says what the module said. Lets go of what was kept for that."""
         asked = iter(self.asked)
 
-        def attend(_: Asked, given: list[torch.Tensor]) -> torch.Tensor:
+        def attend(_: AttentionRequest, given: list[torch.Tensor]) -> torch.Tensor:
             one = next(asked)
             _equal(given, one.given)
             assert one.out is not None
@@ -154,7 +154,7 @@ def record(
     forward: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Any, Recording]:
+) -> tuple[Any, ModuleRecording]:
     """Call ``forward``, that of ``module``, and watch. Raises ``Unrecordable``; it may have been called then."""
     _look_at(module, linear)
     called, given = _spread(args, kwargs)
@@ -166,7 +166,7 @@ def record(
     if len(caches) > 1 or len({id(tensor) for _, tensor in inputs}) < len(inputs):
         raise Unrecordable("it got one thing twice")
     recorder = Recorder(tokens, [tensor for _, tensor in inputs], [tensor for _, tensor in others], COMPUTED)
-    asked: list[Asked] = []
+    asked: list[AttentionRequest] = []
     with ExitStack() as stack:
         for part in module.modules():
             if (found := linear(part)) is not None:
@@ -181,7 +181,7 @@ def record(
             raise error if isinstance(error, Unrecordable) else Unrecordable("it fails when it is watched") from error
     outputs, form = tree_flatten(out)
     _results(recorder, outputs, [tensor for _, tensor in inputs])
-    return out, Recording(
+    return out, ModuleRecording(
         tokens=tokens,
         called=called,
         inputs=inputs,
@@ -309,7 +309,7 @@ def _product(recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: 
 
 @contextmanager
 def _attention(
-    recorder: Recorder, attention: PackedAttention, cache: PackedCache, asked: list[Asked]
+    recorder: Recorder, attention: PackedAttention, cache: PackedCache, asked: list[AttentionRequest]
 ) -> Iterator[None]:
     """Within it an update of the cache and the attention that follows are one call between two pieces, and nobody may
     ask how long the cache is: the answer would be part of the program.
@@ -337,7 +337,7 @@ def _attention(
             isinstance(option, torch.Tensor) and type(option) is not torch.nn.Parameter for option in options.values()
         ):
             raise Unrecordable("attention with a tensor of this step")
-        asked.append(Asked(module, updated[-1][2], options, [query, key, value], out))
+        asked.append(AttentionRequest(module, updated[-1][2], options, [query, key, value], out))
         return out
 
     def length() -> torch.Tensor:

@@ -27,7 +27,7 @@ _INDICES = r".*\.layer_idx"
 _KEPT = "TORCHINDUCTOR_CACHE_DIR"
 
 
-class Compiling(NamedTuple):
+class CompileOptions(NamedTuple):
     """That layers are to be compiled, by which of torch's backends; ``tell`` is called before.
 
     Afterwards a step may take up to ``most`` of the time that it takes without.
@@ -38,7 +38,7 @@ class Compiling(NamedTuple):
     most: float = 1.05
 
 
-class Code:
+class CompiledClass:
     """The forward of one class, compiled in one piece. ``refused`` says why not, once that has failed."""
 
     def __init__(self, kind: type[torch.nn.Module], backend: Any) -> None:
@@ -58,16 +58,16 @@ class Code:
         return _forward(module, args, kwargs)
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module says, by code that is there already or as it is: see ``Compiled.within``."""
+        """What the module says, by code that is there already or as it is: see ``CompiledLayers.within``."""
         return self._compiled(module, args, kwargs)
 
 
-class Compiled:
+class CompiledLayers:
     """The modules of one model that run compiled."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._codes: dict[type[torch.nn.Module], Code] = {}
+        self._codes: dict[type[torch.nn.Module], CompiledClass] = {}
         self._modules: list[torch.nn.Module] = []
         self._learning = self._aside = False
 
@@ -124,7 +124,7 @@ class Compiled:
     def _run(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         kind = type(module)
         if self._learning and kind not in self._codes:
-            self._codes[kind] = Code(kind, self._backend)
+            self._codes[kind] = CompiledClass(kind, self._backend)
         if self._aside:
             return _forward(module, args, kwargs)
         code = self._codes[kind]

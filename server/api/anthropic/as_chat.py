@@ -9,15 +9,15 @@ from typing import Any
 from pydantic import Field
 
 from server.api.anthropic.schemas import (
-    Message,
+    AnthropicMessageParam,
+    AnthropicTool,
     MessagesRequest,
     PromptRequest,
-    TextBlock,
-    ThinkingBlock,
-    Tool,
+    TextBlockParam,
+    ThinkingBlockParam,
     ToolChoice,
-    ToolResultBlock,
-    ToolUseBlock,
+    ToolResultBlockParam,
+    ToolUseBlockParam,
 )
 from server.errors import bad_request
 from server.schemas.requests import INT32, ChatRequest
@@ -78,14 +78,14 @@ def messages_of(request: PromptRequest) -> list[dict[str, Any]]:
     return [joined(messages) for messages in made]
 
 
-def split(message: Message) -> Iterable[dict[str, Any]]:
+def split(message: AnthropicMessageParam) -> Iterable[dict[str, Any]]:
     """A message as one of ours; of a user's, what calls gave back is apart, and first."""
     blocks = message.blocks
-    said = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+    said = "\n".join(block.text for block in blocks if isinstance(block, TextBlockParam))
     if message.role == "assistant":
         yield assistant(said, blocks)
         return
-    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+    results = [block for block in blocks if isinstance(block, ToolResultBlockParam)]
     for block in results:
         text = text_of(block.content)
         yield {
@@ -100,9 +100,9 @@ def split(message: Message) -> Iterable[dict[str, Any]]:
 def assistant(said: str, blocks: Sequence[object]) -> dict[str, Any]:
     """An earlier reply."""
     made: dict[str, Any] = {"role": "assistant", "content": said}
-    if thought := "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock)):
+    if thought := "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlockParam)):
         made["reasoning_content"] = thought
-    if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
+    if calls := [block for block in blocks if isinstance(block, ToolUseBlockParam)]:
         made["tool_calls"] = [
             {
                 "id": call.id,
@@ -124,7 +124,7 @@ def joined(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def text_of(texts: str | Sequence[TextBlock]) -> str:
+def text_of(texts: str | Sequence[TextBlockParam]) -> str:
     """A text, whichever way it was written."""
     return texts if isinstance(texts, str) else "\n".join(block.text for block in texts)
 
@@ -135,21 +135,21 @@ def check_results(request: PromptRequest) -> None:
     waiting: set[str] | None = None if request.session_id is not None else set()
     for index, message in enumerate(request.messages):
         for number, block in enumerate(message.blocks):
-            if isinstance(block, ToolResultBlock) and waiting is not None:
+            if isinstance(block, ToolResultBlockParam) and waiting is not None:
                 if block.tool_use_id not in waiting:
                     field = f"messages[{index}].content[{number}].tool_use_id"
                     problem = "is not that of a call in the message before it, or was answered already"
                     raise bad_request(f"{field} {problem}.", field, "invalid_value")
                 waiting.remove(block.tool_use_id)
         if message.role == "assistant":
-            calls = {block.id for block in message.blocks if isinstance(block, ToolUseBlock)}
+            calls = {block.id for block in message.blocks if isinstance(block, ToolUseBlockParam)}
             if waiting is not None and index and request.messages[index - 1].role == "assistant":
                 waiting |= calls
             else:
                 waiting = calls
 
 
-def tool_of(tool: Tool) -> dict[str, Any]:
+def tool_of(tool: AnthropicTool) -> dict[str, Any]:
     """A tool as a function."""
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
     if tool.description is not None:

@@ -28,7 +28,7 @@ class ThinkingTokens(msgspec.Struct, frozen=True):
     thinking_tokens: int
 
 
-class Usage(msgspec.Struct, frozen=True):
+class AnthropicUsage(msgspec.Struct, frozen=True):
     """Tokens of a request. The prompt is the sum of the three kinds of input: what was computed, what was computed by
     a request that asks for it to be kept, and what the cache had."""
 
@@ -72,7 +72,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     id: str
     model: str
     content: list[Block]
-    usage: Usage
+    usage: AnthropicUsage
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     role: Literal["assistant"] = "assistant"
@@ -157,7 +157,7 @@ class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_d
     """The end of a reply, and what it cost."""
 
     delta: End
-    usage: Usage
+    usage: AnthropicUsage
     cache: CacheReceipt | UnsetType | None = UNSET
 
 

@@ -12,16 +12,16 @@ from pydantic_core import from_json
 from scheduler.protocol import Delta
 from server import surrogates
 from server.api.anthropic import objects as objects
-from server.chat.draft import Draft
-from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.chat.partial_reply import PartialReply
+from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
 from server.http.anthropic_errors import error_body
 from server.http.sse import event
 from server.schemas.objects import CacheReceipt
 from server.schemas.objects import Usage as TurnUsage
-from server.turns.replies import CacheField, Head, Reply, UsageField, UsageWish, encoder
+from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions, encoder
 
-AT_ALL_TIMES = UsageWish(at_end=True, everywhere=True, elsewhere=None)
+AT_ALL_TIMES = UsageOptions(at_end=True, everywhere=True, elsewhere=None)
 HOUR = 3600  # seconds
 
 
@@ -34,7 +34,7 @@ class AnthropicReply(Reply):
 
     def __init__(
         self,
-        head: Head,
+        head: ReplyHead,
         request_id: str | None,
         keep_seconds: int,
         limit: int | None,
@@ -62,14 +62,14 @@ class AnthropicReply(Reply):
     def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[msgspec.Struct]:
         return [told for part in parts for told in self._told(part)]
 
-    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[msgspec.Struct]:
+    def ending(self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField) -> Sequence[msgspec.Struct]:
         end = objects.End(*self._stop(draft))
         return [*self._closed(), objects.MessageDelta(end, self._usage(usage), cache)]
 
-    def closing(self, drafts: Sequence[Draft], usage: TurnUsage, cache: CacheField) -> Sequence[msgspec.Struct]:
+    def closing(self, drafts: Sequence[PartialReply], usage: TurnUsage, cache: CacheField) -> Sequence[msgspec.Struct]:
         return [objects.MessageStop()]
 
-    def body(self, drafts: Sequence[Draft], usage: TurnUsage, cache: CacheReceipt | None) -> objects.Message:
+    def body(self, drafts: Sequence[PartialReply], usage: TurnUsage, cache: CacheReceipt | None) -> objects.Message:
         draft = drafts[0]
         content: list[objects.Block] = []
         if draft.reasoning:
@@ -84,7 +84,7 @@ class AnthropicReply(Reply):
     def _message(
         self,
         content: list[objects.Block],
-        usage: objects.Usage,
+        usage: objects.AnthropicUsage,
         reason: objects.StopReason | None = None,
         sequence: str | None = None,
         cache: CacheReceipt | UnsetType | None = UNSET,
@@ -96,17 +96,17 @@ class AnthropicReply(Reply):
 
     def _told(self, part: Part) -> Iterator[msgspec.Struct]:
         match part:
-            case Content(text):
-                yield from self._within(Content, objects.TextBlock(""))
+            case ContentPiece(text):
+                yield from self._within(ContentPiece, objects.TextBlock(""))
                 yield self._more(objects.TextDelta(text))
-            case Reasoning(text):
-                yield from self._within(Reasoning, objects.ThinkingBlock(""))
+            case ReasoningPiece(text):
+                yield from self._within(ReasoningPiece, objects.ThinkingBlock(""))
                 if self._shows_thoughts:
                     yield self._more(objects.ThinkingDelta(text))
-            case Call(_, id, name):
+            case CallStart(_, id, name):
                 yield from self._closed()
-                yield from self._within(Call, objects.ToolUseBlock(id, name, {}))
-            case Arguments(_, text):
+                yield from self._within(CallStart, objects.ToolUseBlock(id, name, {}))
+            case ArgumentsPiece(_, text):
                 yield self._more(objects.InputDelta(text))
 
     def _within(self, kind: type[Part], block: objects.Block) -> Iterator[msgspec.Struct]:
@@ -122,13 +122,13 @@ class AnthropicReply(Reply):
 
     def _closed(self) -> Iterator[msgspec.Struct]:
         """End the block that is open, if one is."""
-        if self._open is Reasoning:
+        if self._open is ReasoningPiece:
             yield self._more(objects.SignatureDelta())
         if self._open is not None:
             yield objects.BlockStop(self._blocks - 1)
         self._open = None
 
-    def _stop(self, draft: Draft) -> tuple[objects.StopReason, str | None]:
+    def _stop(self, draft: PartialReply) -> tuple[objects.StopReason, str | None]:
         """Why a reply ended, and the stop sequence that did it."""
         if draft.finish == "tool_calls":
             return "tool_use", None
@@ -140,13 +140,13 @@ class AnthropicReply(Reply):
         named = isinstance(draft.stop, str) and draft.stop in self._stops  # one of the model's own is its end of a turn
         return ("stop_sequence", str(draft.stop)) if named else ("end_turn", None)
 
-    def _usage(self, usage: UsageField) -> objects.Usage:
+    def _usage(self, usage: UsageField) -> objects.AnthropicUsage:
         assert isinstance(usage, TurnUsage)
         cached = usage.prompt_tokens_details.cached_tokens
         computed = usage.prompt_tokens - cached
         kept = computed if self._keep_seconds else 0
         long = self._keep_seconds >= HOUR
-        return objects.Usage(
+        return objects.AnthropicUsage(
             input_tokens=computed - kept,
             cache_creation_input_tokens=kept,
             cache_read_input_tokens=cached,

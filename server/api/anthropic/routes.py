@@ -17,7 +17,7 @@ from server.api.ops.tokenize import answer, looked_at
 from server.http.body import JsonRoute
 from server.log.identity import named_session
 from server.schemas.strict import Strict
-from server.turns.replies import Head, Reply
+from server.turns.replies import Reply, ReplyHead
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -34,7 +34,7 @@ async def create_message(body: MessagesRequest, query: Annotated[Parameters, Que
     made = as_chat(body)
     shows = body.thinking is None or body.thinking.display != "omitted"
 
-    def writer(head: Head, replayed: bool) -> Reply:
+    def writer(head: ReplyHead, replayed: bool) -> Reply:
         named = replace(head, id=head.id.replace("chatcmpl-", "msg_"))
         stops = made.stop or ()
         return AnthropicReply(named, request.state.request_id, made.keep_seconds, made.token_limit, shows, stops)

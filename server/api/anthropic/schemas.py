@@ -37,7 +37,7 @@ def only_text(value: object) -> object:
     return value
 
 
-class TextBlock(Block):
+class TextBlockParam(Block):
     """Text."""
 
     KIND = "text"
@@ -46,7 +46,7 @@ class TextBlock(Block):
     text: str
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlockParam(Strict):
     """What an earlier reply thought. Its signature is not looked at: this server signs nothing."""
 
     KIND: ClassVar[str] = "thinking"
@@ -55,7 +55,7 @@ class ThinkingBlock(Strict):
     signature: str = ""
 
 
-class ToolUseBlock(Block):
+class ToolUseBlockParam(Block):
     """A call of an earlier reply."""
 
     KIND = "tool_use"
@@ -72,7 +72,7 @@ def kind_of(value: object) -> str:
     return f"<{kind}>" if kind in ("thinking", "tool_use", "tool_result") else "<text>"
 
 
-Text = Annotated[TextBlock, BeforeValidator(only_text)]
+Text = Annotated[TextBlockParam, BeforeValidator(only_text)]
 Texts = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[Text], Field(max_length=MAX_BLOCKS), Field(fail_fast=True), Tag("<list>")],
@@ -80,7 +80,7 @@ Texts = Annotated[
 ]
 
 
-class ToolResultBlock(Block):
+class ToolResultBlockParam(Block):
     """What a call gave back."""
 
     KIND = "tool_result"
@@ -93,9 +93,9 @@ class ToolResultBlock(Block):
 
 AnyBlock = Annotated[
     Annotated[Text, Tag("<text>")]
-    | Annotated[ThinkingBlock, Tag("<thinking>")]
-    | Annotated[ToolUseBlock, Tag("<tool_use>")]
-    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    | Annotated[ThinkingBlockParam, Tag("<thinking>")]
+    | Annotated[ToolUseBlockParam, Tag("<tool_use>")]
+    | Annotated[ToolResultBlockParam, Tag("<tool_result>")],
     Discriminator(kind_of),
 ]
 Content = Annotated[
@@ -110,7 +110,7 @@ MAY_HOLD = {
 }
 
 
-class Message(Strict):
+class AnthropicMessageParam(Strict):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
@@ -125,9 +125,9 @@ class Message(Strict):
         return self
 
     @property
-    def blocks(self) -> list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]:
+    def blocks(self) -> list[TextBlockParam | ThinkingBlockParam | ToolUseBlockParam | ToolResultBlockParam]:
         """The content, whichever way it was written."""
-        return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        return [TextBlockParam(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
 def only_ours(value: object) -> object:
@@ -137,7 +137,7 @@ def only_ours(value: object) -> object:
     return value
 
 
-class Tool(Strict):
+class AnthropicTool(Strict):
     """What can be called. However its input is to be streamed: it is, as it comes."""
 
     LATER: ClassVar[Harmless] = {
@@ -228,9 +228,11 @@ class PromptRequest(Strict):
     }
     model: str = Field("", max_length=512)
     session_id: str | None = None
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[AnthropicMessageParam], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     system: Texts = ""
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), Field(fail_fast=True)] = Field(default_factory=list)
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS), Field(fail_fast=True)] = Field(
+        default_factory=list
+    )
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

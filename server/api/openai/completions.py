@@ -17,12 +17,12 @@ from server.http.body import JsonRoute
 from server.log.identity import Session, named_session
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.formats import format_grammar
-from server.schemas.vendor_fields import TokenWish
+from server.schemas.vendor_fields import TokenOptions
 from server.turns.completion_reply import CompletionReply
-from server.turns.exchange import Exchange
-from server.turns.face import Face, face_of
+from server.turns.context import ServerContext, context_of
 from server.turns.replay import idempotency_of, replayed
-from server.turns.replies import Head, Reply, UsageWish
+from server.turns.replies import Reply, ReplyHead, UsageOptions
+from server.turns.turn_runner import TurnRunner
 
 router = APIRouter(route_class=JsonRoute)
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only
@@ -31,23 +31,27 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continuations of one or several prompts; with a session id, of that session's text."""
-    face = face_of(request)
+    context = context_of(request)
     session = named_session(request, body.session_id)
     name = session.name if session else None
-    facts = face.check(body, session, choices=body.candidates * len(body.prompts))
+    facts = context.check(body, session, choices=body.candidates * len(body.prompts))
     with ExitStack() as held:
-        record = await face.open(session, held)
-        if (again := await replayed(request, body, face, session, completion_replay(body, face, session))) is not None:
+        record = await context.open(session, held)
+        if (
+            again := await replayed(request, body, context, session, completion_replay(body, context, session))
+        ) is not None:
             return again
         base = record if session is not None and session.stateful else None
-        prompts = await face.tokens.run(completion_prompts, body, face.tokens, facts, base)
+        prompts = await context.tokens.run(completion_prompts, body, context.tokens, facts, base)
         for prompt in prompts:
             room(prompt, body, facts, "prompt")
-        grammar = await format_grammar(body, face.grammars)
+        grammar = await format_grammar(body, context.grammars)
         if body.bad_words and grammar is not None:
             message = "bad_words cannot be used where a format decides which words may come."
             raise bad_request(message, "bad_words", "invalid_value")
-        words = await face.tokens.run(banned, body.bad_words, face.tokens, facts.vocab_size) if body.bad_words else ()
+        words = (
+            await context.tokens.run(banned, body.bad_words, context.tokens, facts.vocab_size) if body.bad_words else ()
+        )
         salt = body.salt
         submits = [
             Submit(
@@ -67,13 +71,13 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             for prompt in prompts
             for choice in range(body.candidates)
         ]
-        head = Head.new("cmpl", face.served_name, facts.fingerprint, name)
+        head = ReplyHead.new("cmpl", context.served_name, facts.fingerprint, name)
         per_choice = [prompt for prompt in prompts for _ in range(body.candidates)]
         best = (body.n, body.candidates)
-        tokens = TokenWish.of(body, body.token_logprobs)
-        reply = CompletionReply(head, UsageWish.of(body), per_choice, body.echo, tokens, best)
+        tokens = TokenOptions.of(body, body.token_logprobs)
+        reply = CompletionReply(head, UsageOptions.of(body), per_choice, body.echo, tokens, best)
         key = idempotency_of(request, body)
-        return await Exchange(face, body, session, record, prompts, submits, reply, key).respond(request, held)
+        return await TurnRunner(context, body, session, record, prompts, submits, reply, key).respond(request, held)
 
 
 def limit(body: CompletionRequest, left: int) -> int:
@@ -84,15 +88,17 @@ def limit(body: CompletionRequest, left: int) -> int:
     return min(max(DEFAULT_MAX_TOKENS, body.min_tokens), left)
 
 
-def completion_replay(body: CompletionRequest, face: Face, session: Session | None) -> Callable[[int], Reply]:
+def completion_replay(
+    body: CompletionRequest, context: ServerContext, session: Session | None
+) -> Callable[[int], Reply]:
     """The objects of a replayed completion, for ``replayed``: without logprobs, which the log does not hold."""
     name = session.name if session else None
-    fingerprint = face.facts.fingerprint
+    fingerprint = context.facts.fingerprint
 
     def reply(created: int) -> Reply:
         given = body.prompts[0]  # a session takes one
-        prompt = Prompt([], echo=given if isinstance(given, str) else face.tokens.decode(given))
-        head = Head.new("cmpl", face.served_name, fingerprint, name, created)
-        return CompletionReply(head, UsageWish.of(body), [prompt], body.echo)
+        prompt = Prompt([], echo=given if isinstance(given, str) else context.tokens.decode(given))
+        head = ReplyHead.new("cmpl", context.served_name, fingerprint, name, created)
+        return CompletionReply(head, UsageOptions.of(body), [prompt], body.echo)
 
     return reply

@@ -43,7 +43,7 @@ class UpdateChat(Strict):
     metadata: Metadata | None
 
 
-class Page(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
+class ChatPage(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
     """Some of a list, in its order."""
 
     data: list[dict[str, Any]]
@@ -59,9 +59,9 @@ class ChatDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="chat.com
     deleted: Literal[True] = True
 
 
-def page(data: Sequence[dict[str, Any]], more: bool) -> Page:
+def page(data: Sequence[dict[str, Any]], more: bool) -> ChatPage:
     """Objects with ids as a page."""
-    return Page([*data], data[0]["id"] if data else None, data[-1]["id"] if data else None, more)
+    return ChatPage([*data], data[0]["id"] if data else None, data[-1]["id"] if data else None, more)
 
 
 def messages_of(chat: StoredChat) -> list[dict[str, Any]]:

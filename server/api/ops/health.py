@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from server.telemetry.metrics import CONTENT_TYPE
-from server.turns.face import face_of
+from server.turns.context import context_of
 
 router = APIRouter()
 
@@ -17,10 +17,10 @@ async def health(request: Request) -> Response:
     """200 only while the engine's loop ticks. Needs no key, tells nothing but the state, and as ``degraded`` what does
     not work while turns are served: ``session_log_full`` (those that are to be kept are refused), ``disk_failing`` (KV
     is in memory only)."""
-    face = face_of(request)
-    engine = face.engine
+    context = context_of(request)
+    engine = context.engine
     if engine.healthy:
-        troubles = {"session_log_full": face.log.full, "disk_failing": bool(engine.stats.disk_failing)}
+        troubles = {"session_log_full": context.log.full, "disk_failing": bool(engine.stats.disk_failing)}
         degraded = [name for name, is_there in troubles.items() if is_there]
         return JSONResponse({"status": "ok", **({"degraded": degraded} if degraded else {})})
     state = engine.state()
@@ -32,7 +32,7 @@ async def health(request: Request) -> Response:
 async def live(request: Request) -> Response:
     """503 only when nothing but a restart of the server helps: its engine hangs. 200 also while a model loads, an
     engine restarts or the server stops. Needs no key."""
-    engine = face_of(request).engine
+    engine = context_of(request).engine
     if engine.state() == "ready" and not engine.healthy:
         return JSONResponse({"status": "stalled"}, 503, headers={"retry-after": "2"})
     return JSONResponse({"status": "ok"})
@@ -41,7 +41,7 @@ async def live(request: Request) -> Response:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
-    face = face_of(request)
-    face.metrics.engine(face.engine.stats, face.engine.healthy)
-    face.metrics.model(face.served_name, face.engine.facts)
-    return Response(face.metrics.text(), media_type=CONTENT_TYPE)
+    context = context_of(request)
+    context.metrics.engine(context.engine.stats, context.engine.healthy)
+    context.metrics.model(context.served_name, context.engine.facts)
+    return Response(context.metrics.text(), media_type=CONTENT_TYPE)

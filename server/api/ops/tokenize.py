@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from scheduler.protocol import ModelFacts
 from server.chat.prompts import Prompt, chat_prompt, check_bytes, check_ids, too_long
-from server.chat.tokens import Tokens
+from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
 from server.log.identity import Session, named_session
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS, Messages
 from server.schemas.requests import ChatRequest, TokenIds
 from server.schemas.strict import Strict, validated, wrong
 from server.schemas.tools import Tool, distinct
-from server.turns.face import face_of
+from server.turns.context import context_of
 from server.turns.replies import encoder
 
 router = APIRouter(route_class=JsonRoute)
@@ -97,24 +97,24 @@ class Version(msgspec.Struct, frozen=True):
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Token ids of a text or of a chat."""
-    face = face_of(request)
-    face.check_model(body.model)
-    facts = face.facts
-    ids = await face.tokens.run(text_ids if body.messages is None else chat_ids, body, face.tokens, facts)
-    strings = await face.tokens.run(face.tokens.pieces, ids) if body.return_token_strs else None
+    context = context_of(request)
+    context.check_model(body.model)
+    facts = context.facts
+    ids = await context.tokens.run(text_ids if body.messages is None else chat_ids, body, context.tokens, facts)
+    strings = await context.tokens.run(context.tokens.pieces, ids) if body.return_token_strs else None
     return answer(Tokenized(len(ids), facts.max_context, ids, strings))
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
-    face = face_of(request)
-    face.check_model(body.model)
-    facts = face.facts
+    context = context_of(request)
+    context.check_model(body.model)
+    facts = context.facts
     if len(body.tokens) > facts.max_context:
         raise too_long(f"tokens is longer than this model's context of {facts.max_context} tokens.", "tokens")
     check_ids(body.tokens, facts.vocab_size, "tokens")
-    return answer(Text(await face.tokens.run(face.tokens.decode, body.tokens)))
+    return answer(Text(await context.tokens.run(context.tokens.decode, body.tokens)))
 
 
 @router.post("/apply-template")
@@ -122,14 +122,14 @@ async def apply_template(body: ChatRequest, request: Request) -> Response:
     """The prompt of a chat, from the body that ``/v1/chat/completions`` takes."""
     session = named_session(request, body.session_id)
     prompt = await looked_at(body, request, session)
-    text = await face_of(request).tokens.run(face_of(request).tokens.decode, prompt.ids)
+    text = await context_of(request).tokens.run(context_of(request).tokens.decode, prompt.ids)
     return answer(Rendered(text, prompt.ids))
 
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> dict[str, str | None]:
     """The tokens that begin and end texts, and the chat template."""
-    return face_of(request).tokens.info
+    return context_of(request).tokens.info
 
 
 @router.get("/version")
@@ -140,28 +140,30 @@ async def version() -> Response:
 
 async def looked_at(body: ChatRequest, request: Request, session: Session | None) -> Prompt:
     """The prompt that a chat would have now; nothing is claimed or changed."""
-    face = face_of(request)
-    face.check_model(body.model)
-    facts = face.facts
-    record = await face.log.get(session.tenant, session.name) if session is not None and session.stateful else None
-    return await face.tokens.run(chat_prompt, body, face.tokens, facts, record)
+    context = context_of(request)
+    context.check_model(body.model)
+    facts = context.facts
+    record = await context.log.get(session.tenant, session.name) if session is not None and session.stateful else None
+    return await context.tokens.run(chat_prompt, body, context.tokens, facts, record)
 
 
-def text_ids(body: TokenizeRequest, tokens: Tokens, facts: ModelFacts) -> list[int]:
+def text_ids(body: TokenizeRequest, tokens: ChatTokenizer, facts: ModelFacts) -> list[int]:
     """The token ids of the prompt. Blocking."""
     assert body.prompt is not None
     check_bytes([body.prompt], facts, "prompt")
     return tokens.encode(body.prompt, special=body.add_special_tokens is not False)
 
 
-def chat_ids(body: TokenizeRequest, tokens: Tokens, facts: ModelFacts) -> list[int]:
+def chat_ids(body: TokenizeRequest, tokens: ChatTokenizer, facts: ModelFacts) -> list[int]:
     """The token ids of the messages. Blocking."""
     names = ("messages", "tools", "chat_template_kwargs", "continue_final_message")
     chat = validated(ChatRequest, {name: getattr(body, name) for name in names})
     prompt = chat_prompt(chat, tokens, facts, None)
     if body.add_generation_prompt or chat.goes_on:
         return prompt.ids
-    return tokens.encode(tokens.render(prompt.messages, generation_prompt=False, manner=prompt.manner), special=False)
+    return tokens.encode(
+        tokens.render(prompt.messages, generation_prompt=False, rendering=prompt.rendering), special=False
+    )
 
 
 def answer(told: msgspec.Struct) -> Response:

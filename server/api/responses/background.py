@@ -12,12 +12,14 @@ from starlette.requests import Request
 from server.api.responses.reply import ResponseReply, events_of
 from server.errors import ApiError
 from server.http.error_responses import as_api_error
+from server.log.database import LogUnavailable
 from server.log.identity import Session
 from server.log.response_rows import UNFINISHED
-from server.log.session_log import LogUnavailable, SessionLog, SessionMoved, UnknownSession
+from server.log.session_log import SessionLog
+from server.log.timeline import SessionMoved, UnknownSession
 from server.schemas.items import parsed_id
 from server.turns.choices import Choices
-from server.turns.exchange import Exchange
+from server.turns.turn_runner import TurnRunner
 
 logger = logging.getLogger("warmturn.http")
 
@@ -28,7 +30,7 @@ FULL_RETRY = 5  # seconds, told to who comes when there are so many
 Id = tuple[str, str]  # tenant, response
 
 
-class Running:
+class RunningResponse:
     """One of them. ``reply`` has what it has said so far, and the recording of its events."""
 
     def __init__(self, reply: ResponseReply, choices: Choices) -> None:
@@ -50,12 +52,12 @@ class Running:
         await asyncio.wait((self.task,))
 
 
-class Background:
+class BackgroundResponses:
     """The responses that run. What has become of one is in the log before it is no longer here."""
 
     def __init__(self, log: SessionLog) -> None:
         self._log = log
-        self._running: dict[Id, Running] = {}
+        self._running: dict[Id, RunningResponse] = {}
         self._slots = 0
         self._cancelling: set[asyncio.Task[None]] = set()
 
@@ -72,16 +74,16 @@ class Background:
         finally:
             self._slots -= 1
 
-    def get(self, tenant: str, response: str) -> Running | None:
+    def get(self, tenant: str, response: str) -> RunningResponse | None:
         """A response that runs; None for any other."""
         return self._running.get((tenant, response))
 
     def start(
-        self, session: Session, reply: ResponseReply, exchange: Exchange, choices: Choices, held: ExitStack
+        self, session: Session, reply: ResponseReply, exchange: TurnRunner, choices: Choices, held: ExitStack
     ) -> None:
         """Run a response whose turn was submitted. ``held`` is closed when it is over."""
         id = session.tenant, reply.head.id
-        running = self._running[id] = Running(reply, choices)
+        running = self._running[id] = RunningResponse(reply, choices)
         kept = held.pop_all()
         kept.callback(self._running.pop, id)
         running.task = asyncio.create_task(self._run(session, running, exchange, choices))
@@ -103,7 +105,7 @@ class Background:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, session: Session, running: Running, exchange: Exchange, choices: Choices) -> None:
+    async def _run(self, session: Session, running: RunningResponse, exchange: TurnRunner, choices: Choices) -> None:
         reply = running.reply
         assert reply.recording is not None
         try:
@@ -128,7 +130,7 @@ class Background:
         with suppress(LogUnavailable):
             await self._log.responses.settled(tenant, session, key)
 
-    async def _settle(self, session: Session, running: Running, end: Callable[[], object]) -> None:
+    async def _settle(self, session: Session, running: RunningResponse, end: Callable[[], object]) -> None:
         """Write how it ended, unless its turn was committed after all. Who follows its events hears the last one."""
         running.ends = True
         reply, recording = running.reply, running.reply.recording
@@ -145,7 +147,7 @@ class Background:
                 await self._log.responses.put(session.tenant, session.name, reply.stored(recording.whole()))
 
 
-def background_of(request: Request) -> Background:
+def background_of(request: Request) -> BackgroundResponses:
     """The responses that run on their own, of the app that got the request."""
-    background: Background = request.app.state.background
+    background: BackgroundResponses = request.app.state.background
     return background

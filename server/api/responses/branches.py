@@ -15,20 +15,13 @@ from dataclasses import dataclass
 from server.api.responses.schemas import InputRequest
 from server.chat.prompts import Prompt
 from server.errors import ApiError
+from server.log.claims import SessionBusy
 from server.log.identity import SESSION_ID, Session
-from server.log.session_log import (
-    Beside,
-    Idempotency,
-    SessionBusy,
-    SessionRecord,
-    StoredResponse,
-    at_turn,
-    common_prefix,
-    turn_of_row,
-)
-from server.log.timeline import turns_within
+from server.log.response_rows import StoredResponse, TurnExtras
+from server.log.retries import Idempotency
+from server.log.timeline import SessionRecord, at_turn, common_prefix, turn_of_row, turns_within
 from server.schemas.items import parsed_id
-from server.turns.face import Face
+from server.turns.context import ServerContext
 
 CHAIN = "chain-"  # how the sessions begin that hold nothing but responses
 CHAIN_SECONDS = 30 * 86_400  # from the last response of a chain to its end
@@ -37,7 +30,7 @@ OVER = ("completed", "incomplete", "cancelled")
 
 
 @dataclass(frozen=True)
-class Branch:
+class ResponseBranch:
     """``session`` takes the turn, None: nothing is kept. ``past`` is what the prompt follows, None: nothing; its
     version is that of the session. ``parent``: a session that begins with the turn is forked from that one's turn."""
 
@@ -51,44 +44,44 @@ class Branch:
         return self.past is None or self.past.version == 0
 
     @property
-    def begins(self) -> Beside:
+    def begins(self) -> TurnExtras:
         """What a session that begins with the turn is like."""
-        return Beside(ttl=CHAIN_SECONDS, parent=self.parent)
+        return TurnExtras(ttl=CHAIN_SECONDS, parent=self.parent)
 
 
 async def branch_of(
-    face: Face, tenant: str, body: InputRequest, store: bool, key: Idempotency | None, held: ExitStack
-) -> Branch:
+    context: ServerContext, tenant: str, body: InputRequest, store: bool, key: Idempotency | None, held: ExitStack
+) -> ResponseBranch:
     """Where this request goes on. ``held`` has the claim of its session then. Raises a 400 or 404 for a past that is
     not there, SessionBusy, and LogFull while nothing could be kept."""
     if body.conversation_id is not None:
         session = conversation_of(tenant, body.conversation_id)
-        return existing(session, None if session is None else await face.open(session, held))
+        return existing(session, None if session is None else await context.open(session, held))
     if body.previous_response_id is not None:
-        return await behind(face, tenant, body.previous_response_id, store, key, held)
-    return Branch(await new_chain(face, tenant, key, held) if store else None)
+        return await behind(context, tenant, body.previous_response_id, store, key, held)
+    return ResponseBranch(await new_chain(context, tenant, key, held) if store else None)
 
 
-async def looked_at(face: Face, tenant: str, body: InputRequest) -> Branch:
+async def looked_at(context: ServerContext, tenant: str, body: InputRequest) -> ResponseBranch:
     """The same for a request that takes no turn: nothing is claimed."""
     if body.conversation_id is None:
-        return await branch_of(face, tenant, body, False, None, ExitStack())
+        return await branch_of(context, tenant, body, False, None, ExitStack())
     session = conversation_of(tenant, body.conversation_id)
-    return existing(session, None if session is None else await face.log.get(session.tenant, session.name))
+    return existing(session, None if session is None else await context.log.get(session.tenant, session.name))
 
 
-def existing(session: Session | None, record: SessionRecord | None) -> Branch:
+def existing(session: Session | None, record: SessionRecord | None) -> ResponseBranch:
     """A conversation that is there. Raises a 404."""
     if record is None:
         raise no_conversation("conversation")
-    return Branch(session, record)
+    return ResponseBranch(session, record)
 
 
 async def behind(
-    face: Face, tenant: str, previous: str, store: bool, key: Idempotency | None, held: ExitStack
-) -> Branch:
+    context: ServerContext, tenant: str, previous: str, store: bool, key: Idempotency | None, held: ExitStack
+) -> ResponseBranch:
     """Behind an earlier response."""
-    found, stored = await stored_response(face, tenant, previous)
+    found, stored = await stored_response(context, tenant, previous)
     if found is None or stored is None:
         message = "There is no response with this previous_response_id."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
@@ -98,25 +91,25 @@ async def behind(
     if store and found.startswith(CHAIN):
         with ExitStack() as claimed:
             try:
-                record = await face.open(session, claimed)
+                record = await context.open(session, claimed)
             except SessionBusy:
                 if key is not None:
                     raise  # this may be the first try of the same request
             else:
                 if record is not None and is_last(record, stored):
                     held.push(claimed.pop_all())
-                    return Branch(session, record)
-    record = await face.log.get(tenant, found)
+                    return ResponseBranch(session, record)
+    record = await context.log.get(tenant, found)
     turn = None if record is None else turn_of_row(record.turns, stored.row or 0)
     if record is None or turn is None:
         raise cannot_follow("The previous response is no longer part of its session, which was edited or rewound.")
-    new = await new_chain(face, tenant, key, held) if store else None
-    return Branch(new, at_turn(record, turn), (found, turn.number))
+    new = await new_chain(context, tenant, key, held) if store else None
+    return ResponseBranch(new, at_turn(record, turn), (found, turn.number))
 
 
 async def unless_rewritten(
-    face: Face, branch: Branch, prompt: Prompt, key: Idempotency | None, held: ExitStack
-) -> Branch | None:
+    context: ServerContext, branch: ResponseBranch, prompt: Prompt, key: Idempotency | None, held: ExitStack
+) -> ResponseBranch | None:
     """For a chain whose past the prompt writes anew (other instructions, other tools, messages left out), another one
     that begins with this turn: what was answered before can be followed again. None where the past stays."""
     session, past = branch.session, branch.past
@@ -126,8 +119,8 @@ async def unless_rewritten(
     if turns_within(past.turns, *same) == len(past.turns):
         return None
     last = past.turns[-1]
-    new = await new_chain(face, session.tenant, key, held)
-    return Branch(new, at_turn(past, last), (session.name, last.number))
+    new = await new_chain(context, session.tenant, key, held)
+    return ResponseBranch(new, at_turn(past, last), (session.name, last.number))
 
 
 def is_last(record: SessionRecord, stored: StoredResponse) -> bool:
@@ -136,23 +129,23 @@ def is_last(record: SessionRecord, stored: StoredResponse) -> bool:
     return last is not None and last.row == stored.row and last.messages == len(record.messages)
 
 
-async def stored_response(face: Face, tenant: str, id: str) -> tuple[str | None, StoredResponse | None]:
+async def stored_response(context: ServerContext, tenant: str, id: str) -> tuple[str | None, StoredResponse | None]:
     """A response with the name of its session; None for one that is unknown."""
     place = parsed_id(id, "resp")
-    return (None, None) if place is None else (place[0], await face.log.responses.get(tenant, *place))
+    return (None, None) if place is None else (place[0], await context.log.responses.get(tenant, *place))
 
 
-async def new_chain(face: Face, tenant: str, key: Idempotency | None, held: ExitStack) -> Session:
+async def new_chain(context: ServerContext, tenant: str, key: Idempotency | None, held: ExitStack) -> Session:
     """A session to begin with a response, claimed. That of an idempotency key is the same each time, unless it is older
     than the log remembers keys."""
     if key is not None:
         name = chain_of(key)
         session = Session(tenant, name, stateful=True)
-        record = await face.open(session, held)
-        if record is None or await face.log.responses.of_key(tenant, name, key.key) is not None:
+        record = await context.open(session, held)
+        if record is None or await context.log.responses.of_key(tenant, name, key.key) is not None:
             return session
     session = Session(tenant, CHAIN + secrets.token_hex(12), stateful=True)
-    await face.open(session, held)
+    await context.open(session, held)
     return session
 
 

@@ -19,9 +19,9 @@ from server.chat.prompts import check_bytes
 from server.errors import ApiError
 from server.http.body import JsonRoute
 from server.log.identity import Session
-from server.log.session_log import Message, SessionRecord, SessionSummary
+from server.log.timeline import Message, SessionRecord, SessionSummary
 from server.schemas.items import Item, entries_of, items_of, without
-from server.turns.face import Face, face_of
+from server.turns.context import ServerContext, context_of
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -29,11 +29,11 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/conversations")
 async def create_conversation(body: CreateConversation, request: Request) -> Response:
     """A conversation, with items to begin from."""
-    face, tenant = face_of(request), request.state.tenant
+    context, tenant = context_of(request), request.state.tenant
     session = Session(tenant, uuid.uuid4().hex, stateful=True)
-    _, messages = await gathered(face, tenant, session.name, [], body.items, "items")
-    check_room(face, messages)
-    summary = await face.log.create(tenant, session.name, messages=messages, metadata=body.metadata)
+    _, messages = await gathered(context, tenant, session.name, [], body.items, "items")
+    check_room(context, messages)
+    summary = await context.log.create(tenant, session.name, messages=messages, metadata=body.metadata)
     return body_of(conversation_object(summary))
 
 
@@ -41,7 +41,7 @@ async def create_conversation(body: CreateConversation, request: Request) -> Res
 async def retrieve_conversation(conversation_id: str, request: Request) -> Response:
     """When it began, and its metadata."""
     session = named(request, conversation_id)
-    summary = await face_of(request).log.summary(session.tenant, session.name)
+    summary = await context_of(request).log.summary(session.tenant, session.name)
     if summary is None:
         raise no_conversation()
     return body_of(conversation_object(summary))
@@ -50,16 +50,16 @@ async def retrieve_conversation(conversation_id: str, request: Request) -> Respo
 @router.post("/v1/conversations/{conversation_id}")
 async def update_conversation(conversation_id: str, body: UpdateConversation, request: Request) -> Response:
     """Other metadata; a response may be running."""
-    face, session = face_of(request), named(request, conversation_id)
-    await known(face, session)
-    summary = await face.log.update(session.tenant, session.name, metadata=body.metadata or {})
+    context, session = context_of(request), named(request, conversation_id)
+    await known(context, session)
+    summary = await context.log.update(session.tenant, session.name, metadata=body.metadata or {})
     return body_of(conversation_object(summary))
 
 
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
     """Remove it for ever, with its items and responses. One that runs ends."""
-    if not await end_session(face_of(request), named(request, conversation_id)):
+    if not await end_session(context_of(request), named(request, conversation_id)):
         raise no_conversation()
     return body_of(objects.ConversationDeleted(conversation_id))
 
@@ -69,20 +69,20 @@ async def create_items(
     conversation_id: str, body: AddItems, query: Annotated[Including, Query()], request: Request
 ) -> Response:
     """More items at the end, which the next response reads."""
-    face, session = face_of(request), named(request, conversation_id)
-    async with face.log.holding(session.tenant, session.name):
-        record = await known(face, session)
-        items, messages = await gathered(face, session.tenant, session.name, record.messages, body.items, "items")
-        check_room(face, messages)
-        await face.log.revise(session.tenant, session.name, len(record.messages), messages, expect=record.version)
+    context, session = context_of(request), named(request, conversation_id)
+    async with context.log.holding(session.tenant, session.name):
+        record = await known(context, session)
+        items, messages = await gathered(context, session.tenant, session.name, record.messages, body.items, "items")
+        check_room(context, messages)
+        await context.log.revise(session.tenant, session.name, len(record.messages), messages, expect=record.version)
     return body_of(objects.ItemList(items, items[0].id, items[-1].id, has_more=False))
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(conversation_id: str, query: Annotated[ListItems, Query()], request: Request) -> Response:
     """A page of items."""
-    face, session = face_of(request), named(request, conversation_id)
-    record = await known(face, session)
+    context, session = context_of(request), named(request, conversation_id)
+    record = await known(context, session)
     items = [item for _, item in items_of(record.messages, session.name)]
     return body_of(page_of(msgspec.to_builtins(items), query))
 
@@ -92,22 +92,22 @@ async def retrieve_item(
     conversation_id: str, item_id: str, query: Annotated[Including, Query()], request: Request
 ) -> Response:
     """One item."""
-    face, session = face_of(request), named(request, conversation_id)
-    return body_of(found(await known(face, session), session, item_id)[1])
+    context, session = context_of(request), named(request, conversation_id)
+    return body_of(found(await known(context, session), session, item_id)[1])
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """Take an item out of the timeline. What came before stays as it is, with its cache; what came behind stays too,
     and is computed anew with the next response."""
-    face, session = face_of(request), named(request, conversation_id)
-    async with face.log.holding(session.tenant, session.name):
-        record = await known(face, session)
+    context, session = context_of(request), named(request, conversation_id)
+    async with context.log.holding(session.tenant, session.name):
+        record = await known(context, session)
         number, _ = found(record, session, item_id)
         rest = [kept(record.messages, session, index) for index in range(number, len(record.messages))]
         left = without(rest[0], session.name, number, item_id)
         messages = rest[1:] if left is None else [left, *rest[1:]]
-        summary = await face.log.revise(session.tenant, session.name, number, messages, expect=record.version)
+        summary = await context.log.revise(session.tenant, session.name, number, messages, expect=record.version)
     return body_of(conversation_object(summary))
 
 
@@ -119,9 +119,9 @@ def named(request: Request, conversation_id: str) -> Session:
     return session
 
 
-async def known(face: Face, session: Session) -> SessionRecord:
+async def known(context: ServerContext, session: Session) -> SessionRecord:
     """What the log holds of it. Raises a 404, also for a foreign one."""
-    record = await face.log.get(session.tenant, session.name)
+    record = await context.log.get(session.tenant, session.name)
     if record is None:
         raise no_conversation()
     return record
@@ -141,10 +141,10 @@ def kept(messages: list[Message], session: Session, number: int) -> Message:
     return message if message.get("instructions") else {**message, "items": entries_of(message, session.name, number)}
 
 
-def check_room(face: Face, messages: list[Message]) -> None:
+def check_room(context: ServerContext, messages: list[Message]) -> None:
     """Refuse what no prompt could hold, as far as the model is known."""
-    if face.engine.facts is not None:
-        check_bytes((message["content"] for message in messages), face.engine.facts, "items")
+    if context.engine.facts is not None:
+        check_bytes((message["content"] for message in messages), context.engine.facts, "items")
 
 
 def conversation_object(summary: SessionSummary) -> objects.ConversationObject:

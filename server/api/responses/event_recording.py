@@ -12,7 +12,7 @@ HEAD = struct.Struct("<II")  # of a chunk: how many events, how many bytes packe
 END = b"\n\n"  # of an event; there is none within one
 
 
-class Recording:
+class EventRecording:
     """Events in order, event ``n`` having the sequence number ``n``. All but the last few are packed: what is kept of a
     token is some ten bytes."""
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.api.responses.objects import ResponseObject
-from server.schemas.items import Item, Logprob, OutputText, ReasoningText
+from server.schemas.items import Item, ItemLogprob, OutputText, ReasoningText
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -89,21 +89,21 @@ class PartDone(OfItem, frozen=True, kw_only=True, tag="response.content_part.don
     part: OutputText | ReasoningText
 
 
-class TextDelta(OfItem, frozen=True, kw_only=True, tag="response.output_text.delta"):
+class OutputTextDelta(OfItem, frozen=True, kw_only=True, tag="response.output_text.delta"):
     """More of the answer."""
 
     content_index: int = 0
     delta: str
-    logprobs: list[Logprob] = []
+    logprobs: list[ItemLogprob] = []
     obfuscation: str | UnsetType = UNSET
 
 
-class TextDone(OfItem, frozen=True, kw_only=True, tag="response.output_text.done"):
+class OutputTextDone(OfItem, frozen=True, kw_only=True, tag="response.output_text.done"):
     """All of it."""
 
     content_index: int = 0
     text: str
-    logprobs: list[Logprob] = []
+    logprobs: list[ItemLogprob] = []
 
 
 class ReasoningDelta(OfItem, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):

@@ -11,15 +11,15 @@ from server.api.responses.item_schemas import Gathering, InputItem, Reference
 from server.api.responses.objects import ItemList
 from server.api.responses.schemas import ListItems
 from server.errors import ApiError, bad_request
-from server.log.session_log import Message
+from server.log.timeline import Message
 from server.schemas.items import ITEM_KINDS, InputText, Item, MessageItem, items_of, kind_of, new_id, parsed_id
-from server.turns.face import Face
+from server.turns.context import ServerContext
 
 MAX_REFERRED = 64  # sessions that the references of one request are of: all of each is read
 
 
 async def gathered(
-    face: Face,
+    context: ServerContext,
     tenant: str,
     session: str | None,
     past: Sequence[Message],
@@ -38,7 +38,7 @@ async def gathered(
     for index, one in enumerate(given):
         where = f"{param}[{index}]"
         if isinstance(one, Reference):
-            found = await referred(face, tenant, one.id, where, seen)
+            found = await referred(context, tenant, one.id, where, seen)
             item = replace(found, id=new_id(kind_of([found.id]), session))
         else:
             item = one.made(session)
@@ -47,7 +47,7 @@ async def gathered(
     return items, gathering.messages
 
 
-async def referred(face: Face, tenant: str, id: str, where: str, seen: dict[str, dict[str, Item]]) -> Item:
+async def referred(context: ServerContext, tenant: str, id: str, where: str, seen: dict[str, dict[str, Item]]) -> Item:
     """The item of an id, wherever it is. ``seen`` are the items of the sessions that this request has named: each is
     read once. Raises a 404."""
     place = parsed_id(id, *ITEM_KINDS)
@@ -57,7 +57,7 @@ async def referred(face: Face, tenant: str, id: str, where: str, seen: dict[str,
             raise bad_request(
                 f"{where}.id is of one session too many: {MAX_REFERRED} can be referred to.", f"{where}.id"
             )
-        record = await face.log.get(tenant, session)
+        record = await context.log.get(tenant, session)
         messages = [] if record is None else record.messages
         seen[session] = {item.id: item for _, item in items_of(messages, session)}
     item = seen.get(session, {}).get(id)

@@ -11,12 +11,12 @@ from msgspec import UNSET, UnsetType
 
 from server.api.responses import events as events
 from server.api.responses.item_schemas import sealed
-from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.schemas.items import (
     CallItem,
     Entry,
     Item,
-    Logprob,
+    ItemLogprob,
     MessageItem,
     OutputText,
     ReasoningItem,
@@ -29,14 +29,14 @@ OBFUSCATED = 32  # the texts of deltas are padded to a multiple of so many chara
 
 
 @dataclass
-class Open:
+class OpenItem:
     """The item that grows. ``call``: the id and name of a function call."""
 
     id: str
     kind: str  # rs | msg | fc
     call: tuple[str, str] = ("", "")
     pieces: list[str] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
+    logprobs: list[ItemLogprob] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -44,7 +44,7 @@ class Open:
         return "".join(self.pieces)
 
 
-class Output:
+class OutputItems:
     """The items of a reply, in order; at most the last one is open. The methods return the events that tell what they
     have changed, numbered by ``next_number``."""
 
@@ -63,24 +63,24 @@ class Output:
         self._number = next_number
         self._obfuscate = obfuscate
         self._seal = seal
-        self._open: Open | None = None
-        self._waiting: list[Logprob] = []  # of tokens whose text is not there yet
+        self._open: OpenItem | None = None
+        self._waiting: list[ItemLogprob] = []  # of tokens whose text is not there yet
 
-    def take(self, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> Iterator[events.Event]:
+    def take(self, parts: Sequence[Part], logprobs: Sequence[ItemLogprob]) -> Iterator[events.Event]:
         """More of the reply."""
         self._waiting.extend(logprobs)
         for part in parts:
             match part:
-                case Content(text):
+                case ContentPiece(text):
                     yield from self._to("msg")
                     yield from self._add(text)
-                case Reasoning(text):
+                case ReasoningPiece(text):
                     yield from self._to("rs")
                     yield from self._add(text)
-                case Call(_, id, name):
+                case CallStart(_, id, name):
                     yield from self._close("completed")
-                    yield from self._begin(Open(self._id("fc"), "fc", (id, name)))
-                case Arguments(_, text):
+                    yield from self._begin(OpenItem(self._id("fc"), "fc", (id, name)))
+                case ArgumentsPiece(_, text):
                     yield from self._add(text)
 
     def finish(self, status: Status) -> Iterator[events.Event]:
@@ -103,9 +103,9 @@ class Output:
         """An item of this kind is open."""
         if self._open is None or self._open.kind != kind:
             yield from self._close("completed")
-            yield from self._begin(Open(self._id(kind), kind))
+            yield from self._begin(OpenItem(self._id(kind), kind))
 
-    def _begin(self, item: Open) -> Iterator[events.Event]:
+    def _begin(self, item: OpenItem) -> Iterator[events.Event]:
         self._open = item
         index = len(self.items)
         begun = self._item(item, "in_progress", content=False)
@@ -118,7 +118,7 @@ class Output:
         item = self._open
         assert item is not None, "text of no item"
         item.pieces.append(text)
-        kinds = {"msg": events.TextDelta, "rs": events.ReasoningDelta, "fc": events.ArgumentsDelta}
+        kinds = {"msg": events.OutputTextDelta, "rs": events.ReasoningDelta, "fc": events.ArgumentsDelta}
         extra: dict[str, Any] = {}
         spent = self._spent(text)
         if item.kind == "msg":
@@ -133,7 +133,7 @@ class Output:
             **extra,
         )
 
-    def _spent(self, text: str) -> list[Logprob]:
+    def _spent(self, text: str) -> list[ItemLogprob]:
         """The waiting tokens that a text is made of; those in front of them were marks. All, if that cannot be told."""
         start = "".join(token.token for token in self._waiting).find(text)
         spent, ended = [], 0
@@ -161,7 +161,7 @@ class Output:
                 yield events.ReasoningDone(sequence_number=self._number(), text=text, **place)
             else:
                 number = self._number()
-                yield events.TextDone(sequence_number=number, text=text, logprobs=item.logprobs, **place)
+                yield events.OutputTextDone(sequence_number=number, text=text, logprobs=item.logprobs, **place)
             part = ReasoningText(text) if item.kind == "rs" else OutputText(text, logprobs=item.logprobs)
             yield events.PartDone(sequence_number=self._number(), part=part, **place)
         self.items.append(whole)
@@ -169,7 +169,7 @@ class Output:
         self._open = None
         yield events.ItemDone(sequence_number=self._number(), output_index=index, item=whole)
 
-    def _item(self, item: Open, status: Status, content: bool = True) -> Item:
+    def _item(self, item: OpenItem, status: Status, content: bool = True) -> Item:
         text = item.text
         match item.kind:
             case "msg":

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from scheduler.protocol import ModelFacts
 from server.api.responses.schemas import InputRequest
-from server.chat.manner import Wish
 from server.chat.prompts import (
     BYTES_PER_TOKEN,
     NOTHING,
@@ -30,16 +29,17 @@ from server.chat.prompts import (
     too_long,
     verbosity_variables,
 )
-from server.chat.tokens import Tokens
+from server.chat.rendering import RenderingChange
+from server.chat.tokenizer import ChatTokenizer
 from server.errors import bad_request
-from server.log.session_log import Message, SessionRecord
+from server.log.timeline import Message, SessionRecord
 from server.schemas.items import bare
 
 KEPT = 0.75  # of the context, where something has to be dropped: the next turns have room without dropping again
 
 
 def response_prompt(
-    body: InputRequest, tokens: Tokens, facts: ModelFacts, past: SessionRecord | None, new: Sequence[Message]
+    body: InputRequest, tokens: ChatTokenizer, facts: ModelFacts, past: SessionRecord | None, new: Sequence[Message]
 ) -> Prompt:
     """The prompt of a response that follows ``past`` with ``new`` messages. Blocking: run it on the pool."""
     wish = wish_of(body, tokens)
@@ -59,11 +59,11 @@ def response_prompt(
     return prompt
 
 
-def wish_of(body: InputRequest, tokens: Tokens) -> Wish:
+def wish_of(body: InputRequest, tokens: ChatTokenizer) -> RenderingChange:
     """What a response asks for beside its messages. Its tools are its own; an effort holds until there is another."""
     template = effort_variables(body.reasoning.effort, tokens)
     template |= verbosity_variables(body.text.verbosity, tokens, "text.verbosity")
-    return Wish([tool.plain() for tool in body.tools], template)
+    return RenderingChange([tool.plain() for tool in body.tools], template)
 
 
 def within(whole: Sequence[Message], prompt: Prompt) -> Prompt:
@@ -103,7 +103,9 @@ def visible(messages: Sequence[Message]) -> list[Message]:
     return [bare(message) for message in messages if not message.get("dropped")]
 
 
-def shortened(body: InputRequest, tokens: Tokens, facts: ModelFacts, whole: Sequence[Message], wish: Wish) -> Prompt:
+def shortened(
+    body: InputRequest, tokens: ChatTokenizer, facts: ModelFacts, whole: Sequence[Message], wish: RenderingChange
+) -> Prompt:
     """The prompt without as many of the oldest messages as leave ``KEPT`` of the room full, or if that cannot be, all
     of it. What is left begins with a user's message, behind instructions and system messages."""
     limit = limit_of(body, facts)
@@ -144,7 +146,7 @@ def limit_of(body: InputRequest, facts: ModelFacts) -> int:
     return max(1, facts.max_context - wanted)
 
 
-def size_of(messages: Sequence[Message], wish: Wish) -> int:
+def size_of(messages: Sequence[Message], wish: RenderingChange) -> int:
     """Bytes of what is rendered."""
     return sum(len(text.encode()) for text in texts_of(visible(messages), wish))
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from scheduler.protocol import Delta, FinishReason
 from server.api.responses import events as events
-from server.api.responses.event_recording import Recording, recorded
+from server.api.responses.event_recording import EventRecording, recorded
 from server.api.responses.objects import (
     IncompleteDetails,
     InputDetails,
@@ -23,22 +23,32 @@ from server.api.responses.objects import (
     ResponseStatus,
     ResponseUsage,
 )
-from server.api.responses.output import Output
-from server.chat.draft import Draft
-from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.api.responses.output import OutputItems
+from server.chat.partial_reply import PartialReply
+from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
-from server.log.session_log import Beside, Message, StoredResponse
+from server.log.response_rows import StoredResponse, TurnExtras
+from server.log.timeline import Message
 from server.schemas import objects
-from server.schemas.items import CallItem, Item, Logprob, MessageItem, OutputText, ReasoningItem, TopLogprob, new_id
-from server.turns.replies import CacheField, Head, Reply, UsageField, UsageWish, chat_logprob, encoder
+from server.schemas.items import (
+    CallItem,
+    Item,
+    ItemLogprob,
+    ItemTopLogprob,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    new_id,
+)
+from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions, chat_logprob, encoder
 
-EVERYWHERE = UsageWish(at_end=False, everywhere=True, elsewhere=msgspec.UNSET)
+EVERYWHERE = UsageOptions(at_end=False, everywhere=True, elsewhere=msgspec.UNSET)
 ENDS = {"completed": events.Completed, "incomplete": events.Incomplete, "cancelled": events.Incomplete}
 STATUSES: dict[objects.Finish, ResponseStatus] = {"length": "incomplete", "cancelled": "cancelled"}  # else completed
 CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # otherwise server_error
 
 
-class Numbers:
+class SequenceNumbers:
     """The numbers of a response's events, from 0; they may be set back to those that nobody has heard."""
 
     def __init__(self) -> None:
@@ -60,13 +70,13 @@ class ResponseReply(Reply):
 
     def __init__(
         self,
-        head: Head,
+        head: ReplyHead,
         response: ResponseObject,
         *,
         key: str | None,
         inputs: Sequence[Item] = (),
-        begins: Beside | None = None,
-        recording: Recording | None = None,
+        begins: TurnExtras | None = None,
+        recording: EventRecording | None = None,
         obfuscate: bool = False,
         seal: bool = False,
         logprobs: bool = False,
@@ -76,11 +86,11 @@ class ResponseReply(Reply):
         self._response = response
         self._key = key
         self._inputs = inputs
-        self._begins = begins or Beside()
+        self._begins = begins or TurnExtras()
         self._logprobs = logprobs
-        self._number = Numbers()
+        self._number = SequenceNumbers()
         session = None if isinstance(head.session, msgspec.UnsetType) else head.session
-        self._output = Output(partial(new_id, session=session), self._number, obfuscate=obfuscate, seal=seal)
+        self._output = OutputItems(partial(new_id, session=session), self._number, obfuscate=obfuscate, seal=seal)
         self._last: list[events.Event] | None = None  # once the reply has ended
 
     # --- what a stream tells ------------------------------------------------------------------------------
@@ -104,11 +114,13 @@ class ResponseReply(Reply):
         for _ in self._output.take(parts, self._entries(delta)):
             pass
 
-    def ending(self, index: int, draft: Draft, usage: UsageField, cache: CacheField) -> Sequence[events.Event]:
+    def ending(self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField) -> Sequence[events.Event]:
         assert isinstance(usage, objects.Usage)
         return self._end(draft, usage, None if isinstance(cache, msgspec.UnsetType) else cache)
 
-    def closing(self, drafts: Sequence[Draft], usage: objects.Usage, cache: CacheField) -> Sequence[events.Event]:
+    def closing(
+        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
+    ) -> Sequence[events.Event]:
         return ()
 
     def event(self, told: msgspec.Struct) -> bytes:
@@ -138,14 +150,16 @@ class ResponseReply(Reply):
             return self._response
         return replace(self._response, output=self._output.snapshot())
 
-    def body(self, drafts: Sequence[Draft], usage: objects.Usage, cache: objects.CacheReceipt | None) -> ResponseObject:
+    def body(
+        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
+    ) -> ResponseObject:
         self._end(drafts[0], usage, cache)
         return self._response
 
-    def message(self, draft: Draft) -> Message:
+    def message(self, draft: PartialReply) -> Message:
         return {**draft.message(), "items": self._output.entries}
 
-    def beside(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt) -> Beside:
+    def beside(self, draft: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
         last = self._end(draft, usage, cache)
         if self._key is None:
             return self._begins
@@ -194,7 +208,7 @@ class ResponseReply(Reply):
 
     # --- within -------------------------------------------------------------------------------------------
 
-    def _end(self, draft: Draft, usage: objects.Usage, cache: objects.CacheReceipt | None) -> list[events.Event]:
+    def _end(self, draft: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt | None) -> list[events.Event]:
         """The last events, the same each time."""
         if self._last is None:
             status = STATUSES.get(draft.finish or "stop", "completed")
@@ -212,7 +226,7 @@ class ResponseReply(Reply):
             self._last = [*last, ENDS[status](sequence_number=self._number(), response=self._response)]
         return self._last
 
-    def _entries(self, delta: Delta) -> list[Logprob]:
+    def _entries(self, delta: Delta) -> list[ItemLogprob]:
         """The log-probabilities of a delta, but for the token that only ends the reply."""
         if not self._logprobs:
             return []
@@ -237,17 +251,17 @@ def usage_of(usage: objects.Usage) -> ResponseUsage:
     )
 
 
-def logprob_of(entry: objects.ChatLogprob) -> Logprob:
+def logprob_of(entry: objects.ChatLogprob) -> ItemLogprob:
     """A token under the names that it has here."""
-    top = [TopLogprob(other.token, other.bytes, other.logprob) for other in entry.top_logprobs]
-    return Logprob(entry.token, entry.bytes, entry.logprob, top)
+    top = [ItemTopLogprob(other.token, other.bytes, other.logprob) for other in entry.top_logprobs]
+    return ItemLogprob(entry.token, entry.bytes, entry.logprob, top)
 
 
 def retold(response: ResponseObject) -> Iterator[events.Event]:
     """The stream of a response that is over, with one delta for each text."""
     numbers, ids = itertools.count(), iter([item.id for item in response.output])
     sealed = any(isinstance(item, ReasoningItem) and item.encrypted_content for item in response.output)
-    output = Output(lambda kind: next(ids), lambda: next(numbers), seal=sealed)
+    output = OutputItems(lambda kind: next(ids), lambda: next(numbers), seal=sealed)
     begun = replace(response, status="in_progress", output=[], usage=None, completed_at=None, cache=msgspec.UNSET)
     begun = replace(begun, incomplete_details=None)
     yield events.Created(sequence_number=next(numbers), response=begun)
@@ -255,11 +269,11 @@ def retold(response: ResponseObject) -> Iterator[events.Event]:
     for index, item in enumerate(response.output):
         match item:
             case MessageItem(content=[OutputText(text, logprobs=logprobs), *_]):
-                yield from output.take([Content(text)], logprobs)
+                yield from output.take([ContentPiece(text)], logprobs)
             case ReasoningItem(content=[part, *_]):
-                yield from output.take([Reasoning(part.text)], ())
+                yield from output.take([ReasoningPiece(part.text)], ())
             case CallItem(_, call_id, name, arguments):
-                yield from output.take([Call(index, call_id, name), Arguments(index, arguments)], ())
+                yield from output.take([CallStart(index, call_id, name), ArgumentsPiece(index, arguments)], ())
     if response.output:
         yield from output.finish(response.output[-1].status)
     yield ENDS.get(response.status, events.Failed)(sequence_number=next(numbers), response=response)

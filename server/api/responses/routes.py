@@ -21,7 +21,7 @@ from server.api.responses.background import background_of
 from server.api.responses.branches import (
     CHAIN,
     CHAIN_SECONDS,
-    Branch,
+    ResponseBranch,
     branch_of,
     chain_of,
     looked_at,
@@ -30,28 +30,29 @@ from server.api.responses.branches import (
     unless_rewritten,
 )
 from server.api.responses.elsewhere import ended, response_elsewhere, settled
-from server.api.responses.event_recording import Recording
+from server.api.responses.event_recording import EventRecording
 from server.api.responses.input_items import gathered, page_of
 from server.api.responses.prompt import response_prompt
 from server.api.responses.reply import ResponseReply, events_of
 from server.api.responses.schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
 from server.api.sessions.objects import body_of
 from server.api.sessions.routes import end_held
-from server.chat.draft import Draft
+from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
-from server.chat.tools import calls_of, is_read, reply_grammar
+from server.chat.tool_prompts import calls_of, is_read, reply_grammar
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute
 from server.http.sse import EventStream
+from server.log.claims import SessionBusy
 from server.log.identity import Session
 from server.log.response_rows import UNFINISHED
-from server.log.session_log import Idempotency, SessionBusy
+from server.log.retries import Idempotency
 from server.schemas.items import Item, new_id, parsed_id
 from server.schemas.requests import either
-from server.turns.exchange import Exchange
-from server.turns.face import Face, face_of, headers_of
+from server.turns.context import ServerContext, context_of, headers_of
 from server.turns.replay import idempotency_of, other_request
-from server.turns.replies import Head
+from server.turns.replies import ReplyHead
+from server.turns.turn_runner import TurnRunner
 
 router = APIRouter(route_class=JsonRoute)
 NAMES = {  # of a chat's parameters -> of ours
@@ -66,8 +67,8 @@ NAMES = {  # of a chat's parameters -> of ours
 @router.post("/v1/responses")
 async def create_response(body: ResponseRequest, request: Request) -> Response:
     """The answer to an input, behind what a conversation or an earlier response holds."""
-    face, tenant = face_of(request), request.state.tenant
-    face.check(body, None, choices=1)
+    context, tenant = context_of(request), request.state.tenant
+    context.check(body, None, choices=1)
     key = idempotency_of(request, body)
     if key is not None and not body.store:
         raise bad_request(
@@ -76,30 +77,30 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
     with ExitStack() as held:
         if body.background:
             held.enter_context(background_of(request).slot())
-        branch = await branch_of(face, tenant, body, body.store, key, held)
-        face.check(body, branch.session, choices=1)
-        if key is not None and (again := await replayed(face, tenant, body, branch, key)) is not None:
+        branch = await branch_of(context, tenant, body, body.store, key, held)
+        context.check(body, branch.session, choices=1)
+        if key is not None and (again := await replayed(context, tenant, body, branch, key)) is not None:
             return again
-        items, prompt = await prepared(face, tenant, body, branch)
-        if (other := await unless_rewritten(face, branch, prompt, key, held)) is not None:
+        items, prompt = await prepared(context, tenant, body, branch)
+        if (other := await unless_rewritten(context, branch, prompt, key, held)) is not None:
             branch = other
-            items, prompt = await prepared(face, tenant, body, branch)
-        submit, draft = await turn_of(face, tenant, body, branch, prompt)
+            items, prompt = await prepared(context, tenant, body, branch)
+        submit, draft = await turn_of(context, tenant, body, branch, prompt)
         if body.background and branch.is_new:
-            branch = await begun(face, branch)
-        reply = reply_of(face, body, branch, items)
-        exchange = Exchange(face, body, branch.session, branch.past, [prompt], [submit], reply, key, [draft])
+            branch = await begun(context, branch)
+        reply = reply_of(context, body, branch, items)
+        exchange = TurnRunner(context, body, branch.session, branch.past, [prompt], [submit], reply, key, [draft])
         if body.background:
-            return await in_background(face, body, branch.session, exchange, reply, request, held)
+            return await in_background(context, body, branch.session, exchange, reply, request, held)
         return await exchange.respond(request, held)
 
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: InputRequest, request: Request) -> Response:
     """How many tokens the prompt of a response would have."""
-    face, tenant = face_of(request), request.state.tenant
-    face.check(body, None, choices=1)
-    _, prompt = await prepared(face, tenant, body, await looked_at(face, tenant, body))
+    context, tenant = context_of(request), request.state.tenant
+    context.check(body, None, choices=1)
+    _, prompt = await prepared(context, tenant, body, await looked_at(context, tenant, body))
     return body_of(objects.InputTokens(len(prompt.ids)))
 
 
@@ -114,7 +115,7 @@ async def retrieve_response(
     response_id: str, query: Annotated[RetrieveResponse, Query()], request: Request
 ) -> Response:
     """A response, also while it runs; or the events of one that runs in the background, or has."""
-    face, tenant = face_of(request), request.state.tenant
+    context, tenant = context_of(request), request.state.tenant
     running = background_of(request).get(tenant, response_id)
     start = 0 if query.starting_after is None else query.starting_after + 1
     if running is not None:
@@ -124,7 +125,7 @@ async def retrieve_response(
             return body_of(running.reply.response)
         assert running.reply.recording is not None
         return told(running.reply.recording.follow(start))
-    stored = await settled(face, tenant, response_id)
+    stored = await settled(context, tenant, response_id)
     if stored.status in UNFINISHED:
         if query.stream:
             raise response_elsewhere()
@@ -140,37 +141,37 @@ async def retrieve_response(
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request) -> Response:
     """Remove a response. A chain that has none any more goes with it."""
-    face, tenant = face_of(request), request.state.tenant
+    context, tenant = context_of(request), request.state.tenant
     place = parsed_id(response_id, "resp")
     if place is None:
         raise no_response()
     running = background_of(request).get(tenant, response_id)
     if running is not None:
         await running.cancel()
-    await ended(face, tenant, response_id)
-    left = await face.log.responses.delete(tenant, *place)
+    await ended(context, tenant, response_id)
+    left = await context.log.responses.delete(tenant, *place)
     if left is None:
         raise no_response()
     if left == 0 and place[0].startswith(CHAIN):
-        await end_chain(face, tenant, place[0])
+        await end_chain(context, tenant, place[0])
     return body_of(objects.ResponseDeleted(response_id))
 
 
-async def end_chain(face: Face, tenant: str, name: str) -> None:
+async def end_chain(context: ServerContext, tenant: str, name: str) -> None:
     """Remove a chain, unless somebody follows it, whose response is stored soon, or was just now."""
     with suppress(SessionBusy):
-        async with face.log.holding(tenant, name):
-            if not await face.log.responses.count(tenant, name):
-                await end_held(face, Session(tenant, name, stateful=True))
+        async with context.log.holding(tenant, name):
+            if not await context.log.responses.count(tenant, name):
+                await end_held(context, Session(tenant, name, stateful=True))
 
 
 async def cancel_response(response_id: str, request: Request) -> Response:
     """End a response in the background; one that is over stays as it is."""
-    face, tenant = face_of(request), request.state.tenant
+    context, tenant = context_of(request), request.state.tenant
     running = background_of(request).get(tenant, response_id)
     if running is not None:
         await running.cancel()
-    stored = await ended(face, tenant, response_id)
+    stored = await ended(context, tenant, response_id)
     if not json.loads(stored.body)["background"]:
         raise bad_request("Only responses that were created with background: true can be cancelled.")
     return Response(stored.body, media_type="application/json")
@@ -185,7 +186,7 @@ router.add_api_route(
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, query: Annotated[ListItems, Query()], request: Request) -> Response:
     """What a response was asked, item by item."""
-    _, stored = await stored_response(face_of(request), request.state.tenant, response_id)
+    _, stored = await stored_response(context_of(request), request.state.tenant, response_id)
     if stored is None:
         raise no_response()
     return body_of(page_of(json.loads(stored.inputs), query))
@@ -194,17 +195,21 @@ async def list_input_items(response_id: str, query: Annotated[ListItems, Query()
 # --- how a response is made -----------------------------------------------------------------------------------
 
 
-async def prepared(face: Face, tenant: str, body: InputRequest, branch: Branch) -> tuple[list[Item], Prompt]:
+async def prepared(
+    context: ServerContext, tenant: str, body: InputRequest, branch: ResponseBranch
+) -> tuple[list[Item], Prompt]:
     """The items of the input, and the prompt they make."""
     name = None if branch.session is None else branch.session.name
     past = [] if branch.past is None else branch.past.messages
     given = body.input if isinstance(body.input, list) else []
-    items, messages = await gathered(face, tenant, name, past, body.input if isinstance(body.input, str) else given)
-    prompt = await face.tokens.run(response_prompt, body, face.tokens, face.facts, branch.past, messages)
+    items, messages = await gathered(context, tenant, name, past, body.input if isinstance(body.input, str) else given)
+    prompt = await context.tokens.run(response_prompt, body, context.tokens, context.facts, branch.past, messages)
     return items, prompt
 
 
-def reply_of(face: Face, body: ResponseRequest, branch: Branch, items: Sequence[Item]) -> ResponseReply:
+def reply_of(
+    context: ServerContext, body: ResponseRequest, branch: ResponseBranch, items: Sequence[Item]
+) -> ResponseReply:
     """The response before it has said anything."""
     name = None if branch.session is None else branch.session.name
     id = new_id("resp", name if body.store else None)
@@ -217,7 +222,7 @@ def reply_of(face: Face, body: ResponseRequest, branch: Branch, items: Sequence[
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         max_tool_calls=body.max_tool_calls,
-        model=face.served_name,
+        model=context.served_name,
         parallel_tool_calls=body.parallel_tool_calls,
         previous_response_id=body.previous_response_id,
         conversation=None if body.conversation_id is None else objects.ConversationRef(body.conversation_id),
@@ -226,24 +231,24 @@ def reply_of(face: Face, body: ResponseRequest, branch: Branch, items: Sequence[
         reasoning=objects.ReasoningConfig(body.reasoning.effort, body.reasoning.summary),
         safety_identifier=body.safety_identifier,
         store=body.store,
-        temperature=either(body.temperature, face.facts.generation.temperature),
+        temperature=either(body.temperature, context.facts.generation.temperature),
         text=body.text.told(),
         tool_choice=body.told_choice(),
         tools=[tool.told() for tool in body.tools],
         top_logprobs=body.top_logprobs or 0,
-        top_p=either(body.top_p, face.facts.generation.top_p),
+        top_p=either(body.top_p, context.facts.generation.top_p),
         truncation=body.truncation,
         user=body.user or None,
         metadata=body.metadata,
     )
     session = msgspec.UNSET if name is None else name
     return ResponseReply(
-        Head(id, now, face.served_name, "", session),
+        ReplyHead(id, now, context.served_name, "", session),
         response,
         key=id.rpartition("_")[2] if body.store else None,
         inputs=items,
         begins=branch.begins,
-        recording=Recording() if body.background else None,
+        recording=EventRecording() if body.background else None,
         obfuscate=body.stream_options is not None and body.stream_options.include_obfuscation,
         seal=SEALED in body.include,
         logprobs=body.token_logprobs is not None,
@@ -251,28 +256,28 @@ def reply_of(face: Face, body: ResponseRequest, branch: Branch, items: Sequence[
 
 
 async def turn_of(
-    face: Face, tenant: str, body: ResponseRequest, branch: Branch, prompt: Prompt
-) -> tuple[Submit, Draft]:
+    context: ServerContext, tenant: str, body: ResponseRequest, branch: ResponseBranch, prompt: Prompt
+) -> tuple[Submit, PartialReply]:
     """The turn that makes the response, and what reads it. Raises a 400 for tools and formats that cannot be."""
-    dialect, format = face.tokens.dialect, body.text.format.formatted
+    dialect, format = context.tokens.dialect, body.text.format.formatted
     with in_our_words():
-        calls = calls_of(prompt.manner.tools, body.chosen, body.parallel_tool_calls)
-        grammar = await reply_grammar(format, calls, prompt.tail, face.tokens, face.grammars)
+        calls = calls_of(prompt.rendering.tools, body.chosen, body.parallel_tool_calls)
+        grammar = await reply_grammar(format, calls, prompt.tail, context.tokens, context.grammars)
     reasons = format.wanted() is None or calls.constrained  # otherwise the format shapes the first word
     submit = Submit(
         turn=uuid.uuid4().hex,
         tenant=tenant,
         prompt=pack_ids(prompt.ids),
         session=None if branch.session is None else branch.session.name,
-        sampling=body.sampling(0, face.facts.generation),
-        stopping=body.stopping(body.token_limit, face.facts.generation),
+        sampling=body.sampling(0, context.facts.generation),
+        stopping=body.stopping(body.token_limit, context.facts.generation),
         logprobs=body.token_logprobs,
         grammar=grammar,
         special=is_read(dialect, calls),
         salt=body.salt,
         keep_until=body.keep_until,
     )
-    return submit, Draft(dialect.reading(prompt.tail, calls, reasons=reasons))
+    return submit, PartialReply(dialect.reading(prompt.tail, calls, reasons=reasons))
 
 
 @contextmanager
@@ -292,10 +297,10 @@ def in_our_words() -> Iterator[None]:
 
 
 async def in_background(
-    face: Face,
+    context: ServerContext,
     body: ResponseRequest,
     session: Session | None,
-    exchange: Exchange,
+    exchange: TurnRunner,
     reply: ResponseReply,
     request: Request,
     held: ExitStack,
@@ -307,7 +312,7 @@ async def in_background(
     choices = exchange.submitted(request.state.started)
     try:
         queued = reply.response
-        await face.log.responses.put(session.tenant, session.name, reply.stored())
+        await context.log.responses.put(session.tenant, session.name, reply.stored())
     except BaseException:
         choices.close()
         raise
@@ -317,12 +322,12 @@ async def in_background(
     return told(recording.follow(0), session) if body.stream else body_of(queued)
 
 
-async def begun(face: Face, branch: Branch) -> Branch:
+async def begun(context: ServerContext, branch: ResponseBranch) -> ResponseBranch:
     """The branch with its session there before the turn: nothing is in it yet, whatever the prompt follows."""
     session = branch.session
     assert session is not None
-    await face.log.create(session.tenant, session.name, ttl=CHAIN_SECONDS)
-    record = await face.log.get(session.tenant, session.name)
+    await context.log.create(session.tenant, session.name, ttl=CHAIN_SECONDS)
+    record = await context.log.get(session.tenant, session.name)
     assert record is not None
     return replace(branch, past=record if branch.past is None else replace(branch.past, version=record.version))
 
@@ -330,7 +335,9 @@ async def begun(face: Face, branch: Branch) -> Branch:
 # --- what was made before -------------------------------------------------------------------------------------
 
 
-async def replayed(face: Face, tenant: str, body: ResponseRequest, branch: Branch, key: Idempotency) -> Response | None:
+async def replayed(
+    context: ServerContext, tenant: str, body: ResponseRequest, branch: ResponseBranch, key: Idempotency
+) -> Response | None:
     """The response that was made under this key; None when there is none. Raises a 422 when the key stands for another
     request, a 404 when the response was deleted."""
     places = [branch.session.name] if branch.session is not None else []
@@ -338,7 +345,7 @@ async def replayed(face: Face, tenant: str, body: ResponseRequest, branch: Branc
         place = parsed_id(body.previous_response_id, "resp")
         places += [chain_of(key)] if place is None else [place[0], chain_of(key)]
     for name in dict.fromkeys(places):
-        found = await face.log.responses.of_key(tenant, name, key.key)
+        found = await context.log.responses.of_key(tenant, name, key.key)
         if found is None:
             continue
         request_hash, stored = found

@@ -124,7 +124,7 @@ Choice = Annotated[
 ]
 
 
-class TextFormat(Strict):
+class ResponseTextFormat(Strict):
     """What the answer looks like. ``schema`` and its name belong to ``json_schema``."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -167,7 +167,7 @@ class TextFormat(Strict):
 class TextConfig(Strict):
     """About the answer's text. ``verbosity`` is told to templates that read it; others know ``medium`` only."""
 
-    format: TextFormat = Field(default_factory=lambda: TextFormat.model_validate({"type": "text"}))
+    format: ResponseTextFormat = Field(default_factory=lambda: ResponseTextFormat.model_validate({"type": "text"}))
     verbosity: Literal["low", "medium", "high"] | None = None
 
     def told(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class TextConfig(Strict):
         return {"format": self.format.told(), "verbosity": self.verbosity or "medium"}
 
 
-class Reasoning(Strict):
+class ReasoningOptions(Strict):
     """About what is thought. Summaries are not made: ``auto`` asks for one where there is one."""
 
     LATER: ClassVar[Later] = {"generate_summary": ("auto",), "context": ("auto",), "mode": ("standard",)}
@@ -226,7 +226,7 @@ class InputRequest(TurnRequest):
     tool_choice: Choice = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = Field(default_factory=TextConfig)
-    reasoning: Reasoning = Field(default_factory=Reasoning)
+    reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
     truncation: Literal["auto", "disabled"] = "disabled"
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from server.errors import ApiError, bad_request
-from server.log.session_log import PortableLog
+from server.log.portable import PortableLog
 
 T = TypeVar("T")
 
@@ -205,10 +205,10 @@ def unpack(path: Path, folder: Path) -> tuple[CapsuleFacts, PortableLog]:
     """
     folder.mkdir(mode=0o700)
     with path.open("rb") as file:
-        return Reader(file, path.stat().st_size).read(folder)
+        return CapsuleReader(file, path.stat().st_size).read(folder)
 
 
-class Reader:
+class CapsuleReader:
     """Reads an archive of ``size`` bytes from its first byte to its last, once."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:

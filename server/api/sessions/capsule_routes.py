@@ -23,8 +23,9 @@ from server.engine.engine import EngineDied, EngineUnavailable
 from server.errors import ApiError
 from server.http.sse import while_connected
 from server.log.identity import Session
-from server.log.session_log import InvalidLog, PortableLog, SessionSummary, UnknownSession
-from server.turns.face import Face, face_of
+from server.log.portable import InvalidLog, PortableLog
+from server.log.timeline import SessionSummary, UnknownSession
+from server.turns.context import ServerContext, context_of
 
 router = APIRouter()  # bodies are capsules here, not JSON
 
@@ -32,53 +33,53 @@ router = APIRouter()  # bodies are capsules here, not JSON
 @router.get("/v1/sessions/{session_id}/export")
 async def export_session(session_id: str, query: Annotated[ExportSession, Query()], request: Request) -> Response:
     """The session as a capsule, as of now: a turn that runs is not in it."""
-    face, session = face_of(request), named(request, session_id)
+    context, session = context_of(request), named(request, session_id)
     async with AsyncExitStack() as stack:
-        if await face.log.summary(session.tenant, session.name) is None:
+        if await context.log.summary(session.tenant, session.name) is None:
             raise UnknownSession
         folder = await stack.enter_async_context(transfers_of(request).room())
-        work = packed(face, session, folder, query.kv)
+        work = packed(context, session, folder, query.kv)
         capsule = await while_connected(request.receive, work)
         return CapsuleResponse(capsule, f"{session.name}.zip", stack.pop_all().aclose)
 
 
-async def packed(face: Face, session: Session, folder: Path, with_kv: bool) -> Capsule:
+async def packed(context: ServerContext, session: Session, folder: Path, with_kv: bool) -> Capsule:
     """Log and cache of a session, the cache's files in a new folder below ``folder``. Raises UnknownSession, and
     EngineUnavailable or EngineDied when the cache is wanted and no engine is there to give it."""
-    summary = await face.log.summary(session.tenant, session.name)
-    log = await face.log.rows(session.tenant, session.name)
+    summary = await context.log.summary(session.tenant, session.name)
+    log = await context.log.rows(session.tenant, session.name)
     if summary is None:
         raise UnknownSession
     files, kv_tokens = None, 0
     if with_kv:
         timeline = log.tokens.tobytes()
-        exported = await face.engine.export(session.tenant, session.name, str(folder / "kv"), timeline)
+        exported = await context.engine.export(session.tenant, session.name, str(folder / "kv"), timeline)
         if exported.files:
             files, kv_tokens = folder / "kv", exported.tokens
     facts = SessionFacts(session.name, summary.metadata, summary.ttl)
     return await run_in_threadpool(
-        pack, model=face.served_name, version=__version__, session=facts, log=log, kv=files, kv_tokens=kv_tokens
+        pack, model=context.served_name, version=__version__, session=facts, log=log, kv=files, kv_tokens=kv_tokens
     )
 
 
 @router.post("/v1/sessions/import", status_code=201)
 async def import_session(query: Annotated[ImportSession, Query()], request: Request) -> Response:
     """A new session out of a capsule. Its cache is taken if it is of the served model and sound."""
-    face, transfers = face_of(request), transfers_of(request)
+    context, transfers = context_of(request), transfers_of(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != MEDIA_TYPE:
         raise ApiError(415, f"The body must be a capsule: Content-Type: {MEDIA_TYPE}.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "Compressed bodies are not taken.")
-    facts = face.facts
+    facts = context.facts
     async with transfers.room() as folder:
         await transfers.receive(request, folder / "capsule")
-        told, log = await run_in_threadpool(opened, folder, facts, face.fingerprint)
+        told, log = await run_in_threadpool(opened, folder, facts, context.fingerprint)
         name = told.session.id if query.id is None else query.id
         session = Session(request.state.tenant, name, stateful=True)
-        async with face.log.holding(session.tenant, session.name):
-            summary = await restored(face, session, told, log)
-            kv_tokens, reason = await cached(face, session, told, folder / "kv")
-            made = await seen(face, session, summary)
+        async with context.log.holding(session.tenant, session.name):
+            summary = await restored(context, session, told, log)
+            kv_tokens, reason = await cached(context, session, told, folder / "kv")
+            made = await seen(context, session, summary)
     report = ImportReport(summary.turns, summary.tokens, kv_tokens, reason)
     return body_of(msgspec.structs.replace(made, imported=report), 201)
 
@@ -101,24 +102,26 @@ def opened(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[CapsuleFa
     return told, log
 
 
-async def restored(face: Face, session: Session, told: CapsuleFacts, log: PortableLog) -> SessionSummary:
+async def restored(context: ServerContext, session: Session, told: CapsuleFacts, log: PortableLog) -> SessionSummary:
     """The session, in the log. Raises SessionExists."""
     facts = told.session
     try:
-        return await face.log.restore(session.tenant, session.name, log, metadata=facts.metadata, ttl=facts.ttl_seconds)
+        return await context.log.restore(
+            session.tenant, session.name, log, metadata=facts.metadata, ttl=facts.ttl_seconds
+        )
     except InvalidLog:
         raise doubtful("holds no valid log") from None
 
 
-async def cached(face: Face, session: Session, told: CapsuleFacts, files: Path) -> tuple[int, str | None]:
+async def cached(context: ServerContext, session: Session, told: CapsuleFacts, files: Path) -> tuple[int, str | None]:
     """Hand the cache to the engine: how many tokens it took, and why not all. Without any the session is whole, too:
     the next turn computes them."""
     if len(told.members) == 1:
         return 0, "no_kv" if told.tokens else None
-    if told.fingerprint != face.fingerprint:
+    if told.fingerprint != context.fingerprint:
         return 0, "fingerprint"
     try:
-        taken = await face.engine.import_(session.tenant, session.name, str(files))
+        taken = await context.engine.import_(session.tenant, session.name, str(files))
     except (EngineUnavailable, EngineDied):
         return 0, "engine_unavailable"
     return taken.tokens, taken.reason

@@ -12,13 +12,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from scheduler.protocol import Holding
+from scheduler.protocol import TierHolding
 from server.engine.engine import EngineDied, EngineUnavailable
+from server.log.database import SessionDamaged
 from server.log.identity import Session
-from server.log.session_log import SessionDamaged, SessionRecord, SessionSummary
+from server.log.timeline import SessionRecord, SessionSummary
 from server.schemas.items import bare
 from server.schemas.objects import CacheReceipt
-from server.turns.face import Face
+from server.turns.context import ServerContext
 
 PREVIEW = 120  # characters
 INSPECT_SECONDS = 5.0  # for the engine to tell, between two of its steps; then kv is null
@@ -57,7 +58,7 @@ class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="sessio
     parent: Parent | None
     fingerprint: str
     model_matches: bool
-    kv: dict[str, Holding] | UnsetType | None = UNSET
+    kv: dict[str, TierHolding] | UnsetType | None = UNSET
     running: bool | UnsetType = UNSET
     imported: ImportReport | UnsetType = UNSET
 
@@ -117,7 +118,7 @@ class MessageList(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
     data: list[MessageObject]
 
 
-class Branch(msgspec.Struct, frozen=True, tag_field="object", tag="session.branch"):
+class SessionBranch(msgspec.Struct, frozen=True, tag_field="object", tag="session.branch"):
     """A session of a tree with its turns; null where its log is damaged."""
 
     session: SessionObject
@@ -128,7 +129,7 @@ class SessionTree(msgspec.Struct, frozen=True, tag_field="object", tag="session.
     """A session, what it was forked from and all forks of these, parents first. ``root`` may be no more."""
 
     root: str
-    data: list[Branch]
+    data: list[SessionBranch]
     has_more: bool
 
 
@@ -154,9 +155,9 @@ def body_of(answer: msgspec.Struct | dict[str, Any], status: int = 200) -> Respo
     return Response(encoder.encode(answer), status, media_type="application/json")
 
 
-def session_object(face: Face, summary: SessionSummary) -> SessionObject:
+def session_object(context: ServerContext, summary: SessionSummary) -> SessionObject:
     """A session as lists show it."""
-    facts = face.engine.facts
+    facts = context.engine.facts
     return SessionObject(
         id=summary.id,
         created_at=summary.created,
@@ -170,20 +171,20 @@ def session_object(face: Face, summary: SessionSummary) -> SessionObject:
         pinned_until=summary.pinned_until,
         parent=None if summary.parent is None else Parent(*summary.parent),
         fingerprint=summary.fingerprint,
-        model_matches=facts is not None and summary.fingerprint in ("", face.fingerprint),
+        model_matches=facts is not None and summary.fingerprint in ("", context.fingerprint),
     )
 
 
-async def seen(face: Face, session: Session, summary: SessionSummary) -> SessionObject:
+async def seen(context: ServerContext, session: Session, summary: SessionSummary) -> SessionObject:
     """A session with where its cache lies now and whether a turn of it runs."""
-    made = session_object(face, summary)
+    made = session_object(context, summary)
     try:
         async with asyncio.timeout(INSPECT_SECONDS):
-            inspected = await face.engine.inspect(session.tenant, session.name)
+            inspected = await context.engine.inspect(session.tenant, session.name)
     except (EngineUnavailable, EngineDied, TimeoutError):
         return msgspec.structs.replace(made, kv=None, running=False)
     # A tier may still hold what the log has left: a rewind reaches it with the next turn.
-    held = {tier: Holding(min(held.tokens, summary.tokens), held.bytes) for tier, held in inspected.tiers.items()}
+    held = {tier: TierHolding(min(held.tokens, summary.tokens), held.bytes) for tier, held in inspected.tiers.items()}
     return msgspec.structs.replace(made, kv=held, running=inspected.running)
 
 
@@ -221,16 +222,16 @@ def preview(messages: Sequence[Mapping[str, Any]], role: str) -> str:
     return (said or "")[:PREVIEW]
 
 
-async def branch(face: Face, tenant: str, summary: SessionSummary) -> Branch | None:
+async def branch(context: ServerContext, tenant: str, summary: SessionSummary) -> SessionBranch | None:
     """One session of a tree; None if it was deleted meanwhile."""
     session = Session(tenant, summary.id, stateful=True)
     try:
-        record = await face.log.get(tenant, summary.id)
+        record = await context.log.get(tenant, summary.id)
     except SessionDamaged:
-        return Branch(session_object(face, summary), None)
+        return SessionBranch(session_object(context, summary), None)
     if record is None:
         return None
-    return Branch(await seen(face, session, record.summary), await asyncio.to_thread(turn_objects, record))
+    return SessionBranch(await seen(context, session, record.summary), await asyncio.to_thread(turn_objects, record))
 
 
 def message_objects(record: SessionRecord) -> list[MessageObject]:

@@ -35,17 +35,12 @@ from server.chat.cutting import cut_reply
 from server.chat.prompts import check_bytes, same_prompt
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute
+from server.log.claims import SessionBusy
 from server.log.identity import Session, named_session
-from server.log.session_log import (
-    NoSuchPlace,
-    SessionBusy,
-    SessionRecord,
-    UnknownSession,
-    drop_reply,
-)
+from server.log.timeline import NoSuchPlace, SessionRecord, UnknownSession, drop_reply
 from server.schemas.messages import check_calls
 from server.schemas.requests import INT32, ReplyRequest
-from server.turns.face import Face, face_of
+from server.turns.context import ServerContext, context_of
 from server.turns.replay import replayed
 
 router = APIRouter(route_class=JsonRoute)
@@ -65,9 +60,9 @@ def new_id() -> str:
     return f"sess_{uuid.uuid4().hex}"
 
 
-async def found(face: Face, session: Session) -> SessionRecord:
+async def found(context: ServerContext, session: Session) -> SessionRecord:
     """What the log holds of it. Raises UnknownSession, also for a foreign one."""
-    record = await face.log.get(session.tenant, session.name)
+    record = await context.log.get(session.tenant, session.name)
     if record is None:
         raise UnknownSession
     return record
@@ -88,15 +83,15 @@ def places() -> Iterator[None]:
 @router.post("/v1/sessions", status_code=201)
 async def create_session(body: CreateSession, request: Request) -> Response:
     """A session before its first turn, with a past to begin from."""
-    face = face_of(request)
+    context = context_of(request)
     messages = [message.plain() for message in body.messages]
     check_calls([], messages)
-    if face.engine.facts is not None:
-        check_bytes((m["content"] for m in messages), face.engine.facts, "messages")
+    if context.engine.facts is not None:
+        check_bytes((m["content"] for m in messages), context.engine.facts, "messages")
     session = Session(request.state.tenant, body.id or new_id(), stateful=True)
     until = pinned_until(body.pin_seconds)
-    async with face.log.holding(session.tenant, session.name):
-        summary = await face.log.create(
+    async with context.log.holding(session.tenant, session.name):
+        summary = await context.log.create(
             session.tenant,
             session.name,
             messages=messages,
@@ -105,8 +100,8 @@ async def create_session(body: CreateSession, request: Request) -> Response:
             pinned_until=until,
         )
         if until is not None:
-            face.engine.pin(session.tenant, session.name, until)
-        return body_of(await seen(face, session, summary), 201)
+            context.engine.pin(session.tenant, session.name, until)
+        return body_of(await seen(context, session, summary), 201)
 
 
 def pinned_until(seconds: int) -> int | None:
@@ -117,9 +112,9 @@ def pinned_until(seconds: int) -> int | None:
 @router.get("/v1/sessions")
 async def list_sessions(query: Annotated[ListSessions, Query()], request: Request) -> Response:
     """A page of the tenant's sessions."""
-    face = face_of(request)
+    context = context_of(request)
     try:
-        page = await face.log.list(
+        page = await context.log.list(
             request.state.tenant,
             limit=query.limit,
             after=query.after,
@@ -131,7 +126,7 @@ async def list_sessions(query: Annotated[ListSessions, Query()], request: Reques
         )
     except UnknownSession:
         raise ApiError(404, "There is no such session.", param="after", code="session_not_found") from None
-    data = [session_object(face, item) for item in page.items]
+    data = [session_object(context, item) for item in page.items]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return body_of(objects.SessionList(data, first, last, page.has_more))
 
@@ -139,26 +134,26 @@ async def list_sessions(query: Annotated[ListSessions, Query()], request: Reques
 @router.get("/v1/sessions/{session_id}")
 async def retrieve_session(session_id: str, request: Request) -> Response:
     """All about one session but its text."""
-    face, session = face_of(request), named(request, session_id)
-    summary = await face.log.summary(session.tenant, session.name)
+    context, session = context_of(request), named(request, session_id)
+    summary = await context.log.summary(session.tenant, session.name)
     if summary is None:
         raise UnknownSession
-    return body_of(await seen(face, session, summary))
+    return body_of(await seen(context, session, summary))
 
 
 @router.get("/v1/sessions/{session_id}/turns")
 async def list_turns(session_id: str, request: Request) -> Response:
     """The turns of the current timeline."""
-    record = await found(face_of(request), named(request, session_id))
+    record = await found(context_of(request), named(request, session_id))
     return body_of(objects.TurnList(objects.turn_objects(record)))
 
 
 @router.get("/v1/sessions/{session_id}/tree")
 async def retrieve_tree(session_id: str, request: Request) -> Response:
     """The session with all that shares a past with it: the turns of each, what they cost, where the cache is."""
-    face, session = face_of(request), named(request, session_id)
-    family = await face.log.family(session.tenant, session.name)
-    found = await asyncio.gather(*(objects.branch(face, session.tenant, member) for member in family.members))
+    context, session = context_of(request), named(request, session_id)
+    family = await context.log.family(session.tenant, session.name)
+    found = await asyncio.gather(*(objects.branch(context, session.tenant, member) for member in family.members))
     branches = [branch for branch in found if branch is not None]
     return body_of(objects.SessionTree(family.root, branches, family.has_more))
 
@@ -166,16 +161,16 @@ async def retrieve_tree(session_id: str, request: Request) -> Response:
 @router.get("/v1/sessions/{session_id}/messages")
 async def list_messages(session_id: str, request: Request) -> Response:
     """The messages of the current timeline."""
-    record = await found(face_of(request), named(request, session_id))
+    record = await found(context_of(request), named(request, session_id))
     return body_of(objects.MessageList(objects.message_objects(record)))
 
 
 @router.post("/v1/sessions/{session_id}")
 async def update_session(session_id: str, body: UpdateSession, request: Request) -> Response:
     """Other metadata, another end, a pin; a turn may be running."""
-    face, session = face_of(request), named(request, session_id)
+    context, session = context_of(request), named(request, session_id)
     until = UNSET if body.pin_seconds is None else pinned_until(body.pin_seconds)
-    summary = await face.log.update(
+    summary = await context.log.update(
         session.tenant,
         session.name,
         metadata=UNSET if body.metadata is None else body.metadata,
@@ -183,39 +178,39 @@ async def update_session(session_id: str, body: UpdateSession, request: Request)
         pinned_until=until,
     )
     if until is not UNSET:  # at once: pins reach the engine in the order of the log
-        face.engine.pin(session.tenant, session.name, until or 0)
-    return body_of(await seen(face, session, summary))
+        context.engine.pin(session.tenant, session.name, until or 0)
+    return body_of(await seen(context, session, summary))
 
 
 @router.post("/v1/sessions/{session_id}/fork", status_code=201)
 async def fork_session(session_id: str, body: ForkSession, request: Request) -> Response:
     """A new session with the same past, whose cache is shared as long as it is the same."""
-    face, session = face_of(request), named(request, session_id)
+    context, session = context_of(request), named(request, session_id)
     new = Session(session.tenant, body.id or new_id(), stateful=True)
     with ExitStack() as held:
-        await face.log.hold(session.tenant, session.name, held)
+        await context.log.hold(session.tenant, session.name, held)
         if new != session:  # then the log says that it exists
-            await face.log.hold(new.tenant, new.name, held)
+            await context.log.hold(new.tenant, new.name, held)
         with places():
-            summary = await face.log.fork(session.tenant, session.name, new.name, turn=body.turn)
-        return body_of(await seen(face, new, summary), 201)
+            summary = await context.log.fork(session.tenant, session.name, new.name, turn=body.turn)
+        return body_of(await seen(context, new, summary), 201)
 
 
 @router.post("/v1/sessions/{session_id}/rewind")
 async def rewind_session(session_id: str, body: RewindSession, request: Request) -> Response:
     """Back to the end of a turn, or to a token."""
-    face, session = face_of(request), named(request, session_id)
-    async with face.log.holding(session.tenant, session.name):
+    context, session = context_of(request), named(request, session_id)
+    async with context.log.holding(session.tenant, session.name):
         reply = expect = None
         with places():
             if body.tokens is not None:
-                record = await found(face, session)
-                reply = await face.tokens.run(cut_reply, face.tokens, record, body.tokens)
+                record = await found(context, session)
+                reply = await context.tokens.run(cut_reply, context.tokens, record, body.tokens)
                 expect = record.version
-            summary = await face.log.rewind(
+            summary = await context.log.rewind(
                 session.tenant, session.name, turn=body.turn, tokens=body.tokens, reply=reply, expect=expect
             )
-        return body_of(await seen(face, session, summary))
+        return body_of(await seen(context, session, summary))
 
 
 @router.put("/v1/sessions/{session_id}/messages/{index}")
@@ -223,51 +218,51 @@ async def edit_message(
     session_id: str, index: Annotated[int, PathParameter(ge=0, le=INT32)], body: EditMessage, request: Request
 ) -> Response:
     """Another content for a message. What came behind it is dropped, and the next turn reads the new one."""
-    face, session = face_of(request), named(request, session_id)
-    if face.engine.facts is not None:
-        check_bytes([body.text], face.engine.facts, "content")
-    async with face.log.holding(session.tenant, session.name):
+    context, session = context_of(request), named(request, session_id)
+    if context.engine.facts is not None:
+        check_bytes([body.text], context.engine.facts, "content")
+    async with context.log.holding(session.tenant, session.name):
         with places():
-            summary = await face.log.edit(session.tenant, session.name, index, body.text)
-        return body_of(await seen(face, session, summary))
+            summary = await context.log.edit(session.tenant, session.name, index, body.text)
+        return body_of(await seen(context, session, summary))
 
 
 @router.post("/v1/sessions/{session_id}/regenerate")
 async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> Response:
     """Another reply to the last user message, from the very same prompt. The old one stays until this one is
     committed."""
-    face, session = face_of(request), named_session(request, body.session_id, session_id)
+    context, session = context_of(request), named_session(request, body.session_id, session_id)
     assert session is not None
-    facts = face.check(body, session, choices=body.n)
+    facts = context.check(body, session, choices=body.n)
     with ExitStack() as held:
-        record = await face.open(session, held)
+        record = await context.open(session, held)
         if record is None:
             raise UnknownSession
-        if (again := await replayed(request, body, face, session, chat_replay(body, face, session))) is not None:
+        if (again := await replayed(request, body, context, session, chat_replay(body, context, session))) is not None:
             return again
         before = drop_reply(record)
         if not before.messages or before.messages[-1]["role"] not in ("user", "tool"):
             message = "There is nothing to answer: the session ends with no user or tool message, answered or not."
             raise bad_request(message, code="nothing_to_answer")
-        prompt = await face.tokens.run(same_prompt, body, face.tokens, facts, before)
+        prompt = await context.tokens.run(same_prompt, body, context.tokens, facts, before)
         old = record.messages[-1]
         if old.get("begun") and prompt.ids == before.tokens:  # which end with what its client began the reply with
             prompt = replace(prompt, said=old["content"][: old["begun"]])
-        return await answer(body, request, face, session, record, prompt, held)
+        return await answer(body, request, context, session, record, prompt, held)
 
 
 async def cancel_turn(session_id: str, request: Request) -> Response:
     """Stop the turn that runs. What it said so far is committed with its KV, under the finish reason `cancelled`, which
     its client is told too; one that has said nothing is not a turn. Answered when it is over."""
-    face, session = face_of(request), named(request, session_id)
-    over = face.log.end_of_hold(session.tenant, session.name)
+    context, session = context_of(request), named(request, session_id)
+    over = context.log.end_of_hold(session.tenant, session.name)
     if over is None:
-        async with face.log.holding(session.tenant, session.name):  # no other server runs one either
-            await found(face, session)
+        async with context.log.holding(session.tenant, session.name):  # no other server runs one either
+            await found(context, session)
         return body_of(objects.SessionCancelled(session.name, False))
     cancelled, until = False, time.monotonic() + CANCEL_SECONDS
     while not over.is_set() and time.monotonic() < until:
-        cancelled = cancelled or face.engine.cancel(session.tenant, session.name)  # it may be about to be submitted
+        cancelled = cancelled or context.engine.cancel(session.tenant, session.name)  # it may be about to be submitted
         with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), NUDGE_SECONDS)
     if not over.is_set() and not cancelled:
@@ -283,37 +278,37 @@ router.add_api_route("/v1/sessions/{session_id}/cancel", cancel_turn, methods=["
 async def delete_session(session_id: str, request: Request) -> Response:
     """Remove it for ever. A running turn ends as cancelled."""
     session = named(request, session_id)
-    if not await end_session(face_of(request), session):
+    if not await end_session(context_of(request), session):
         raise UnknownSession
     return body_of(objects.SessionDeleted(session.name))
 
 
-async def end_session(face: Face, session: Session) -> bool:
+async def end_session(context: ServerContext, session: Session) -> bool:
     """Remove a session, its turn and its cache; False if there was nothing of it."""
     ending = None
     try:
-        with face.log.claim(session.tenant, session.name):
+        with context.log.claim(session.tenant, session.name):
             pass
     except SessionBusy:
-        ending = asyncio.create_task(end_turn(face, session))
+        ending = asyncio.create_task(end_turn(context, session))
     try:
-        async with face.log.claim_when_free(session.tenant, session.name, DELETE_SECONDS) as elsewhere:
-            existed = await end_held(face, session)
+        async with context.log.claim_when_free(session.tenant, session.name, DELETE_SECONDS) as elsewhere:
+            existed = await end_held(context, session)
     finally:
         if ending is not None:
             ending.cancel()
     return existed or elsewhere or ending is not None
 
 
-async def end_held(face: Face, session: Session) -> bool:
+async def end_held(context: ServerContext, session: Session) -> bool:
     """The same for one that the caller holds."""
-    life = await face.log.delete(session.tenant, session.name)
-    face.engine.forget(session.tenant, session.name, life)
+    life = await context.log.delete(session.tenant, session.name)
+    context.engine.forget(session.tenant, session.name, life)
     return life is not None
 
 
-async def end_turn(face: Face, session: Session) -> None:
+async def end_turn(context: ServerContext, session: Session) -> None:
     """Tell the engine again and again: the turn may be about to be submitted."""
     while True:
-        face.engine.forget(session.tenant, session.name)
+        context.engine.forget(session.tenant, session.name)
         await asyncio.sleep(NUDGE_SECONDS)

@@ -14,9 +14,9 @@ from server.api.sessions.routes import end_held
 from server.errors import ApiError
 from server.http.body import JsonRoute
 from server.log.chat_rows import StoredChat, parsed
+from server.log.claims import SessionBusy
 from server.log.identity import Session
-from server.log.session_log import SessionBusy
-from server.turns.face import Face, face_of
+from server.turns.context import ServerContext, context_of
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -24,7 +24,7 @@ router = APIRouter(route_class=JsonRoute)
 @router.get("/v1/chat/completions")
 async def list_chat_completions(query: Annotated[objects.ListChats, Query()], request: Request) -> Response:
     """A page of the tenant's stored chats, the oldest first unless ``order`` says otherwise."""
-    page = await face_of(request).log.chats.page(
+    page = await context_of(request).log.chats.page(
         request.state.tenant,
         limit=query.limit,
         after=query.after,
@@ -65,7 +65,7 @@ async def list_chat_messages(
 async def update_chat_completion(completion_id: str, body: objects.UpdateChat, request: Request) -> Response:
     """Other metadata for a stored chat; that of its session stays."""
     metadata: dict[str, Any] = body.metadata or {}
-    chat = await face_of(request).log.chats.update(request.state.tenant, completion_id, metadata)
+    chat = await context_of(request).log.chats.update(request.state.tenant, completion_id, metadata)
     if chat is None:
         raise no_chat()
     return body_of(chat.body)
@@ -74,28 +74,28 @@ async def update_chat_completion(completion_id: str, body: objects.UpdateChat, r
 @router.delete("/v1/chat/completions/{completion_id}")
 async def delete_chat_completion(completion_id: str, request: Request) -> Response:
     """Remove a stored chat. The session that it began goes with it, if nothing else was said there."""
-    face, tenant = face_of(request), request.state.tenant
-    left = await face.log.chats.delete(tenant, completion_id)
+    context, tenant = context_of(request), request.state.tenant
+    left = await context.log.chats.delete(tenant, completion_id)
     place = parsed(completion_id)
     if left is None or place is None:
         raise no_chat()
     if left == 0 and place[0].startswith(objects.BEGUN):
-        await end_begun(face, Session(tenant, place[0], stateful=True))
+        await end_begun(context, Session(tenant, place[0], stateful=True))
     return body_of(objects.ChatDeleted(completion_id))
 
 
-async def end_begun(face: Face, session: Session) -> None:
+async def end_begun(context: ServerContext, session: Session) -> None:
     """Remove a session that a stored chat began, unless somebody goes on with it, or has."""
     with suppress(SessionBusy):
-        async with face.log.holding(session.tenant, session.name):
-            summary = await face.log.summary(session.tenant, session.name)
+        async with context.log.holding(session.tenant, session.name):
+            summary = await context.log.summary(session.tenant, session.name)
             if summary is not None and summary.turns <= 1:
-                await end_held(face, session)
+                await end_held(context, session)
 
 
 async def found(request: Request, id: str) -> StoredChat:
     """The chat. Raises a 404."""
-    chat = await face_of(request).log.chats.get(request.state.tenant, id)
+    chat = await context_of(request).log.chats.get(request.state.tenant, id)
     if chat is None:
         raise no_chat()
     return chat

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from server import __version__
-from server.cli.bench.bench_load import Client, Load, NoAnswer
+from server.cli.bench.bench_load import BenchLoad, Client, NoAnswer
 from server.cli.bench.bench_report import HEAD, about, figures, row
 from server.config.bench_options import BenchConfig
 from server.config.serve_options import UsageError
@@ -70,7 +70,7 @@ async def measured(config: BenchConfig, url: str, model: str | None, pid: int | 
     return 1 if failed else 0
 
 
-def report(config: BenchConfig, told: str, table: str, loads: list[Load], out: TextIO) -> None:
+def report(config: BenchConfig, told: str, table: str, loads: list[BenchLoad], out: TextIO) -> None:
     """The end of the output, and the file. Raises UsageError where it cannot be written."""
     if config.as_json:
         answer = {"object": "bench", "version": __version__, "about": told, "loads": [figures(load) for load in loads]}

@@ -36,7 +36,7 @@ class NoAnswer(Exception):
 
 
 @dataclass
-class Turn:
+class TimedTurn:
     """What one turn showed: seconds to the first token and in all, token counts from ``usage`` (else ``output`` in
     pieces of text), seconds between pieces. ``error``: why it was not answered; ``answered``: an answer has begun."""
 
@@ -52,13 +52,13 @@ class Turn:
 
 
 @dataclass
-class Load:
+class BenchLoad:
     """One load: seconds of wall time, of the server's CPU time where that can be told, and its turns by chat."""
 
     name: str
     wall: float
     cpu: float | None
-    chats: list[list[Turn]]
+    chats: list[list[TimedTurn]]
 
 
 class Client:
@@ -92,12 +92,12 @@ class Client:
                     raise NoAnswer(turn.error)
         raise NoAnswer(said)
 
-    async def turn(self, messages: list[dict[str, str]], tokens: int, chat: str) -> Turn:
+    async def turn(self, messages: list[dict[str, str]], tokens: int, chat: str) -> TimedTurn:
         """One streamed turn of exactly so many tokens where the server allows it."""
         body = {"model": self._model, "messages": messages, "stream": True, self._length: tokens, **self._options}
         headers = {self._header: f"bench-{self._run}-{chat}"} if self._header else {}
         request = partial(self._http.stream, "POST", "chat/completions", json=body, headers=headers)
-        turn, began = Turn(), time.perf_counter()
+        turn, began = TimedTurn(), time.perf_counter()
         try:
             try:
                 await self._ask(request, turn, began)
@@ -112,7 +112,7 @@ class Client:
         turn.first = turn.first or turn.total
         return turn
 
-    async def _ask(self, request: Request, turn: Turn, began: float) -> None:
+    async def _ask(self, request: Request, turn: TimedTurn, began: float) -> None:
         async with request() as response:
             turn.answered = True
             if response.status_code == 200:
@@ -120,7 +120,7 @@ class Client:
             else:
                 turn.error = f"HTTP {response.status_code}: {(await response.aread()).decode(errors='replace')[:200]}"
 
-    async def _read(self, response: httpx.Response, turn: Turn, began: float) -> None:
+    async def _read(self, response: httpx.Response, turn: TimedTurn, began: float) -> None:
         """Fill ``turn`` from the events of a stream."""
         pieces, last = 0, 0.0
         async for line in response.aiter_lines():
@@ -142,25 +142,25 @@ class Client:
                 turn.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         turn.output = turn.output or pieces
 
-    async def chats(self, sessions: int, turns: int) -> Load:
+    async def chats(self, sessions: int, turns: int) -> BenchLoad:
         """``sessions`` chats at once."""
         cpu, began = cpu_seconds(self._pid), time.perf_counter()
         done = await asyncio.gather(*(self._chat(100 * sessions + i, turns) for i in range(sessions)))
         wall = time.perf_counter() - began
-        return Load(f"{sessions} sessions, {turns} turns", wall, self._since(cpu), list(done))
+        return BenchLoad(f"{sessions} sessions, {turns} turns", wall, self._since(cpu), list(done))
 
-    async def _chat(self, seed: int, turns: int) -> list[Turn]:
+    async def _chat(self, seed: int, turns: int) -> list[TimedTurn]:
         """One chat: 20 to 60 words in, 32 to 96 tokens out, the reply appended as it came. Its first error ends it."""
         rng = random.Random(seed)
         messages: list[dict[str, str]] = []
-        done: list[Turn] = []
+        done: list[TimedTurn] = []
         while len(done) < turns and not (done and done[-1].error):
             messages.append(say(rng, rng.randint(20, 60)))
             done.append(await self.turn(messages, rng.randint(32, 96), str(seed)))
             messages.append({"role": "assistant", "content": done[-1].text})
         return done
 
-    async def history(self, size: int) -> Load:
+    async def history(self, size: int) -> BenchLoad:
         """Turns of 16 words on about ``size`` tokens of history."""
         rng, chat = random.Random(size), f"history-{size}"
         messages = [say(rng, size // 2)]
@@ -175,7 +175,7 @@ class Client:
             warm.append(reply)
         wall, spent = time.perf_counter() - began, self._since(cpu)
         each = f", {1000 * spent / len(warm):.0f} CPU ms" if spent else ""
-        return Load(f"16 words on {reply.prompt} tokens{each}", wall, spent, [warm])
+        return BenchLoad(f"16 words on {reply.prompt} tokens{each}", wall, spent, [warm])
 
     def _since(self, before: float | None) -> float | None:
         now = cpu_seconds(self._pid)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from server.cli.bench.bench_load import Load
+from server.cli.bench.bench_load import BenchLoad
 
 HEAD = (
     "| load | output tokens | per server-CPU-second | per wall second | first turn, ms to first token "
@@ -19,7 +19,7 @@ HEAD = (
 )
 
 
-def figures(load: Load) -> dict[str, Any]:
+def figures(load: BenchLoad) -> dict[str, Any]:
     """One load in numbers: seconds, tokens a second, shares. None where nothing can be told."""
     every = [turn for chat in load.chats for turn in chat]
     answered = [turn for turn in every if turn.error is None]
@@ -48,7 +48,7 @@ def figures(load: Load) -> dict[str, Any]:
     }
 
 
-def row(load: Load) -> str:
+def row(load: BenchLoad) -> str:
     """One line of the table."""
     of = figures(load)
     cpu, share = of["output_tokens_per_cpu_second"], of["cached_share"]

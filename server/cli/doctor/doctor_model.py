@@ -15,7 +15,7 @@ from typing import IO
 import msgspec
 import zmq.asyncio
 
-from scheduler.protocol import EngineConfig, Failed, Loading, ModelFacts, Ready, Stats, StepOutputs
+from scheduler.protocol import EngineConfig, Loading, ModelFacts, ModelFailed, Ready, Stats, StepOutputs
 from server.chat.dialect import Dialect
 from server.chat.template import Stability
 from server.cli.doctor.doctor_machine import machine_memory
@@ -34,7 +34,7 @@ WHERE = {"device": "on the device", "host": "in host memory", "disk": "on disk"}
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredModel:
     """What an engine told of a model: ``seconds`` to load and probe it; then bytes of ``memory`` that its process held
     and that were ``available`` beside it. Or a ``failure``: why it cannot be served, in one line; ``died``:
     the engine did not come to say so."""
@@ -63,7 +63,7 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
     yield from words(config)
 
 
-async def loaded(config: EngineConfig, command: Sequence[str]) -> Measured:
+async def loaded(config: EngineConfig, command: Sequence[str]) -> MeasuredModel:
     """Start an engine without a disk tier and remembered verdicts, let it load, and end it."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as said, zmq.asyncio.Context() as context:
         config = msgspec.structs.replace(config, address=f"ipc://{folder}/engine", kv_folder=None, verdicts=None)
@@ -73,14 +73,14 @@ async def loaded(config: EngineConfig, command: Sequence[str]) -> Measured:
             async with asyncio.timeout(LOAD_SECONDS):
                 return await first_words(link, said)
         except TimeoutError:
-            return Measured(failure=f"it is not loaded after {LOAD_SECONDS / 60:.0f} minutes")
+            return MeasuredModel(failure=f"it is not loaded after {LOAD_SECONDS / 60:.0f} minutes")
         finally:
             if link.alive:
                 await link.stop(0.0, STOP_SECONDS)
             await link.close()
 
 
-async def first_words(link: EngineLink, said: IO[bytes]) -> Measured:
+async def first_words(link: EngineLink, said: IO[bytes]) -> MeasuredModel:
     """What the engine tells until its first heartbeat, or why there is none."""
     began, facts, seconds = time.monotonic(), None, 0.0
     async with contextlib.aclosing(link.messages()) as messages:
@@ -88,17 +88,17 @@ async def first_words(link: EngineLink, said: IO[bytes]) -> Measured:
             match message:
                 case Loading(stage):
                     print(f"warmturn: {stage}", file=sys.stderr, flush=True)
-                case Failed(failure):
-                    return Measured(failure=failure)
+                case ModelFailed(failure):
+                    return MeasuredModel(failure=failure)
                 case Ready(found):
                     facts, seconds = found, time.monotonic() - began
                 case StepOutputs(_, stats) if facts is not None:
-                    return Measured(seconds, facts, stats, resident(link.pid), machine_memory()[1])
+                    return MeasuredModel(seconds, facts, stats, resident(link.pid), machine_memory()[1])
     await link.close()
-    return Measured(failure=f"the engine ended, {link.death()}, its last line: {last_line(said)}", died=True)
+    return MeasuredModel(failure=f"the engine ended, {link.death()}, its last line: {last_line(said)}", died=True)
 
 
-def running(name: str, measured: Measured, facts: ModelFacts) -> Finding:
+def running(name: str, measured: MeasuredModel, facts: ModelFacts) -> Finding:
     """How the model is run."""
     told = f"{name} runs in mode {facts.mode}, {facts.dtype} on {facts.device}; loaded in {measured.seconds:.0f} s"
     figures = {"mode": facts.mode, "dtype": facts.dtype, "device": facts.device, "seconds": measured.seconds}
@@ -112,7 +112,7 @@ def running(name: str, measured: Measured, facts: ModelFacts) -> Finding:
     return ok("model", told, **figures)
 
 
-def memory(measured: Measured, facts: ModelFacts) -> Finding:
+def memory(measured: MeasuredModel, facts: ModelFacts) -> Finding:
     """Where the memory goes."""
     told = f"{facts.parameters / 1e6:,.1f} million parameters in {size(facts.weight_bytes)}, used in {facts.dtype}; "
     told += f"{facts.kv_bytes_per_token:,} bytes of KV a token, context {facts.max_context:,} tokens"
@@ -131,7 +131,7 @@ def memory(measured: Measured, facts: ModelFacts) -> Finding:
     return ok("weights", told, **figures)
 
 
-def room(config: DoctorConfig, measured: Measured, facts: ModelFacts) -> Finding:
+def room(config: DoctorConfig, measured: MeasuredModel, facts: ModelFacts) -> Finding:
     """How many sessions of which length fit into each tier at once."""
     assert measured.stats is not None
     table = []

@@ -29,7 +29,7 @@ OLDER = (
 IN_USE = 128  # the byte of the wal-index on which every process that uses a log holds a lock
 
 
-class Opened(NamedTuple):
+class OpenedLog(NamedTuple):
     """A log with its tables. ``salvage``: how that ended, if there had to be one. ``older``: it was opened more often
     than it knows, so it is an older copy, or a new one where another was."""
 
@@ -38,11 +38,11 @@ class Opened(NamedTuple):
     older: bool = False
 
 
-def opened(where: Path | str, durability: Durability) -> Opened:
+def opened(where: Path | str, durability: Durability) -> OpenedLog:
     """Open a log, whatever has become of its file. Raises LogUnavailable."""
     path = file_of(where)
     if path is None:
-        return Opened(prepared(where, durability))
+        return OpenedLog(prepared(where, durability))
     with OPENING, alone(path, shared=isinstance(where, str)):
         try:
             resume(path)
@@ -51,7 +51,7 @@ def opened(where: Path | str, durability: Durability) -> Opened:
                     database = prepared(where, durability)
                     if older := is_older(database, path):
                         logger.error(OLDER)
-                    return Opened(database, None, older)
+                    return OpenedLog(database, None, older)
             if is_in_use(path):
                 raise LogDamaged("the session log cannot be opened: it is damaged, and another process uses it")
             salvage = salvaged(path, durability)
@@ -60,7 +60,7 @@ def opened(where: Path | str, durability: Durability) -> Opened:
         logger.error(report(salvage))
         database = prepared(where, durability)
         is_older(database, path)
-        return Opened(database, salvage)
+        return OpenedLog(database, salvage)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from typing import Any
 import sqlalchemy as sql
 
 from server.log.database import Database, Durability, LogDamaged, LogUnavailable
-from server.log.recovery.sqlite_pages import Image
-from server.log.recovery.wreck import NAME, Named, Wreck
+from server.log.recovery.damaged_database import NAME, DamagedDatabase, Named
+from server.log.recovery.sqlite_pages import DatabaseImage
 from server.log.stored import row_of
 from server.log.tables import ANYONE, FORMAT, labels, responses, retries, sessions, tombstones, turns
 from server.log.timeline import Timeline
@@ -48,11 +48,11 @@ class Salvage:
 # --- the new log --------------------------------------------------------------------------------------------
 
 
-class Copy:
+class RecoveredLog:
     """A new log that a wreck is copied to."""
 
-    def __init__(self, wreck: Wreck, database: Database, torn: bool) -> None:
-        self._wreck = wreck
+    def __init__(self, damaged: DamagedDatabase, database: Database, torn: bool) -> None:
+        self._damaged = damaged
         self._database = database
         self._torn = torn
         self._taken: set[Named] = set()
@@ -60,13 +60,13 @@ class Copy:
 
     def run(self) -> None:
         """Copy all that is certain, then the names of the rest. Raises LogUnavailable."""
-        finds, doubtful = self._wreck.finds, []
+        finds, doubtful = self._damaged.finds, []
         stones = [{"server": ANYONE, "tenant": tenant, "session": name} for tenant, name in sorted(finds.buried)]
         if stones:
             self._database.write(lambda connection: connection.execute(sql.insert(tombstones), stones))
-        for id_ in self._wreck.ids():
-            names = self._wreck.names(id_)
-            found = {name: self._wreck.rows(id_, name) for name in names}
+        for id_ in self._damaged.ids():
+            names = self._damaged.names(id_)
+            found = {name: self._damaged.rows(id_, name) for name in names}
             name = max(names, key=lambda name: len(found[name]), default=None)
             if name is None:
                 self.nameless += 1
@@ -85,9 +85,9 @@ class Copy:
         if name in self._taken:
             return  # deleted, and begun anew since
         self._taken.add(name)
-        facts = self._wreck.facts(id_, name)
-        last = max(1, self._wreck.last(id_, rows, facts))
-        if self._torn and name in self._wreck.finds.buried:
+        facts = self._damaged.facts(id_, name)
+        last = max(1, self._damaged.last(id_, rows, facts))
+        if self._torn and name in self._damaged.finds.buried:
             rows = {}
         whole = len(rows) == last
         timeline = Timeline()
@@ -119,7 +119,7 @@ class Copy:
     def _insert(
         self, connection: sql.Connection, values: dict[str, Any], rows: list[Mapping[str, Any]], whole: bool
     ) -> None:
-        id_, finds = values["id"], self._wreck.finds
+        id_, finds = values["id"], self._damaged.finds
         connection.execute(sql.insert(sessions).values(values))
         if rows:
             connection.execute(sql.insert(turns), [dict(columns) for columns in rows])
@@ -130,7 +130,7 @@ class Copy:
             for _, key, hash_, number, created in finds.retries[id_]
             if whole and number in made and made[number]["created"] == created  # the row of a key is as old as it
         }
-        made_of = self._wreck.responses(id_, (values["tenant"], values["session"])) if whole else {}
+        made_of = self._damaged.responses(id_, (values["tenant"], values["session"])) if whole else {}
         for table, lines in ((labels, pairs), (retries, keys), (responses, made_of)):
             if lines:
                 connection.execute(sql.insert(table), [dict(line) for line in lines.values()])
@@ -139,12 +139,12 @@ class Copy:
 def salvaged(path: Path, durability: Durability) -> Salvage:
     """Replace a damaged log by what is left of it; see the module. Raises LogUnavailable where there is no room, where
     the file is no log of this format, and where it is in use; nothing is changed then."""
-    with Image(path) as image:
-        wreck = Wreck(image)
-        if not wreck.is_ours and not Path(f"{path}-starts").is_file():  # which only a log has beside it
+    with DatabaseImage(path) as image:
+        damaged = DamagedDatabase(image)
+        if not damaged.is_ours and not Path(f"{path}-starts").is_file():  # which only a log has beside it
             raise LogDamaged("the session log cannot be opened: file is not a database, or not one of this program")
-        told = max(wreck.finds.formats, default=FORMAT)
-        if told > FORMAT or (told == 1 and not wreck.finds.rows):  # the rows of format 1 have other columns
+        told = max(damaged.finds.formats, default=FORMAT)
+        if told > FORMAT or (told == 1 and not damaged.finds.rows):  # the rows of format 1 have other columns
             raise LogDamaged(
                 f"the session log cannot be opened: it is damaged, and has format {told}, where this version of "
                 f"warmturn can salvage formats 2 to {FORMAT}: put a backup in its place"
@@ -157,7 +157,7 @@ def salvaged(path: Path, durability: Durability) -> Salvage:
             database = Database(part, durability)
             try:
                 database.prepare(prepare)
-                copy = Copy(wreck, database, image.torn)
+                copy = RecoveredLog(damaged, database, image.torn)
                 copy.run()
             finally:
                 database.close()

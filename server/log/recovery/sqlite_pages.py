@@ -21,7 +21,7 @@ Value = int | float | str | bytes | None
 Place = tuple[int, int]  # page, cell
 
 
-class Record(NamedTuple):
+class SqliteRecord(NamedTuple):
     """A record of a table, or without ``rowid`` one of an index."""
 
     place: Place
@@ -29,7 +29,7 @@ class Record(NamedTuple):
     values: tuple[Value, ...]
 
 
-class Image:
+class DatabaseImage:
     """The pages of a database as of its last commit, as far as they are there. ``torn``: parts of the write-ahead log
     are lost, so pages can be of different times."""
 
@@ -58,7 +58,7 @@ class Image:
         for file in self._files:
             os.close(file)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[SqliteRecord]:
         """Every record that can be decoded. A sound page says what it did; a damaged one may say anything."""
         for number in sorted({*range(1, -(-self._bytes // self._size) + 1), *self.wal.frames}):
             page = self._page(number)
@@ -68,7 +68,7 @@ class Image:
                 if record is not None:
                     yield record
 
-    def record(self, place: Place) -> Record | None:
+    def record(self, place: Place) -> SqliteRecord | None:
         """One of them again."""
         return self._decoded(self._page(place[0]), place)
 
@@ -95,7 +95,7 @@ class Image:
         except OSError:
             return b""
 
-    def _decoded(self, page: bytes, place: Place) -> Record | None:
+    def _decoded(self, page: bytes, place: Place) -> SqliteRecord | None:
         try:
             number, cell = place
             head = 100 if number == 1 else 0
@@ -106,7 +106,7 @@ class Image:
             rowid = None
             if kind == TABLE_LEAF:
                 rowid, at = varint(page, at)
-            return Record(place, rowid, decode(self._payload(page, at, size, kind)))
+            return SqliteRecord(place, rowid, decode(self._payload(page, at, size, kind)))
         except (IndexError, ValueError, struct.error):
             return None
 

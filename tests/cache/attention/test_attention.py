@@ -11,7 +11,7 @@ import torch
 
 from cache.attention.attention import PackedAttention, Unsupported, attend
 from cache.memory.tier import MemoryTier
-from cache.pages.layers import Layer, Reach
+from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pages import Page
 from cache.pages.session import SessionCache
@@ -69,7 +69,7 @@ def test_attend(kv_heads: int, masked: bool, softcap: float | None, sinks: bool)
 class Scene:
     """Three sessions in one step over one layer: cached keys and values in pages, new ones in the packed row."""
 
-    def __init__(self, layer: Layer, hide: bool = False) -> None:
+    def __init__(self, layer: AttentionLayer, hide: bool = False) -> None:
         torch.manual_seed(2)
         self.layers = [layer]
         self.tier = MemoryTier(20, SIZE, CPU)
@@ -129,17 +129,19 @@ class Scene:
 
 
 LAYERS = [
-    Layer(Reach.FULL, None, stores=True),
-    Layer(Reach.SLIDING, 5, stores=True),
-    Layer(Reach.CHUNKED, 4, stores=True),
-    Layer(Reach.CHUNKED, 7, stores=True),
+    AttentionLayer(Reach.FULL, None, stores=True),
+    AttentionLayer(Reach.SLIDING, 5, stores=True),
+    AttentionLayer(Reach.CHUNKED, 4, stores=True),
+    AttentionLayer(Reach.CHUNKED, 7, stores=True),
 ]
 
 
 @pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize(("in_place", "transform"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-def test_a_packed_step_is_each_session_alone(layer: Layer, in_place: bool, transform: bool, hide: bool) -> None:
+def test_a_packed_step_is_each_session_alone(
+    layer: AttentionLayer, in_place: bool, transform: bool, hide: bool
+) -> None:
     scene = Scene(layer, hide)
     attention, out = scene.run(in_place, transform)
     assert out.shape == (1, 13, 4, WIDTH)

@@ -20,13 +20,13 @@ from cache.attention.attention import PackedAttention, attend
 from cache.attention.native import Kernel, Plan
 from cache.compiler import NotBuilt, built, has_tiles
 from cache.memory.tier import MemoryTier, PageShape
-from cache.pages.layers import Layer, Reach, Scores
+from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pages import Page
 from cache.pages.session import SessionCache
 
 CPU = torch.device("cpu")
-FULL = Layer(Reach.FULL, None, stores=True)
+FULL = AttentionLayer(Reach.FULL, None, stores=True)
 WORK = [(0, 5), (11, 1), (700, 1), (60, 7), (255, 2), (320, 3)]  # tokens cached, tokens new
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # of the largest output
 
@@ -68,13 +68,13 @@ class Scene:
         self.query = torch.randn(heads, self.step.tokens, shape.key_dim, generator=generator).to(shape.dtype)
         self.dim = shape.value_dim
 
-    def run(self, kernel: Kernel, layer: Layer, scores: Scores) -> torch.Tensor:
+    def run(self, kernel: Kernel, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
         """What the kernel computes: ``[T, H, Dv]``."""
         out = self.query.new_empty(self.step.tokens, self.query.shape[0], self.dim)
         kernel.attend(Plan(self.step, layer), 0, self.query, scores, out)
         return out
 
-    def alone(self, number: int, kernel: Kernel, layer: Layer, scores: Scores) -> torch.Tensor:
+    def alone(self, number: int, kernel: Kernel, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
         """What it computes of one session in a step of its own."""
         segment = self.step.segments[number]
         rows = slice(segment.row, segment.row + segment.size)
@@ -83,7 +83,7 @@ class Scene:
         kernel.attend(plan, 0, self.query[:, rows], scores, out)
         return out
 
-    def wanted(self, layer: Layer, scores: Scores) -> torch.Tensor:
+    def wanted(self, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
         """The definition, in float64."""
         out = []
         for segment, (key, value) in zip(self.step.segments, self.history, strict=True):
@@ -124,7 +124,7 @@ SHAPES = [  # heads, key heads, width of a key, width of a value
 def test_any_shape_is_a_softmax(kernel: Kernel, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     heads, key_heads, key_dim, value_dim = shape
     scene = Scene(PageShape(key_heads, key_dim, key_heads, value_dim, dtype), heads, WORK)
-    scores = Scores(key_dim**-0.5, None, None)
+    scores = ScoreOptions(key_dim**-0.5, None, None)
     assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < BOUNDS[dtype]
 
 
@@ -134,14 +134,14 @@ def test_any_shape_is_a_softmax(kernel: Kernel, shape: tuple[int, int, int, int]
 @pytest.mark.parametrize("softcap", [None, 0.5, 50.0])
 @pytest.mark.parametrize(
     "layer",
-    [FULL, *(Layer(Reach(kind), size, True) for kind in ("sliding", "chunked") for size in (1, 7, 100))],
+    [FULL, *(AttentionLayer(Reach(kind), size, True) for kind in ("sliding", "chunked") for size in (1, 7, 100))],
     ids=str,
 )
 def test_every_kind_of_layer(
-    kernel: Kernel, layer: Layer, softcap: float | None, sinks: bool, hide: bool, page: int
+    kernel: Kernel, layer: AttentionLayer, softcap: float | None, sinks: bool, hide: bool, page: int
 ) -> None:
     scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 6, WORK, page, hide)
-    scores = Scores(0.7, softcap, torch.linspace(-3, 3, 6) if sinks else None)
+    scores = ScoreOptions(0.7, softcap, torch.linspace(-3, 3, 6) if sinks else None)
     assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < 1e-5
 
 
@@ -150,26 +150,28 @@ def test_every_kind_of_layer(
 @pytest.mark.parametrize("softcap", [None, 30.0])
 @pytest.mark.parametrize("scale", [0.1, 1.0])  # the latter: each block's largest score may be far above the last one's
 @pytest.mark.parametrize(
-    "layer", [FULL, *(Layer(Reach(kind), size, True) for kind in ("sliding", "chunked") for size in (50, 100))], ids=str
+    "layer",
+    [FULL, *(AttentionLayer(Reach(kind), size, True) for kind in ("sliding", "chunked") for size in (50, 100))],
+    ids=str,
 )
 def test_long_segments_by_matrix_units(
-    kernel: Kernel, layer: Layer, scale: float, softcap: float | None, hide: bool
+    kernel: Kernel, layer: AttentionLayer, scale: float, softcap: float | None, hide: bool
 ) -> None:
     scene = Scene(PageShape(3, 64, 3, 32, torch.bfloat16), 9, [(0, 150), (700, 33), (70, 100), (30, 1)], hide=hide)
-    scores = Scores(scale, softcap, None)
+    scores = ScoreOptions(scale, softcap, None)
     assert Plan(scene.step, layer).whole
     assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < BOUNDS[torch.bfloat16]
 
 
 def test_the_longest_history_is_put_together_from_its_ranges(kernel: Kernel) -> None:
     scene = Scene(PageShape(1, 8, 1, 8, torch.float32), 2, [(20_000, 2)])
-    scores = Scores(1.0, None, None)
+    scores = ScoreOptions(1.0, None, None)
     assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-5
 
 
 def test_scores_that_only_fit_relative_to_the_largest(kernel: Kernel) -> None:
     scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, WORK)
-    scores = Scores(300.0, None, None)
+    scores = ScoreOptions(300.0, None, None)
     assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-3  # of scores around 1000
 
 
@@ -177,7 +179,7 @@ def test_scores_that_only_fit_relative_to_the_largest(kernel: Kernel) -> None:
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_neither_company_nor_threads_change_a_bit(kernel: Kernel, dtype: torch.dtype) -> None:
     scene = Scene(PageShape(2, 48, 2, 48, dtype), 6, [*WORK, (3000, 1), (1500, 4)], hide=True)
-    scores = Scores(0.2, None, None)
+    scores = ScoreOptions(0.2, None, None)
     together = scene.run(kernel, FULL, scores)
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -188,7 +190,7 @@ def test_neither_company_nor_threads_change_a_bit(kernel: Kernel, dtype: torch.d
 
 def test_queries_may_lie_in_memory_as_they_like(kernel: Kernel) -> None:
     scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 4, WORK)
-    scores = Scores(0.5, None, None)
+    scores = ScoreOptions(0.5, None, None)
     want = scene.run(kernel, FULL, scores)
     for order in ((0, 1, 2), (1, 0, 2), (2, 1, 0)):
         laid = scene.query.permute(order).contiguous().permute([order.index(i) for i in range(3)])
@@ -209,7 +211,7 @@ def test_every_number_of_16_bits_survives(kernel: Kernel, dtype: torch.dtype) ->
     scene = Scene(PageShape(1, 64, 1, 64, dtype), 1, [(0, 1)] * 1024, page=1)
     numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).view(1024, 64)
     scene.tier.write(0, scene.step.write_index, torch.zeros(1, 1, 1024, 64, dtype=dtype), numbers[None, None])
-    out = scene.run(kernel, FULL, Scores(1.0, None, None))[:, 0]
+    out = scene.run(kernel, FULL, ScoreOptions(1.0, None, None))[:, 0]
     torch.testing.assert_close(normal(out), normal(numbers), rtol=0, atol=0, equal_nan=True)
 
 
@@ -222,7 +224,7 @@ def test_rounding_is_torchs(kernel: Kernel, dtype: torch.dtype) -> None:
     nothing = torch.zeros(1, 1, 1024, 64, dtype=dtype)
     scene.tier.write(0, scene.step.write_index, nothing, numbers[None, None])
     scene.tier.write(0, scene.step.write_index - 1, nothing, above[None, None])
-    out = scene.run(kernel, FULL, Scores(1.0, None, None))[:, 0]
+    out = scene.run(kernel, FULL, ScoreOptions(1.0, None, None))[:, 0]
     want = ((numbers.float() + above.float()) / 2).to(dtype)
     kept = (normal(numbers) == numbers) & (normal(above) == above) | ~numbers.isfinite()
     torch.testing.assert_close(out[kept], want[kept], rtol=0, atol=0, equal_nan=True)
@@ -231,7 +233,7 @@ def test_rounding_is_torchs(kernel: Kernel, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_no_number_stays_none_and_stays_where_it_is(kernel: Kernel, bad: float) -> None:
     scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 4, [(40, 1), (300, 2)])
-    scores = Scores(0.5, None, None)
+    scores = ScoreOptions(0.5, None, None)
     want = scene.run(kernel, FULL, scores)
     page = scene.sessions[1][0].pages[3].slot
     scene.tier.values[0][page, 5, 1, 2] = bad
@@ -249,7 +251,7 @@ def test_what_is_no_number_stays_none_and_stays_where_it_is(kernel: Kernel, bad:
 
 def test_float64_and_strange_heads_are_torchs(kernel: Kernel) -> None:
     def fits(shape: PageShape, query: torch.Tensor) -> bool:
-        return kernel.fits(shape, query.shape[0], query.shape[2], query.dtype, Scores(1.0, None, None))
+        return kernel.fits(shape, query.shape[0], query.shape[2], query.dtype, ScoreOptions(1.0, None, None))
 
     assert fits(PageShape(2, 8, 2, 8, torch.float32), torch.zeros(4, 1, 8))
     assert not fits(PageShape(2, 8, 2, 8, torch.float64), torch.zeros(4, 1, 8, dtype=torch.float64))
@@ -299,7 +301,7 @@ def test_short_segments_are_the_kernels_and_long_ones_torchs(kernel: Kernel, mon
     got = layered.run(monkeypatch)
     assert layered.rows[-1] == (0, 2)
     assert torchs == [40]
-    assert error(got, layered.scene.wanted(FULL, Scores(0.5, None, None))) < 1e-5
+    assert error(got, layered.scene.wanted(FULL, ScoreOptions(0.5, None, None))) < 1e-5
 
 
 def test_a_kernel_that_is_not_right_is_not_used(
@@ -312,7 +314,7 @@ def test_a_kernel_that_is_not_right_is_not_used(
     with caplog.at_level(logging.INFO, "warmturn.engine"):
         layered.run(monkeypatch)
         got = layered.run(monkeypatch)
-    assert error(got, layered.scene.wanted(FULL, Scores(0.5, None, None))) < 1e-5
+    assert error(got, layered.scene.wanted(FULL, ScoreOptions(0.5, None, None))) < 1e-5
     assert set(layered.rows) == {(0, 1, 2)}  # the comparison's own calls, each with three sessions
     assert [record.getMessage() for record in caplog.records if "not right" in record.getMessage()] == [
         f"the compiled attention is not right for {layered.scene.tier.shapes[0]}: torch's is used"
@@ -332,7 +334,7 @@ def test_a_team_is_as_large_as_torchs_and_called_only_for_more_than_one_task(
     member = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     team = ctypes.CFUNCTYPE(None, member, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p)(together)
     monkeypatch.setattr(kernel, "_together", ctypes.cast(team, ctypes.c_void_p).value)
-    scores = Scores(0.5, None, None)
+    scores = ScoreOptions(0.5, None, None)
     for work in ([(200, 1)], [(300, 1)], [(5, 1), (6, 2)]):
         scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, work)
         assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-5
@@ -444,7 +446,7 @@ def test_without_a_kernel_torch_computes_and_the_log_says_why(
     finally:
         native.kernel.cache_clear()
     assert layered.rows == []
-    assert error(got, layered.scene.wanted(FULL, Scores(0.5, None, None))) < 1e-5
+    assert error(got, layered.scene.wanted(FULL, ScoreOptions(0.5, None, None))) < 1e-5
     assert [record.getMessage() for record in caplog.records] == [
         f"attention is torch's alone, slower over long histories: {reason}"
     ]

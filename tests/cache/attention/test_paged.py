@@ -13,12 +13,12 @@ from cache.attention import gpu, paged, trial, varlen
 from cache.attention.paged import cut
 from cache.attention.varlen import Varlen
 from cache.memory.tier import PageShape
-from cache.pages.layers import Layer, Reach, Scores
+from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
 
 CPU = torch.device("cpu")
 SHAPE = PageShape(2, 8, 2, 8, torch.float32)
-PLAIN = Scores(0.5, None, None)
+PLAIN = ScoreOptions(0.5, None, None)
 
 
 def step_of(*work: tuple[int, int], hide: bool = False, shape: PageShape = SHAPE) -> PackedStep:
@@ -26,7 +26,9 @@ def step_of(*work: tuple[int, int], hide: bool = False, shape: PageShape = SHAPE
     return trial.made_up(work, CPU, shape, hide, torch.Generator().manual_seed(1))
 
 
-def by_plan(step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+def by_plan(
+    step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor
+) -> None:
     """All segments by one plan."""
     Told().attend(paged.plan(step, frozenset(range(len(step.segments)))), layer, step.tier, 0, query, scores, out)
 
@@ -46,7 +48,9 @@ def test_what_is_wrong_or_raises_is_said_and_not_used(
     caplog.set_level(logging.INFO, "warmturn.engine")
     monkeypatch.setattr(trial, "WORK", (((20, 3),),))
 
-    def near(step: PackedStep, layer: Layer, query: torch.Tensor, scores: Scores, out: torch.Tensor) -> None:
+    def near(
+        step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor
+    ) -> None:
         by_plan(step, layer, query, scores, out)
         out[-1, 0, 0] += 1e-3
 
@@ -90,13 +94,13 @@ class Asked:
         monkeypatch.setattr(varlen, "LONG", 6)
         plan = varlen.Plan
 
-        def made(step: PackedStep, layer: Layer, numbers: frozenset[int]) -> varlen.Plan:
+        def made(step: PackedStep, layer: AttentionLayer, numbers: frozenset[int]) -> varlen.Plan:
             self.plans.append(sorted(numbers))
             return plan(step, layer, numbers)
 
         monkeypatch.setattr(varlen, "Plan", made)
 
-    def run(self, step: PackedStep, layer: Layer) -> frozenset[int]:
+    def run(self, step: PackedStep, layer: AttentionLayer) -> frozenset[int]:
         """One layer; what is done is right."""
         query = torch.randn(4, step.tokens, 8, generator=torch.Generator().manual_seed(3))
         out = query.new_full((step.tokens, 4, 8), float("nan"))
@@ -112,7 +116,9 @@ class Asked:
 
 
 @pytest.mark.parametrize("layer", trial.LAYERS)
-def test_long_segments_are_torchs_and_short_ones_the_kernels(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_segments_are_torchs_and_short_ones_the_kernels(
+    layer: AttentionLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = Asked(monkeypatch)
     step = step_of((30, 1), (20, 9), (40, 5), (0, 30))
     assert asked.run(step, layer) == {0, 1, 2, 3}

@@ -11,11 +11,11 @@ from gpu_kit import varlen_attn
 from cache.attention import trial
 from cache.attention.varlen import Plan, Varlen
 from cache.memory.tier import PageShape
-from cache.pages.layers import Scores
+from cache.pages.layers import ScoreOptions
 
 CPU = torch.device("cpu")
 HALF = PageShape(2, 8, 2, 8, torch.float16)
-PLAIN = Scores(0.5, None, None)
+PLAIN = ScoreOptions(0.5, None, None)
 FULL, SLIDING, CHUNKED = trial.LAYERS
 
 
@@ -29,7 +29,7 @@ def newer(*args: Any, enable_gqa: bool = False, **options: Any) -> Any:
 @pytest.mark.parametrize("sinks", [None, torch.zeros(4)])
 def test_it_is_right_where_it_fits(function: Any, sinks: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "WORK", (((40, 1), (0, 1)), ((30, 1), (20, 3), (0, 30), (25, 21))))
-    assert Varlen(CPU, function).fits(HALF, 4, 8, torch.float16, Scores(0.5, None, sinks), FULL)
+    assert Varlen(CPU, function).fits(HALF, 4, 8, torch.float16, ScoreOptions(0.5, None, sinks), FULL)
 
 
 def test_what_is_told_for_some_segments_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_what_is_told_for_some_segments_is_theirs(monkeypatch: pytest.MonkeyPatc
     ("shape", "heads", "dtype", "scores", "layer"),
     [
         (HALF, 4, torch.float16, PLAIN, CHUNKED),
-        (HALF, 4, torch.float16, Scores(0.5, 30.0, None), FULL),
+        (HALF, 4, torch.float16, ScoreOptions(0.5, 30.0, None), FULL),
         (HALF, 3, torch.float16, PLAIN, FULL),
         (HALF, 4, torch.bfloat16, PLAIN, FULL),
         (HALF._replace(dtype=torch.float32), 4, torch.float32, PLAIN, FULL),
@@ -61,7 +61,7 @@ def test_what_is_told_for_some_segments_is_theirs(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_what_it_cannot_compute_it_is_not_asked_for(
-    shape: PageShape, heads: int, dtype: torch.dtype, scores: Scores, layer: Any
+    shape: PageShape, heads: int, dtype: torch.dtype, scores: ScoreOptions, layer: Any
 ) -> None:
     def never(*args: Any, **options: Any) -> None:
         raise AssertionError

@@ -8,13 +8,13 @@ import pytest
 from tiny_models import ARCHITECTURES, WINDOW, model_of
 from transformers import LlamaConfig, MistralConfig
 
-from cache.pages.layers import Layer, Reach, read_layers
+from cache.pages.layers import AttentionLayer, Reach, read_layers
 
 
 @pytest.mark.parametrize("window", [1, 3, 8])
 @pytest.mark.parametrize("reach", [Reach.SLIDING, Reach.CHUNKED])
 def test_first_key_is_the_lowest_position_that_is_seen(reach: Reach, window: int) -> None:
-    layer = Layer(reach, window, stores=True)
+    layer = AttentionLayer(reach, window, stores=True)
     for query in range(30):
         if reach is Reach.SLIDING:
             seen = [key for key in range(query + 1) if query - window < key]
@@ -24,7 +24,7 @@ def test_first_key_is_the_lowest_position_that_is_seen(reach: Reach, window: int
 
 
 def test_full_attention_looks_at_everything() -> None:
-    assert Layer(Reach.FULL, None, stores=True).first_key(1000) == 0
+    assert AttentionLayer(Reach.FULL, None, stores=True).first_key(1000) == 0
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -44,7 +44,7 @@ def test_layers_of_known_architectures(name: str) -> None:
 
 def test_a_window_without_layer_types_is_read() -> None:
     layers = read_layers(MistralConfig(num_hidden_layers=2, sliding_window=77))
-    assert layers == [Layer(Reach.SLIDING, 77, stores=True)] * 2
+    assert layers == [AttentionLayer(Reach.SLIDING, 77, stores=True)] * 2
 
 
 def test_layers_without_attention_store_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cache.memory.tier import MemoryTier
-from cache.pages.layers import Layer, Reach
+from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep
 from cache.pages.pages import Page
 from cache.pages.session import SessionCache
@@ -17,10 +17,10 @@ from cache.pages.session import SessionCache
 CPU = torch.device("cpu")
 SIZE = 4
 KINDS = [
-    Layer(Reach.FULL, None, stores=True),
-    Layer(Reach.SLIDING, 5, stores=True),
-    Layer(Reach.SLIDING, 1, stores=True),
-    Layer(Reach.CHUNKED, 6, stores=True),
+    AttentionLayer(Reach.FULL, None, stores=True),
+    AttentionLayer(Reach.SLIDING, 5, stores=True),
+    AttentionLayer(Reach.SLIDING, 1, stores=True),
+    AttentionLayer(Reach.CHUNKED, 6, stores=True),
 ]
 WORK = [(0, 3), (9, 1), (7, 6), (4, 4)]  # tokens cached, tokens new
 
@@ -44,7 +44,7 @@ def place(session: SessionCache, position: int) -> int:
     return session.pages[position // SIZE].slot * SIZE + position % SIZE
 
 
-def sees(layer: Layer, query: int, key: int) -> bool:
+def sees(layer: AttentionLayer, query: int, key: int) -> bool:
     """The definition of the three kinds, for one pair."""
     if key > query:
         return False
@@ -75,7 +75,7 @@ def test_tokens_lie_one_after_the_other_with_their_own_positions() -> None:
 
 
 @pytest.mark.parametrize("layer", KINDS, ids=str)
-def test_keys_that_are_gathered_are_those_that_are_seen(layer: Layer) -> None:
+def test_keys_that_are_gathered_are_those_that_are_seen(layer: AttentionLayer) -> None:
     tier = MemoryTier(20, SIZE, CPU)
     work = sessions_on(tier, WORK)
     step = PackedStep(work, tier)
@@ -94,7 +94,7 @@ def test_keys_that_are_gathered_are_those_that_are_seen(layer: Layer) -> None:
 
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("layer", KINDS, ids=str)
-def test_masks_pair_by_pair(layer: Layer, aligned: bool) -> None:
+def test_masks_pair_by_pair(layer: AttentionLayer, aligned: bool) -> None:
     tier = MemoryTier(20, SIZE, CPU)
     work = sessions_on(tier, WORK)
     work[1][0].hide(2, 4)

@@ -16,10 +16,10 @@ import torch
 import xxhash
 
 from cache import files
-from cache.files import Doubt
+from cache.files import CorruptFile
 from cache.segments import segment
 from cache.segments.codec import Codec
-from cache.segments.segment import Header, Reader, check, read_header, timeline_hash, write
+from cache.segments.segment import Header, SegmentReader, check, read_header, timeline_hash, write
 
 COUNT = 5  # tokens of the segments here
 DTYPES = [
@@ -75,7 +75,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 def load(folder: Path, **known: object) -> Tensors:
     """All that ``a.kv`` holds."""
-    with Reader(folder, "a.kv") as reader:
+    with SegmentReader(folder, "a.kv") as reader:
         assert reader.header == read_header(folder, "a.kv")
         check(reader.header, **known)
         return {path: reader.read(path) for path in reader.names}
@@ -156,17 +156,17 @@ def test_a_tensor_is_read_alone(tmp_path: Path) -> None:
     start = len(data) - written.payload + entry.offset
     data[start] ^= 1
     (tmp_path / "a.kv").write_bytes(data)
-    with Reader(tmp_path, "a.kv") as reader:
+    with SegmentReader(tmp_path, "a.kv") as reader:
         assert raw(reader.read("3.value")) == raw(tensors["3.value"])
-        with pytest.raises(Doubt, match="damaged"):
+        with pytest.raises(CorruptFile, match="damaged"):
             reader.read("3.key")
-        with pytest.raises(Doubt, match="missing"):
+        with pytest.raises(CorruptFile, match="missing"):
             reader.read("4.key")
 
 
 def test_what_is_read_is_nobody_elses_memory(tmp_path: Path) -> None:
     write(tmp_path, "a.kv", header(), some_tensors())
-    with Reader(tmp_path, "a.kv") as reader:
+    with SegmentReader(tmp_path, "a.kv") as reader:
         once, again = reader.read("0.key"), reader.read("0.key")
     once.zero_()
     assert bool(again.any())
@@ -179,7 +179,7 @@ def test_what_is_read_is_nobody_elses_memory(tmp_path: Path) -> None:
 def test_a_foreign_segment_is_doubted_by_the_name_of_the_field(field: str) -> None:
     known = {"fingerprint": "a model", "tenant": "a tenant", "session": "sitzung-ü", "named": True}
     check(header(), **known)
-    with pytest.raises(Doubt, match=f"another {field}"):
+    with pytest.raises(CorruptFile, match=f"another {field}"):
         check(header(), **(known | {field: "foreign"}))
 
 
@@ -201,7 +201,7 @@ def test_the_hash_of_a_timeline_knows_tokens_from_mask() -> None:
 def test_a_longer_timeline_than_expected_is_doubted(tmp_path: Path) -> None:
     write(tmp_path, "a.kv", header(), {})
     read_header(tmp_path, "a.kv", limit_tokens=15)
-    with pytest.raises(Doubt, match="range"):
+    with pytest.raises(CorruptFile, match="range"):
         read_header(tmp_path, "a.kv", limit_tokens=14)
 
 
@@ -289,7 +289,7 @@ def test_a_thousand_damages_are_all_noticed(tmp_path: Path, codec: Codec) -> Non
         if changed == data:  # zeros over zeros
             continue
         (tmp_path / "a.kv").write_bytes(changed)
-        with pytest.raises(Doubt) as raised:
+        with pytest.raises(CorruptFile) as raised:
             load(tmp_path, id=header().id)
         seen[raised.value.reason] = seen.get(raised.value.reason, 0) + 1
     assert sum(seen.values()) > 950
@@ -303,11 +303,11 @@ def test_every_single_byte_counts(tmp_path: Path, codec: Codec) -> None:
     path = tmp_path / "a.kv"
     for at in range(len(data)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
-        with pytest.raises(Doubt):
+        with pytest.raises(CorruptFile):
             load(tmp_path)
     for length in range(0, len(data), 7):
         path.write_bytes(data[:length])
-        with pytest.raises(Doubt):
+        with pytest.raises(CorruptFile):
             read_header(tmp_path, "a.kv")
 
 
@@ -410,7 +410,7 @@ def assert_refused_without_memory(folder: Path, data: bytes, monkeypatch: pytest
     monkeypatch.setattr(torch, "empty", None)
     tracemalloc.start()
     try:
-        with pytest.raises(Doubt):
+        with pytest.raises(CorruptFile):
             read_header(folder, "a.kv")
         assert tracemalloc.get_traced_memory()[1] < 200_000
     finally:
@@ -477,7 +477,7 @@ def test_a_header_larger_than_any_is_not_read_from_a_file_as_large(
         return files.read_at(fd, size, offset)
 
     monkeypatch.setattr(segment, "read_at", read)
-    with pytest.raises(Doubt, match="longer"):
+    with pytest.raises(CorruptFile, match="longer"):
         read_header(tmp_path, "a.kv")
     assert sizes == [32]
 
@@ -485,7 +485,7 @@ def test_a_header_larger_than_any_is_not_read_from_a_file_as_large(
 def test_another_format_is_doubted(tmp_path: Path) -> None:
     data = segment_of(tmp_path, Codec.EXACT)
     (tmp_path / "a.kv").write_bytes(data[:12] + struct.pack("<I", 2) + data[16:])
-    with pytest.raises(Doubt, match="format"):
+    with pytest.raises(CorruptFile, match="format"):
         read_header(tmp_path, "a.kv")
 
 
@@ -497,7 +497,7 @@ def test_a_flag_is_true_or_false(tmp_path: Path) -> None:
     wrong = xxhash.xxh3_128_digest(bytes([1, 0]))
     changed = forged(bytes(data), lambda encoded: encoded.replace(wrong, right))
     (tmp_path / "a.kv").write_bytes(changed)
-    with pytest.raises(Doubt, match="flag"):
+    with pytest.raises(CorruptFile, match="flag"):
         load(tmp_path)
 
 
@@ -506,14 +506,14 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     (tmp_path / "b.kv").write_bytes(data[:-1])
     before = len(os.listdir("/proc/self/fd"))
     load(tmp_path)
-    with pytest.raises(Doubt):
+    with pytest.raises(CorruptFile):
         read_header(tmp_path, "b.kv")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_doubted(tmp_path: Path) -> None:
     segment_of(tmp_path, Codec.EXACT)
-    with Reader(tmp_path, "a.kv") as reader:
+    with SegmentReader(tmp_path, "a.kv") as reader:
         os.truncate(tmp_path / "a.kv", 100)
-        with pytest.raises(Doubt, match="shorter"):
+        with pytest.raises(CorruptFile, match="shorter"):
             reader.read("0.key")

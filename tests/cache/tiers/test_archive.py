@@ -16,20 +16,20 @@ from cache.memory.tier import MemoryTier
 from cache.segments.chain import Owner
 from cache.segments.codec import Codec
 from cache.segments.segment import read_header
-from cache.tiers import loader
-from cache.tiers import saver as saver_module
-from scheduler.core.clerk import Clerk
+from cache.tiers import segment_loader
+from cache.tiers import write_behind as saver_module
+from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import (
     Export,
     Exported,
     Forget,
     Forgotten,
-    Holding,
     Import,
     Imported,
     Inspect,
     Inspected,
     Miss,
+    TierHolding,
     pack_ids,
     unpack_ids,
 )
@@ -78,10 +78,10 @@ def test_a_turn_writes_its_new_tokens_only(tmp_path: Path) -> None:
     prompt = TALK
     sizes = []
     for _ in range(4):
-        before = kit.archive.saver.written
+        before = kit.archive.write_behind.written
         outcome = kit.ask(prompt, 8, session="s")
         kit.settle()
-        sizes.append(kit.archive.saver.written - before)
+        sizes.append(kit.archive.write_behind.written - before)
         prompt = [*prompt, *outcome.tokens, *range(100, 108)]
     assert len(files_of(tmp_path)) == 4
     tokens = [kit.archive.disk.head(Owner("a", "s", True)).tip.stop]  # type: ignore[union-attr]
@@ -95,10 +95,10 @@ def test_nothing_is_written_twice_while_nothing_is_new(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 1, session="s")
     kit.settle()
-    written = kit.archive.saver.written
+    written = kit.archive.write_behind.written
     kit.ask(TALK, 1, session="s")  # regenerates the same token
     kit.settle()
-    assert kit.archive.saver.written - written < 3000  # the last prompt token again, at most
+    assert kit.archive.write_behind.written - written < 3000  # the last prompt token again, at most
 
 
 def test_an_edit_goes_on_from_an_older_file_and_the_newer_one_is_removed(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_computing_is_preferred_where_it_is_sooner(tmp_path: Path) -> None:
     kit.ask(TALK, 6, session="s")
     kit.leave()
     fresh = Kit(folder=tmp_path)
-    fresh.archive.pace = slow = type(fresh.archive.pace).__base__()  # type: ignore[misc]
+    fresh.archive.restore_rates = slow = type(fresh.archive.restore_rates).__base__()  # type: ignore[misc]
     slow.loaded(1, 1000.0)
     slow.computed(1000, 0.001)
     outcome = check(fresh, [*TALK, 1], session="s")
@@ -272,7 +272,7 @@ def test_sessions_go_on_from_kv_that_was_rounded_at_rest(codec: Any, tmp_path: P
     for each in (exact, kit):
         each.ask(list(range(120)), 1, session="s")
         each.leave()
-    assert kit.archive.saver.written < exact.archive.saver.written * 0.6
+    assert kit.archive.write_behind.written < exact.archive.write_behind.written * 0.6
     fresh = Kit(folder=tmp_path / codec)
     outcome = fresh.ask([*range(120), 1], 4, session="s")
     assert cost(outcome) == (120, 120)
@@ -341,7 +341,7 @@ def test_a_disk_that_is_nearly_full_is_left_alone_and_that_is_told_once(
     refused = "KV is not written to disk: the disk is full, or all but --disk-floor of it; sessions go on, "
     assert told_of(caplog) == [refused + "what leaves memory is computed again"]
     kit.archive.disk._floor = 0
-    kit.archive.saver._look_at = 0.0  # five seconds later
+    kit.archive.write_behind._look_at = 0.0  # five seconds later
     kit.archive.poll()
     kit.settle()
     assert kit.engine.stats().disk_failing == 0  # without any turn
@@ -387,7 +387,7 @@ def test_turns_go_on_without_the_disk_and_it_comes_back(
     assert files_of(tmp_path) == []
     second = check(kit, [*TALK, *first.tokens, 3], session="s")
     assert cost(second)[0] == len(TALK) + 3
-    kit.archive.saver._paused_until = 0.0  # five seconds later
+    kit.archive.write_behind._paused_until = 0.0  # five seconds later
     kit.step()
     kit.settle()
     kit.leave()
@@ -397,7 +397,7 @@ def test_turns_go_on_without_the_disk_and_it_comes_back(
 
 def test_a_forgotten_session_never_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path)
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     kit.ask(TALK, 6, session="s")
     kit.settle()
     with slow_writer(monkeypatch) as go:
@@ -425,7 +425,7 @@ def test_what_others_share_with_a_forgotten_session_is_all_that_stays(name: str,
     kit.ask(bob, 4, session="bob")
     kit.settle()
     for session in ("alice", "root"):
-        clerk = Clerk(kit.store, kit.fingerprint)
+        clerk = SessionCommands(kit.store, kit.fingerprint)
         clerk.forget(Forget("a", session))
         kit.settle()
         kit.step()
@@ -442,7 +442,7 @@ def test_what_others_share_with_a_forgotten_session_is_all_that_stays(name: str,
     outcome = check(fresh, [*bob, 5, 6], session="bob")
     assert cost(outcome)[0] >= len(shared)
     assert cost(fresh.ask([*shared, 1, *secret, 7], 1, session="alice"))[0] <= len(shared) + 1
-    clerk = Clerk(fresh.store, fresh.fingerprint)
+    clerk = SessionCommands(fresh.store, fresh.fingerprint)
     for session in ("bob", "alice"):
         clerk.forget(Forget("a", session))
     fresh.settle()
@@ -457,7 +457,7 @@ def test_a_session_that_is_forgotten_while_it_is_read_is_gone(tmp_path: Path, mo
     turn = fresh.send([*TALK, 1], 3, session="s")
     fresh.step()  # the read is under way
     fresh.engine.end("a", "s")
-    clerk = Clerk(fresh.store, fresh.fingerprint)
+    clerk = SessionCommands(fresh.store, fresh.fingerprint)
     clerk.forget(Forget("a", "s"))
     fresh.settle()
     fresh.step()
@@ -514,9 +514,9 @@ def test_files_that_are_swapped_while_the_engine_runs_are_noticed(tmp_path: Path
 
 def test_inspect_tells_where_a_session_lies(tmp_path: Path) -> None:
     kit = Kit(pages=32, host_pages=32, folder=tmp_path)
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
 
-    def tiers() -> dict[str, Holding]:
+    def tiers() -> dict[str, TierHolding]:
         clerk.inspect(Inspect("r", "a", "s"))
         (answer,) = clerk.take()
         assert isinstance(answer, Inspected)
@@ -540,7 +540,7 @@ def test_inspect_counts_what_lies_below_of_the_present_timeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = Kit(folder=tmp_path / "kv", remote=f"file://{tmp_path / 'remote'}")
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
 
     def tiers() -> dict[str, int]:
         clerk.inspect(Inspect("r", "a", "s"))
@@ -565,7 +565,7 @@ def test_inspect_counts_what_lies_below_of_the_present_timeline(
 @pytest.mark.parametrize("name", ["llama", "rwkv", "qwen3_next"])
 def test_a_session_moves_to_another_server(name: str, tmp_path: Path) -> None:
     kit = Kit(name, folder=tmp_path / "here")
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     first = kit.ask(TALK, 6, session="s")
     longer = [*TALK, *first.tokens, 1, 2]
     kit.settle()
@@ -576,7 +576,7 @@ def test_a_session_moves_to_another_server(name: str, tmp_path: Path) -> None:
     assert clerk.take() == [Exported("r", 2, length)]
 
     other = Kit(name, folder=tmp_path / "there")
-    clerk = Clerk(other.store, other.fingerprint)
+    clerk = SessionCommands(other.store, other.fingerprint)
     clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
     other.settle()
     assert clerk.take() == [Imported("q", length)]
@@ -597,13 +597,13 @@ def test_a_session_that_is_deleted_while_its_capsule_is_looked_at_stays_deleted(
 ) -> None:
     kit = Kit(folder=tmp_path / "here")
     kit.ask(TALK, 6, session="s")
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
     kit.settle()
     clerk.take()
     deleted = threading.Event()
-    real = loader.read_chain
-    monkeypatch.setattr(loader, "read_chain", lambda *args: deleted.wait(30.0) and real(*args))
+    real = segment_loader.read_chain
+    monkeypatch.setattr(segment_loader, "read_chain", lambda *args: deleted.wait(30.0) and real(*args))
     clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
     clerk.forget(Forget("b", "moved", 7))
     deleted.set()
@@ -624,7 +624,7 @@ def test_a_capsule_holds_the_timeline_of_its_session_and_nothing_else(name: str,
     kit.settle()
     check(kit, [*branch, *second.tokens, 96, 95], 6, session="branch")  # rewound below
     timeline = [*branch, *second.tokens]
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     clerk.export(Export("r", "a", "branch", str(tmp_path / "capsule"), pack_ids(timeline)))
     kit.settle()
     (told,) = clerk.take()
@@ -637,7 +637,7 @@ def test_a_capsule_holds_the_timeline_of_its_session_and_nothing_else(name: str,
     assert told.tokens >= len(branch) - 1
 
     other = Kit(name, folder=tmp_path / "there")
-    clerk = Clerk(other.store, other.fingerprint)
+    clerk = SessionCommands(other.store, other.fingerprint)
     clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
     other.settle()
     assert clerk.take() == [Imported("q", told.tokens)]
@@ -655,7 +655,7 @@ def test_a_capsule_of_a_fork_before_its_first_turn_holds_what_it_shares(name: st
         kit.leave()
         kit = Kit(name, folder=tmp_path / "here")
     fork = [*TALK, *first.tokens]
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     clerk.export(Export("foreign", "b", "fork", str(tmp_path / "foreign"), pack_ids(fork)))
     clerk.export(Export("r", "a", "fork", str(tmp_path / "capsule"), pack_ids(fork)))
     kit.settle()
@@ -669,7 +669,7 @@ def test_a_capsule_of_a_fork_before_its_first_turn_holds_what_it_shares(name: st
     assert told.tokens >= (len(fork) - 1 if name == "llama" else len(TALK) - 1)
 
     other = Kit(name, folder=tmp_path / "there")
-    clerk = Clerk(other.store, other.fingerprint)
+    clerk = SessionCommands(other.store, other.fingerprint)
     clerk.take_in(Import("q", "b", "moved", str(tmp_path / "capsule")))
     other.settle()
     assert clerk.take() == [Imported("q", told.tokens)]
@@ -679,7 +679,7 @@ def test_a_capsule_of_a_fork_before_its_first_turn_holds_what_it_shares(name: st
 def test_a_capsule_of_a_session_that_begins_otherwise_now_holds_no_cache(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path)
     kit.ask(TALK, 6, session="s")
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     for timeline in ([], [1, *TALK]):
         clerk.export(Export("r", "a", "s", str(tmp_path / "capsule"), pack_ids(timeline)))
         kit.settle()
@@ -688,14 +688,14 @@ def test_a_capsule_of_a_session_that_begins_otherwise_now_holds_no_cache(tmp_pat
 
 def test_a_capsule_of_another_model_or_with_damage_is_refused(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path / "here")
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     kit.ask(TALK, 6, session="s")
     clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
     kit.settle()
     (file,) = files_of(tmp_path / "capsule")
     other = Kit("deepseek_v3", folder=tmp_path / "there")
     for fingerprint, reason in ((other.fingerprint, "another fingerprint"), (kit.fingerprint, "damaged")):
-        clerk = Clerk(other.store, fingerprint)
+        clerk = SessionCommands(other.store, fingerprint)
         clerk.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
         other.settle()
         (answer,) = clerk.take()
@@ -704,7 +704,7 @@ def test_a_capsule_of_another_model_or_with_damage_is_refused(tmp_path: Path) ->
     data[-70] ^= 1
     file.unlink()
     file.write_bytes(data)
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     clerk.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
     kit.settle()
     assert clerk.take() == [Imported("q", 0, "damaged")]
@@ -732,7 +732,7 @@ def test_a_named_session_comes_back_from_the_remote_tier(name: str, tmp_path: Pa
     assert outcome.receipt is not None
     assert outcome.receipt.cached == outcome.receipt.fetched == len(longest) - 2
     assert check(other, [*longer[:30], 7, 8], session="branch").receipt.cached >= 30  # type: ignore[union-attr]
-    clerk = Clerk(other.store, other.fingerprint)
+    clerk = SessionCommands(other.store, other.fingerprint)
     clerk.forget(Forget("a", "s"))
     clerk.forget(Forget("a", "branch"))
     other.settle()
@@ -743,16 +743,16 @@ def test_a_named_session_comes_back_from_the_remote_tier(name: str, tmp_path: Pa
 
 def test_a_remote_tier_that_is_away_costs_no_turn(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path / "kv", remote=f"file://{tmp_path / 'remote'}")
-    courier = kit.archive.courier
-    assert courier is not None
+    remote_sync = kit.archive.remote_sync
+    assert remote_sync is not None
 
     def away(*args: Any) -> Any:
         raise OSError("the remote tier does not answer")
 
     for method in ("put", "names", "get", "remove"):
-        setattr(courier.remote, method, away)
+        setattr(remote_sync.remote, method, away)
     check(kit, TALK, session="s")
     check(kit, [*TALK, 1], session="s")
     kit.settle()
-    assert courier.errors > 0
+    assert remote_sync.errors > 0
     assert len(files_of(tmp_path / "kv")) >= 1

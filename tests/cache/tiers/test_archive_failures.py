@@ -19,11 +19,11 @@ from cache import files
 from cache.memory.tier import MemoryTier
 from cache.segments import segment as segment_module
 from cache.segments.chain import Owner
-from cache.segments.segment import Reader, write
+from cache.segments.segment import SegmentReader, write
 from cache.tiers import archive as archive_module
-from cache.tiers import saver as saver_module
-from cache.tiers.shelf import folder_of
-from scheduler.core.clerk import Clerk
+from cache.tiers import write_behind as saver_module
+from cache.tiers.segment_folder import folder_of
+from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Export, Exported, Forget, Forgotten, Import, Imported, Miss
 
 TALK = list(range(20, 60))
@@ -91,7 +91,7 @@ def test_an_unexpected_error_of_a_write_ends_nothing(tmp_path: Path, monkeypatch
         patch.setattr(saver_module, "write", failing(ValueError("nobody would believe this file")))
         check(kit, TALK, session="s")
         kit.settle()
-    assert kit.archive.saver.errors == 1  # not tried again and again
+    assert kit.archive.write_behind.errors == 1  # not tried again and again
     check(kit, [*TALK, 1], session="t")
     kit.settle()
     assert owners(kit) == ["t"]
@@ -104,7 +104,7 @@ def test_an_unexpected_error_of_a_read_ends_nothing(name: str, tmp_path: Path, m
     kit.leave()
     fresh = Kit(name, folder=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Reader, "read", failing(RuntimeError("cannot allocate memory")))
+        patch.setattr(SegmentReader, "read", failing(RuntimeError("cannot allocate memory")))
         assert reused(check(fresh, [*TALK, 1], session="s")) == (0, 0)
     assert fresh.archive.disk.damaged == 0  # the file is not to blame
     assert len(files_of(tmp_path)) == 1
@@ -134,7 +134,7 @@ def test_a_read_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
     kit.leave()
     monkeypatch.setattr(archive_module, "_STUCK", 0.01)
     fresh = Kit(folder=tmp_path)
-    with held(monkeypatch, Reader, "read"):
+    with held(monkeypatch, SegmentReader, "read"):
         for number in range(5):  # more than are read at once
             outcome = check(fresh, [number, *TALK, 1], session=f"s{number}")
             assert reused(outcome) == (0, 0)
@@ -146,7 +146,7 @@ def test_a_read_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
 
 def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path)
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     for session in ("s", "t"):
         kit.ask(TALK if session == "s" else [1, *TALK], 4, session=session)
     kit.settle()
@@ -234,14 +234,14 @@ def test_a_file_that_cannot_be_read_at_the_start_is_there_at_the_next(
 
 def test_a_session_on_the_host_is_exported_while_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(pages=32, host_pages=24, folder=tmp_path / "here")
-    clerk = Clerk(kit.store, kit.fingerprint)
-    kit.archive.saver._paused_until = 1e18
+    clerk = SessionCommands(kit.store, kit.fingerprint)
+    kit.archive.write_behind._paused_until = 1e18
     first = kit.ask(TALK, 6, session="s")
     kit.ask(list(range(100, 200)), 1, session="large")  # "s" goes to the host, unwritten
     session = kit.store.find("a", "s")
     assert session is not None
     assert not session.warm
-    kit.archive.saver._paused_until = 0.0
+    kit.archive.write_behind._paused_until = 0.0
     with held(monkeypatch, MemoryTier, "gather") as go:
         threading.Timer(0.05, go.set).start()
         clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
@@ -251,7 +251,7 @@ def test_a_session_on_the_host_is_exported_while_it_moves(tmp_path: Path, monkey
     kit.settle()
     assert clerk.take() == [Exported("r", 1, len(TALK) + 5)]
     other = Kit(folder=tmp_path / "there")
-    clerk = Clerk(other.store, other.fingerprint)
+    clerk = SessionCommands(other.store, other.fingerprint)
     clerk.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
     other.settle()
     assert clerk.take() == [Imported("q", len(TALK) + 5)]
@@ -265,8 +265,8 @@ def test_forgotten_is_told_when_nobody_reads_the_files_any_more(
     kit.ask(TALK, 6, session="s")
     kit.leave()
     fresh = Kit(folder=tmp_path)
-    clerk = Clerk(fresh.store, fresh.fingerprint)
-    with held(monkeypatch, Reader, "read"):
+    clerk = SessionCommands(fresh.store, fresh.fingerprint)
+    with held(monkeypatch, SegmentReader, "read"):
         fresh.send([*TALK, 1], 3, session="s")
         fresh.step()
         fresh.engine.end("a", "s")
@@ -283,12 +283,12 @@ def test_forgotten_is_told_when_nobody_reads_the_files_any_more(
 
 def test_an_import_that_is_deleted_while_it_is_read_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path / "kv")
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     kit.ask(TALK, 6, session="s")
     clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
     kit.settle()
     clerk.take()
-    with held(monkeypatch, Reader, "read"):
+    with held(monkeypatch, SegmentReader, "read"):
         clerk.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
         while not kit.archive._arriving:
             kit.step()
@@ -314,12 +314,12 @@ def test_what_waited_while_its_beginning_was_evicted_is_written_whole(tmp_path: 
     kit = Kit(folder=tmp_path)
     first = kit.ask(TALK, 6, session="s")
     kit.settle()
-    kit.archive.saver._paused_until = 1e18
+    kit.archive.write_behind._paused_until = 1e18
     second = check(kit, [*TALK, *first.tokens, 1], 6, session="s")
     head = kit.archive.disk.head(Owner("a", "s", True))
     assert head is not None
     kit.archive.disk._drop(head)
-    kit.archive.saver._paused_until = 0.0
+    kit.archive.write_behind._paused_until = 0.0
     kit.leave()
     fresh = Kit(folder=tmp_path)
     longest = [*TALK, *first.tokens, 1, *second.tokens, 2]
@@ -384,8 +384,10 @@ def test_the_floor_counts_what_is_about_to_be_unlinked(tmp_path: Path, monkeypat
     kit.settle()
     disk = kit.archive.disk
     one, room = disk.used // 10, 1 << 40
-    monkeypatch.setattr(disk.shelf, "measure", lambda: room - sum(path.stat().st_size for path in files_of(tmp_path)))
-    disk.measured(disk.shelf.measure())
+    monkeypatch.setattr(
+        disk.segment_folder, "measure", lambda: room - sum(path.stat().st_size for path in files_of(tmp_path))
+    )
+    disk.measured(disk.segment_folder.measure())
     disk._floor = room - int(10.5 * one)  # there is room for ten
     with held(monkeypatch, files, "remove"):
         for number in range(3):
@@ -423,10 +425,10 @@ def test_a_session_that_is_deleted_while_it_is_recalled_is_gone(
     kit.settle()
     kit.leave()
     other = Kit(folder=tmp_path / "two", remote=url)
-    clerk = Clerk(other.store, other.fingerprint)
-    courier = other.archive.courier
-    assert courier is not None
-    with held(monkeypatch, courier.remote, "get"):
+    clerk = SessionCommands(other.store, other.fingerprint)
+    remote_sync = other.archive.remote_sync
+    assert remote_sync is not None
+    with held(monkeypatch, remote_sync.remote, "get"):
         other.send([*TALK, 1], 3, session="s")
         other.step()
         other.engine.end("a", "s")
@@ -435,7 +437,7 @@ def test_a_session_that_is_deleted_while_it_is_recalled_is_gone(
     other.settle()
     assert clerk.take() == [Forgotten("a", "s")]
     assert files_of(tmp_path / "two") == files_of(tmp_path / "remote") == []
-    assert courier._asked == {}
+    assert remote_sync._asked == {}
     assert reused(other.ask([*TALK, 1], session="s")) == (0, 0)
 
 
@@ -446,14 +448,14 @@ def test_a_remote_file_that_names_an_odd_parent_is_refused(tmp_path: Path) -> No
     kit.settle()
     kit.leave()
     (path,) = files_of(tmp_path / "remote")
-    with Reader(path.parent, path.name) as reader:
+    with SegmentReader(path.parent, path.name) as reader:
         tensors = {name: reader.read(name) for name in reader.names}
         header = msgspec.structs.replace(reader.header, parent="somewhere/else")
     path.unlink()
     write(path.parent, path.name, header, tensors)
     other = Kit(folder=tmp_path / "two", remote=url)
     assert reused(check(other, [*TALK, 1], session="s")) == (0, 0)
-    assert other.archive.courier.errors == 1  # type: ignore[union-attr]
+    assert other.archive.remote_sync.errors == 1  # type: ignore[union-attr]
     other.settle()
     assert len(files_of(tmp_path / "two")) == 1  # that of the turn, not the other one
 
@@ -462,25 +464,25 @@ def test_a_question_to_the_remote_tier_waits_for_one_upload_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = Kit(folder=tmp_path / "kv", remote=f"file://{tmp_path / 'remote'}")
-    courier = kit.archive.courier
-    assert courier is not None
+    remote_sync = kit.archive.remote_sync
+    assert remote_sync is not None
     calls: list[str] = []
     for name in ("put", "names"):
-        real = getattr(courier.remote, name)
+        real = getattr(remote_sync.remote, name)
 
         def noted(*args: Any, name: str = name, real: Callable[..., Any] = real) -> Any:
             calls.append(name)
             return real(*args)
 
-        monkeypatch.setattr(courier.remote, name, noted)
+        monkeypatch.setattr(remote_sync.remote, name, noted)
     for number in range(4):  # four questions, nothing written yet
         kit.ask([number, *TALK], 1, session=f"s{number}")
     kit.settle()
     calls.clear()
-    with held(monkeypatch, courier.remote, "put"):
+    with held(monkeypatch, remote_sync.remote, "put"):
         for number in range(4):
             kit.ask([number, *TALK, 1], 1, session=f"s{number}")
-        while kit.archive.saver.pending:
+        while kit.archive.write_behind.pending:
             kit.step()
         turn = kit.send([9, *TALK], 1, session="new")
         kit.step()

@@ -29,10 +29,10 @@ def under_load(kit: Kit, prompt: list[int], count: int = 4) -> list[int]:
 def test_under_load_only_what_was_continued_is_written(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path, pages=256, context=2048)
     said = under_load(kit, FIRST)
-    assert kit.archive.saver.saves == 0
-    assert kit.archive.saver.pending == 2, "it waits, and so does what ran beside it"
+    assert kit.archive.write_behind.saves == 0
+    assert kit.archive.write_behind.pending == 2, "it waits, and so does what ran beside it"
     under_load(kit, [*FIRST, *said, *range(60, 70)])
-    assert kit.archive.saver.saves == 1
+    assert kit.archive.write_behind.saves == 1
     kit.leave()
 
 
@@ -41,7 +41,7 @@ def test_once_nothing_runs_all_is_written(tmp_path: Path) -> None:
     under_load(kit, FIRST)
     kit.run()
     kit.settle()
-    assert not kit.archive.saver.pending
+    assert not kit.archive.write_behind.pending
     kit.leave()
 
 

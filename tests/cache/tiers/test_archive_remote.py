@@ -13,8 +13,8 @@ from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
 from cache.segments.chain import Owner
-from cache.tiers.shelf import folder_of
-from scheduler.core.clerk import Clerk
+from cache.tiers.segment_folder import folder_of
+from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Forget, Forgotten
 
 TALK = list(range(20, 60))
@@ -65,8 +65,8 @@ def test_a_session_whose_beginning_came_with_a_fork_comes_back_whole(restarted: 
     receipt = check(other, longest, "s").receipt
     assert receipt is not None
     assert receipt.cached == len(longest) - 2
-    assert other.archive.courier is not None
-    assert other.archive.courier._asked == {}
+    assert other.archive.remote_sync is not None
+    assert other.archive.remote_sync._asked == {}
 
 
 def test_a_session_that_was_damaged_here_comes_back_from_its_copy(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_what_could_not_be_copied_is_copied_with_the_next_turn(tmp_path: Path, m
     def away(*args: Any) -> None:
         raise OSError("the remote tier does not answer")
 
-    assert kit.archive.courier is not None
-    monkeypatch.setattr(kit.archive.courier.remote, "put", away)
+    assert kit.archive.remote_sync is not None
+    monkeypatch.setattr(kit.archive.remote_sync.remote, "put", away)
     longest = [*longest, *check(kit, longest, "s").tokens, 1, 2]
     check(kit, [*longest[:-3], 9], "fork")  # of what is on this disk only
     kit.leave()
@@ -109,7 +109,7 @@ def test_what_could_not_be_copied_is_copied_with_the_next_turn(tmp_path: Path, m
 def test_a_fork_survives_the_deletion_of_its_trunk(tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'remote'}"
     kit, longest = two_sessions(tmp_path / "one", url)
-    clerk = Clerk(kit.store, kit.fingerprint)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
     clerk.forget(Forget("a", "s", 7))
     kit.settle()
     assert clerk.take() == [Forgotten("a", "s", 7)]
@@ -153,20 +153,20 @@ def test_what_was_asked_for_before_a_deletion_does_not_come_back_after_it(
     url = f"file://{tmp_path / 'remote'}"
     two_sessions(tmp_path / "one", url)[0].leave()
     kit = Kit(folder=tmp_path / "two", remote=url)
-    clerk, courier = Clerk(kit.store, kit.fingerprint), kit.archive.courier
-    assert courier is not None
-    answer = held_back(courier, "_download", monkeypatch)
-    unlinked, forget = Event(), courier.forget
+    clerk, remote_sync = SessionCommands(kit.store, kit.fingerprint), kit.archive.remote_sync
+    assert remote_sync is not None
+    answer = held_back(remote_sync, "_download", monkeypatch)
+    unlinked, forget = Event(), remote_sync.forget
 
     def forgetting(*args: Any) -> None:
         unlinked.set()
         forget(*args)
 
-    monkeypatch.setattr(courier, "forget", forgetting)
+    monkeypatch.setattr(remote_sync, "forget", forgetting)
     prompt = [*FORK, 8] if asked == "fork" else [*TALK, 8]
     turn = kit.send(prompt, 4, session=asked)
     kit.step()
-    assert Owner("a", asked, True) in courier._asked
+    assert Owner("a", asked, True) in remote_sync._asked
     kit.engine.end("a", "s")
     clerk.forget(Forget("a", "s", 7))
     if late:
@@ -192,8 +192,8 @@ def test_a_session_that_begins_anew_gets_nothing_of_the_one_that_is_being_delete
     two_sessions(tmp_path / "one", url)[0].leave()
     deleted = names(tmp_path / "remote", "s")
     kit = Kit(folder=tmp_path / "two", remote=url)
-    clerk = Clerk(kit.store, kit.fingerprint)
-    unlinking = held_back(kit.archive.disk.shelf, "measure", monkeypatch)
+    clerk = SessionCommands(kit.store, kit.fingerprint)
+    unlinking = held_back(kit.archive.disk.segment_folder, "measure", monkeypatch)
     clerk.forget(Forget("a", "s", 7))
     outcome = kit.ask([*TALK, 8], 4, session="s")
     unlinking.set()
@@ -242,9 +242,9 @@ def test_trunks_are_as_recently_used_as_their_forks(tmp_path: Path) -> None:
     for number in range(3):
         check(kit, [number, *TALK], f"t{number}")
     check(kit, FORK, "fork")
-    courier = kit.archive.courier
-    assert courier is not None
-    courier.remote._budget = courier._budget = 3 * sum(
+    remote_sync = kit.archive.remote_sync
+    assert remote_sync is not None
+    remote_sync.remote._budget = remote_sync._budget = 3 * sum(
         path.stat().st_size for path in (tmp_path / "remote").rglob(f"{folder_of(Owner('a', 's', True))}/*.kv")
     )
     check(kit, [5, *TALK], "last")

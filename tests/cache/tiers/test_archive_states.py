@@ -12,7 +12,7 @@ from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
 from cache.segments.segment import write
-from cache.tiers import saver as saver_module
+from cache.tiers import write_behind as saver_module
 
 TALK = list(range(20, 60))
 STATEFUL = ["mamba2", "qwen3_next", "rwkv"]
@@ -59,11 +59,11 @@ def test_sessions_wait_for_a_write_that_is_getting_on(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(saver_module, "write", waiting)
     kit = Kit("mamba2", state_budget=2 * size, folder=tmp_path)
-    kit.archive.saver._limit = 1  # one file at a time
+    kit.archive.write_behind._limit = 1  # one file at a time
     for number in range(6):
         kit.ask([number, *TALK], 1, session=f"s{number}")
         kit.step()
-    assert kit.archive.saver.pending == 6
+    assert kit.archive.write_behind.pending == 6
     assert len(kit.store) == 5  # the first one is being written: it need not wait for that
     go.set()
     kit.settle()

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from cache.tiers.breaker import MOST_ABANDONED
+from cache.tiers.circuit_breaker import MOST_ABANDONED
 from cache.tiers.remote import RemoteTier
 
 MODEL, OTHER = "ab" * 16, "cd" * 16

@@ -17,7 +17,7 @@ from tiny_models import greedy, make_tokenizer, model_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from scheduler.core.constraint import Broken, Constraint, Grammars, tokenizer_of
+from scheduler.core.constraint import Constraint, GrammarError, Grammars, tokenizer_of
 from scheduler.core.sampling import Sampler
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn
@@ -451,5 +451,5 @@ def test_tokenizers_of_pieces_are_spelled_out() -> None:
 def test_tokenizers_whose_tokens_do_not_add_up_are_refused() -> None:
     tokenizer = pieces_tokenizer(decoders.WordPiece())
     grammars = Grammars(lambda: tokenizer_of(tokenizer, (1,), len(tokenizer)))
-    with pytest.raises(Broken, match="tokenizer"):
+    with pytest.raises(GrammarError, match="tokenizer"):
         grammars.ask(LETTERS).result()

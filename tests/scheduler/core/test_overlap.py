@@ -12,10 +12,10 @@ from engine_kit import END, Kit, Outcome
 from tiny_models import greedy
 
 from scheduler import process
-from scheduler.core.clerk import Clerk
-from scheduler.core.engine import Engine
-from scheduler.core.judge import Drawn
-from scheduler.core.sampling import Report
+from scheduler.core.engine_core import EngineCore
+from scheduler.core.sampling import SamplerOutput
+from scheduler.core.session_commands import SessionCommands
+from scheduler.core.stop_checker import DrawnToken
 from scheduler.core.text import TextStream
 from scheduler.model.runner import ModelRunner
 from scheduler.protocol import (
@@ -94,13 +94,13 @@ def test_a_turn_that_is_cancelled_during_a_step_ends_once(name: str, at: int, ca
 
 def test_a_session_that_is_forgotten_during_its_step_is_gone() -> None:
     kit = Kit(pages=24, overlaps=True)
-    clerk = Clerk(kit.store, kit.fingerprint)
+    commands = SessionCommands(kit.store, kit.fingerprint)
     turn, other = kit.send([*range(30)], 8, session="s"), kit.send([4, 5], 20)
     kit.step()
 
     def forget() -> None:
         kit.engine.end("a", "s")
-        clerk.forget(Forget("a", "s"))
+        commands.forget(Forget("a", "s"))
         kit.send([9] * 40, 3)  # on the pages that are free now
 
     kit.meanwhile.append(forget)
@@ -119,7 +119,7 @@ def test_a_step_that_fails_on_its_way_ends_its_turns(name: str, monkeypatch: pyt
     for _ in range(2 if name == "qwen3_next" else 1):  # its prompt takes two steps
         kit.step()
     with monkeypatch.context() as patch:
-        patch.setattr(Report, "read", lambda self: (_ for _ in ()).throw(RuntimeError("lost")))
+        patch.setattr(SamplerOutput, "read", lambda self: (_ for _ in ()).throw(RuntimeError("lost")))
         kit.step()
     assert not kit.engine.idle
     kit.run()
@@ -132,7 +132,7 @@ def test_a_step_that_fails_on_its_way_ends_its_turns(name: str, monkeypatch: pyt
 
 def test_steps_that_always_fail_on_their_way_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(overlaps=True)
-    monkeypatch.setattr(Report, "read", lambda self: (_ for _ in ()).throw(RuntimeError("lost")))
+    monkeypatch.setattr(SamplerOutput, "read", lambda self: (_ for _ in ()).throw(RuntimeError("lost")))
 
     def work() -> None:
         for _ in range(20):
@@ -152,7 +152,7 @@ def test_a_token_that_cannot_be_decoded_ends_its_turn_during_the_next_step(
     kit.step()
     kit.step()
     assert (kit.scheduler.find(bad) is None) is last
-    (turn,) = {turn for turn, item in kit.engine._news if isinstance(item, Drawn) and turn.request.turn == bad}
+    (turn,) = {turn for turn, item in kit.engine._news if isinstance(item, DrawnToken) and turn.request.turn == bad}
     monkeypatch.setattr(turn.text, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("no text")))
     kit.run()
     assert kit.outcomes[bad].finish_reason is FinishReason.ERROR
@@ -229,14 +229,14 @@ def _serve(
         events.extend([Event("settled")] * (step is not None))
         settle(step)
 
-    monkeypatch.setattr(Engine, "overlaps", overlaps)
+    monkeypatch.setattr(EngineCore, "overlaps", overlaps)
     monkeypatch.setattr(kit.engine, "launch", launching)
     monkeypatch.setattr(kit.engine, "settle", settling)
     line: Any = Line(messages, events)
     kit.mode.install()
     try:
         with torch.inference_mode():
-            process.serve(kit.engine, Clerk(kit.store, kit.fingerprint), line)
+            process.serve(kit.engine, SessionCommands(kit.store, kit.fingerprint), line)
     finally:
         kit.mode.remove()
     return kit, line, events

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import make_tokenizer
 
-from scheduler.core.sampling import Report, Sampler, _least, _least_of_all, _truncate
+from scheduler.core.sampling import Sampler, SamplerOutput, _least, _least_of_all, _truncate
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn
 from scheduler.protocol import Sampling, Stopping, Submit, pack_ids
@@ -316,7 +316,7 @@ def test_logprobs_are_the_model_s_own() -> None:
 
 
 def test_more_alternatives_than_tokens_are_all_tokens() -> None:
-    (got,) = Report(logits_of(2), [0], [50]).read()
+    (got,) = SamplerOutput(logits_of(2), [0], [50]).read()
     assert len(got.top) == WIDTH
 
 

@@ -11,7 +11,7 @@ import torch
 from tiny_models import make_tokenizer
 from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
 
-from scheduler.core.engine import Engine
+from scheduler.core.engine_core import EngineCore
 from scheduler.model.loader import load, prepare
 from scheduler.process import build
 from scheduler.protocol import EngineConfig, Sampling, Stopping, Submit, pack_ids
@@ -56,13 +56,13 @@ def greedy(model: Any, source: list[int], count: int) -> list[int]:
     return ids[1:]
 
 
-def submit(engine: Engine, turn: str, source: list[int], count: int, **more: Any) -> str | None:
+def submit(engine: EngineCore, turn: str, source: list[int], count: int, **more: Any) -> str | None:
     stopping = Stopping(max_tokens=count, ignore_eos=True)
     refused = engine.submit(Submit(turn, "a", pack_ids(source), None, Sampling(temperature=0.0), stopping, **more))
     return refused.code if refused else None
 
 
-def run(engine: Engine) -> dict[str, list[int]]:
+def run(engine: EngineCore) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {}
     while not engine.idle:
         for delta in engine.step().deltas:

@@ -14,7 +14,7 @@ from cache.memory.tier import MemoryTier
 from cache.pages.pages import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
-from scheduler.model.loader import PAGE_SIZE, Loaded, prepare
+from scheduler.model.loader import PAGE_SIZE, LoadedModel, prepare
 from scheduler.model.runner import ModelRunner
 
 DEMO = Path(__file__).resolve().parents[3] / "server" / "demo"
@@ -27,7 +27,7 @@ DIALOGUES = (
 
 
 @pytest.fixture(scope="module")
-def served() -> Loaded:
+def served() -> LoadedModel:
     """The demo model as a server in bfloat16 loads it."""
     model = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.bfloat16).eval()
     return prepare(model, AutoTokenizer.from_pretrained(DEMO))
@@ -42,7 +42,7 @@ def plain() -> Any:
 class Talk:
     """One session, resumed turn after turn."""
 
-    def __init__(self, served: Loaded) -> None:
+    def __init__(self, served: LoadedModel) -> None:
         tier = MemoryTier(64, PAGE_SIZE, torch.device("cpu"))
         self._runner = ModelRunner(served.verdict.mode, tier, served.rope)
         self._store = SessionStore(PagePool(tier, MemoryTier(0, PAGE_SIZE, torch.device("cpu"))), None, None)
@@ -58,7 +58,7 @@ class Talk:
 
 
 @pytest.mark.parametrize("words", DIALOGUES, ids=lambda words: words[0])
-def test_a_conversation_says_what_float32_says(served: Loaded, plain: Any, words: tuple[str, ...]) -> None:
+def test_a_conversation_says_what_float32_says(served: LoadedModel, plain: Any, words: tuple[str, ...]) -> None:
     assert served.verdict.mode.fusion, "the demo model's layers do not run as programs"
     messages: list[dict[str, str]] = []
     talk, fed, got = Talk(served), list[int](), list[torch.Tensor]()

@@ -20,7 +20,7 @@ from cache.attention import gpu, paged
 from cache.attention.attention import PackedAttention
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
-from scheduler.model.decode_graphs import Graphs, Looked, Step, Watching, buckets
+from scheduler.model.decode_graphs import DecodeGraphs, DeviceRead, DeviceReadWatch, Step, buckets
 from scheduler.model.probe import Verdict, probe
 
 
@@ -44,7 +44,7 @@ class Scene:
         monkeypatch.setattr(paged, "kernel", lambda device: told)
         monkeypatch.setattr(PackedAttention, "_natively", _on_gpu)
         self.kit = Kit(name)
-        self.graphs = Graphs(self.kit.mode, self.kit.pool.device, 6, 200, capture)
+        self.graphs = DecodeGraphs(self.kit.mode, self.kit.pool.device, 6, 200, capture)
         self.kit.runner._graphs = self.graphs
         self.served = 0
         run = self.graphs.run
@@ -247,13 +247,13 @@ def test_states_and_keys_that_are_not_read_in_place_are_for_no_graph(
     ],
 )
 def test_whatever_looks_is_seen(looking: Callable[[torch.Tensor], Any]) -> None:
-    with torch.no_grad(), pytest.raises(Looked), Watching():
+    with torch.no_grad(), pytest.raises(DeviceRead), DeviceReadWatch():
         looking(torch.ones(3, 3))
 
 
 def test_what_only_computes_is_not() -> None:
     x = torch.randn(3, 3)
-    with torch.no_grad(), Watching():
+    with torch.no_grad(), DeviceReadWatch():
         y = (x[torch.tensor([0, 2])] @ x).softmax(-1)
         y.copy_(x[:2])
         torch.where(x > 0, x, 0.0).to(torch.float16).index_copy_(0, torch.tensor([1]), x[:1].half())

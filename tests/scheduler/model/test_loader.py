@@ -15,7 +15,7 @@ from tiny_models import CONTEXT, make_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedModel
 
 from scheduler import process
-from scheduler.model.loader import PAGE_SIZE, Loaded, LoadFailed, fingerprint, load, read_config, read_model
+from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load, read_config, read_model
 from scheduler.model.measurement import describe
 from scheduler.model.weights import digest
 from scheduler.protocol import EngineConfig, Generation, Loading
@@ -33,7 +33,7 @@ def copy(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "copy"))
 
 
-def load_quietly(path: Path | str, **options: Any) -> Loaded:
+def load_quietly(path: Path | str, **options: Any) -> LoadedModel:
     """Load on the CPU."""
     return load(EngineConfig("", str(path), device="cpu", **options), lambda message: None)
 

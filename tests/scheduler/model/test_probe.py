@@ -12,14 +12,14 @@ import torch
 from tiny_models import ARCHITECTURES, logits, make_model, make_tokenizer
 
 from cache.attention import native
-from cache.pages.layers import Layer, Reach, read_layers
+from cache.pages.layers import AttentionLayer, Reach, read_layers
 from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache
 from scheduler.forward.modes import PackedMode
 from scheduler.model import probe as probe_module
 from scheduler.model.loader import prepare
 from scheduler.model.measurement import describe
-from scheduler.model.probe import Refused, Verdict, probe
+from scheduler.model.probe import UnsupportedModel, Verdict, probe
 
 PAGE = 4
 PROMPT = list(range(60, 90))
@@ -85,11 +85,11 @@ def test_the_mode_is_installed_when_the_probe_returns() -> None:
 # -- broken on purpose ----------------------------------------------------------------------------------------------
 
 
-def check_refused(model: Any, layers: list[Layer]) -> str:
+def check_refused(model: Any, layers: list[AttentionLayer]) -> str:
     """Refused, with a reason, and left as it was."""
     before = logits(model, PROMPT)
     implementation = model.config._attn_implementation
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(UnsupportedModel) as caught:
         probe(model, layers, PAGE)
     assert model.config._attn_implementation == implementation
     assert torch.equal(logits(model, PROMPT), before)
@@ -113,7 +113,7 @@ def test_a_window_off_by_one(name: str, off: int) -> None:
 def test_one_layer_of_the_wrong_kind() -> None:
     model = make_model("gemma3")
     layers = read_layers(model.config)
-    layers[0] = Layer(Reach.FULL, None, stores=True)
+    layers[0] = AttentionLayer(Reach.FULL, None, stores=True)
     assert "error" in check_refused(model, layers)
 
 
@@ -152,7 +152,7 @@ def test_a_model_that_computes_no_numbers() -> None:
     model = make_model("llama")
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))
-    with pytest.raises(Refused):
+    with pytest.raises(UnsupportedModel):
         probe(model, read_layers(model.config), PAGE)
 
 

@@ -23,7 +23,7 @@ from transformers.utils import import_utils
 
 from scheduler import extras
 from scheduler.model.load_errors import _EXTRAS
-from scheduler.model.loader import Loaded, LoadFailed, fingerprint, load
+from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.weights import digest, stored_bytes
 from scheduler.process import build
 from scheduler.protocol import EngineConfig, Sampling, Stopping, Submit, pack_ids
@@ -33,12 +33,12 @@ DEMO = ROOT / "server" / "demo"  # trained weights: what quantising leaves of it
 IDS = [(7 * i + 3) % 1000 + 10 for i in range(40)]
 
 
-def load_quietly(path: Path, dtype: str = "float32") -> Loaded:
+def load_quietly(path: Path, dtype: str = "float32") -> LoadedModel:
     """Load on the CPU."""
     return load(EngineConfig("", str(path), device="cpu", dtype=dtype), lambda message: None)
 
 
-def generate(loaded: Loaded, prompts: list[list[int]], count: int) -> list[list[int]]:
+def generate(loaded: LoadedModel, prompts: list[list[int]], count: int) -> list[list[int]]:
     """``count`` greedy tokens a prompt, through the engine, side by side."""
     engine, _ = build(EngineConfig("", "", device="cpu", kv_memory=8 << 20), loaded)
     for number, prompt in enumerate(prompts):

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 from cache.pages.layers import read_layers
 from scheduler.model.loader import prepare
 from scheduler.model.measurement import alone, made_up, session_of
-from scheduler.model.probe import Refused, Verdict, probe
+from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.model.thresholds import Thresholds
 from scheduler.model.twin import Twin, _built, twin_of
 
@@ -251,5 +251,5 @@ def test_a_model_that_does_not_repeat_itself_past_its_threshold_is_refused() -> 
             super().__init__(config, layer_idx)
             self.mlp = Drawing(config)
 
-    with pytest.raises(Refused, match="repeat itself"):
+    with pytest.raises(UnsupportedModel, match="repeat itself"):
         verdict_on(planted(DrawingLayer))

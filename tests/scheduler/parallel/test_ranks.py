@@ -14,10 +14,10 @@ import torch
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.pages import PagePool
 from cache.tiers import transfer
-from scheduler.parallel.commands import DEVICE, HOST, Copy, Ordered, Room, Spare
-from scheduler.parallel.line import Line, line_pair
+from scheduler.parallel.commands import DEVICE, HOST, CopyPages, CreateTiers, FreeMemory, Ordered
+from scheduler.parallel.rank_link import RankLink, line_pair
+from scheduler.parallel.rank_tiers import RankTiers
 from scheduler.parallel.ranks import RankedTier, RankLost, Ranks
-from scheduler.parallel.share import Share
 
 SIZE = 4
 CPU = torch.device("cpu")
@@ -30,12 +30,12 @@ class Other:
     """Another rank, which obeys on threads of its own; ``hold`` keeps it from what comes in order."""
 
     def __init__(self) -> None:
-        self.share = Share()
+        self.share = RankTiers()
         self.hold = threading.Event()
         self.hold.set()
         self.ordered, ordered = line_pair()
         self.beside, beside = line_pair()
-        self._ends = [Line(ordered), Line(beside)]
+        self._ends = [RankLink(ordered), RankLink(beside)]
         self._threads = [threading.Thread(target=work) for work in (self._obey, self._serve)]
         for thread in self._threads:
             thread.start()
@@ -47,12 +47,12 @@ class Other:
                 command = decode(self._ends[0].receive())
                 self.hold.wait(20)
                 answer: bytes | None = None
-                if isinstance(command, Room):
+                if isinstance(command, CreateTiers):
                     self.share.build(command, CPU)
                     answer = msgspec.msgpack.encode("")
-                elif isinstance(command, Copy):
+                elif isinstance(command, CopyPages):
                     self.share.copy(command)
-                elif isinstance(command, Spare):
+                elif isinstance(command, FreeMemory):
                     answer = msgspec.msgpack.encode(7)
                 self.share.done()  # first: nobody may be there any more to hear the answer
                 if answer is not None:
@@ -79,7 +79,7 @@ class Scene:
     def __init__(self) -> None:
         self.others = [Other() for _ in range(RANKS - 1)]
         self.ranks = Ranks([other.ordered for other in self.others], [other.beside for other in self.others])
-        assert self.ranks.ask(Room(12, 12, SIZE, False)) == ["", ""]
+        assert self.ranks.ask(CreateTiers(12, 12, SIZE, False)) == ["", ""]
         for other in self.others:
             for tier in other.share.tiers:
                 for layer, shape in SHAPES.items():
@@ -183,13 +183,13 @@ def test_what_ranks_have_of_their_own_is_found_out(scene: Scene) -> None:
 
 
 def test_answers_come_from_all(scene: Scene) -> None:
-    assert scene.ranks.ask(Spare()) == [7, 7]
+    assert scene.ranks.ask(FreeMemory()) == [7, 7]
 
 
 def test_a_rank_that_is_gone_is_noticed(scene: Scene) -> None:
     scene.others[1].leave()
     with pytest.raises(RankLost):
-        scene.ranks.ask(Spare())
+        scene.ranks.ask(FreeMemory())
     with pytest.raises(RankLost):
         scene.pool.device.gather(torch.arange(4))
 
@@ -208,13 +208,13 @@ def test_an_exchange_that_is_broken_off_is_the_last(scene: Scene, monkeypatch: p
     with pytest.raises(RankLost):
         scene.pool.device.gather(rows)
     with pytest.raises(RankLost):
-        scene.ranks.tell(Spare())
+        scene.ranks.tell(FreeMemory())
 
 
 def test_it_is_known_for_how_long_others_have_been_waited_for(scene: Scene) -> None:
     assert scene.ranks.waited <= 0
     scene.others[0].hold.clear()
-    asking = threading.Thread(target=lambda: scene.ranks.ask(Spare()))
+    asking = threading.Thread(target=lambda: scene.ranks.ask(FreeMemory()))
     asking.start()
     deadline = time.monotonic() + 20
     while scene.ranks.waited < 0.1:

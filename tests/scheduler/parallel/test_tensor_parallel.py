@@ -13,14 +13,14 @@ from tiny_models import greedy, logits, make_model, model_of, save_model
 from transformers import Gemma2Config, LlamaConfig, MambaConfig, T5Config
 
 from cache.tiers import transfer
-from scheduler.model.loader import Loaded, LoadFailed, load
+from scheduler.model.loader import LoadedModel, LoadFailed, load
 from scheduler.model.memory import TooSmall
 from scheduler.parallel.division import obstacle
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU")
 
-Pair = tuple[str, Loaded, Path]
+Pair = tuple[str, LoadedModel, Path]
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from http_face import HELLO, Site, served
+from http_context import HELLO, Site, served
 
 CANARY = "c4n4ry"
 CHAT, COMPLETIONS, SESSIONS = "/v1/chat/completions", "/v1/completions", "/v1/sessions"

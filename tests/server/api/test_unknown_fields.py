@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from http_face import HELLO, Site, events, served
+from http_context import HELLO, Site, events, served
 
 from server.config.command_line import parse
 from server.config.serve_options import ServeConfig

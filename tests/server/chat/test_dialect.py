@@ -8,20 +8,20 @@ import sys
 from typing import Any
 
 import pytest
-from http_face import demo_tokens
+from http_context import demo_tokens
 from template_styles import HERMES, NO_SYSTEM, NO_TOOLS, STYLES, THINKS, tokens_with
 
 from server.chat.call_form import CallForm, ParameterForm
-from server.chat.calls import Calls
-from server.chat.declared import Declared, checked
+from server.chat.call_rules import CallRules
+from server.chat.declared_parser import DeclaredParser, checked
 from server.chat.dialect import IN_WORDS, Dialect, short_id
+from server.chat.dialect_parser import DialectParser, ReasoningMarks
 from server.chat.dialect_probe import DATA
-from server.chat.draft import Draft
-from server.chat.manner import Manner
-from server.chat.reader import Reader, Thought
-from server.chat.reading import Plain, Reading
+from server.chat.partial_reply import PartialReply
+from server.chat.rendering import Rendering
+from server.chat.reply_parser import PlainParser, ReplyParser
 from server.chat.stateful import continued_ids, full_ids
-from server.chat.tokens import TemplateRefused, Tokens
+from server.chat.tokenizer import ChatTokenizer, TemplateRefused
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -31,7 +31,7 @@ TOOL: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
     },
 }
-MANNER = Manner([TOOL])
+MANNER = Rendering([TOOL])
 ARGUMENTS = {"city": "Rome", "days": 2}
 
 
@@ -70,9 +70,9 @@ FORMS = {
 }
 
 
-def read(reading: Reading, text: str) -> dict[str, Any]:
+def read(reading: ReplyParser, text: str) -> dict[str, Any]:
     """The message that a text is read as, its arguments parsed."""
-    draft = Draft(reading)
+    draft = PartialReply(reading)
     for part in [*reading.feed(text), *reading.finish()]:
         draft.take(part)
     message = draft.message()
@@ -88,25 +88,25 @@ def test_how_calls_are_written_is_measured(style: str) -> None:
     assert dialect.text_arguments == (style == "named")
     assert dialect.short_ids == (style == "mistral")
     assert dialect.takes_system == (style != "no system")
-    assert dialect.thought == (Thought("<think>", "</think>") if style in ("hermes", "thinks") else None)
+    assert dialect.thought == (ReasoningMarks("<think>", "</think>") if style in ("hermes", "thinks") else None)
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_what_a_template_writes_of_a_reply_is_read_as_that_reply(style: str) -> None:
     tokens = tokens_with(STYLES[style])
     calls = [call(), call("call_2", city='a "b" {}\n<x>', days=3)][: 2 if tokens.dialect.form.several else 1]  # type: ignore[union-attr]
-    prompt = tokens.render([USER], generation_prompt=True, manner=MANNER)
-    whole = tokens.render([USER, {**CALLING, "tool_calls": calls}], generation_prompt=False, manner=MANNER)
+    prompt = tokens.render([USER], generation_prompt=True, rendering=MANNER)
+    whole = tokens.render([USER, {**CALLING, "tool_calls": calls}], generation_prompt=False, rendering=MANNER)
     head = "[/INST]" if style == "mistral" else prompt.removesuffix("<think>\n").removesuffix("\n")
     text = whole.partition(head)[2].partition("<|im_end|>")[0].partition("<|eot_id|>")[0]
-    message = read(Reader(tokens.dialect.form, None, Calls([TOOL]).schemas), text)
+    message = read(DialectParser(tokens.dialect.form, None, CallRules([TOOL]).schemas), text)
     assert message["tool_calls"] == [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
     assert message["content"] == ""
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_tools_calls_and_results_are_in_the_prompt(style: str) -> None:
-    text = tokens_with(STYLES[style]).render([USER, CALLING, RESULT], generation_prompt=True, manner=MANNER)
+    text = tokens_with(STYLES[style]).render([USER, CALLING, RESULT], generation_prompt=True, rendering=MANNER)
     if style != "mistral":  # that style shows tools with a last user message only
         assert text.index("weather") < text.rindex("weather")
     assert "Rome" in text[text.index("How is Rome?") + 12 :]
@@ -125,7 +125,7 @@ def test_a_session_goes_on_behind_calls_as_a_full_render_does(style: str, reply:
     if style == "llama":
         reply = {**reply, "tool_calls": reply["tool_calls"][:1]}
     new = [RESULT, {"role": "user", "content": "And tomorrow?"}]
-    text = tokens.render([USER, reply, *new], generation_prompt=True, manner=MANNER)
+    text = tokens.render([USER, reply, *new], generation_prompt=True, rendering=MANNER)
     end = "<|eot_id|>" if style == "llama" else "<|im_end|>"  # where the reply ended, which the log holds
     logged = text[: text.index(end, text.rindex("How is Rome?") + len("How is Rome?" + end))]
     past = tokens.encode(logged, special=False)
@@ -135,7 +135,7 @@ def test_a_session_goes_on_behind_calls_as_a_full_render_does(style: str, reply:
 
 
 def test_other_tools_render_the_past_anew_only_where_the_template_writes_them_there() -> None:
-    other = Manner([{**TOOL, "function": {**TOOL["function"], "name": "forecast"}}])
+    other = Rendering([{**TOOL, "function": {**TOOL["function"], "name": "forecast"}}])
     reply, new = {"role": "assistant", "content": "Hello."}, [{"role": "user", "content": "More?"}]
     logged = [7, 8, 9]
     stays, moves = tokens_with(STYLES["mistral"]), tokens_with(HERMES)
@@ -153,7 +153,7 @@ def test_a_template_without_tools_gets_them_in_its_system_message() -> None:
     system = {"role": "system", "content": "Be brief."}
     tokens = tokens_with(NO_TOOLS)
     text = tokens.render(
-        [system, USER, CALLING, RESULT, {**RESULT, "content": "Warm."}], generation_prompt=True, manner=MANNER
+        [system, USER, CALLING, RESULT, {**RESULT, "content": "Warm."}], generation_prompt=True, rendering=MANNER
     )
     assert text.startswith("<|im_start|>system\nBe brief.\n\nYou may call functions.")
     assert '\n{"name": "weather", "description": "How it is there."' in text
@@ -164,7 +164,7 @@ def test_a_template_without_tools_gets_them_in_its_system_message() -> None:
 
 
 def test_without_system_messages_the_tools_are_in_front_of_the_first_words() -> None:
-    text = tokens_with(NO_SYSTEM).render([USER], generation_prompt=True, manner=MANNER)
+    text = tokens_with(NO_SYSTEM).render([USER], generation_prompt=True, rendering=MANNER)
     assert text.startswith("<|im_start|>user\nYou may call functions.")
     assert "within <tool_response></tool_response>.\n\nHow is Rome?" in text
 
@@ -198,14 +198,14 @@ def test_a_template_reads_reasoning_from_the_field_that_it_knows() -> None:
     knows = NO_TOOLS.replace("{{ m.content }}", "{% if m.thinking %}[T]{{ m.thinking }}[/T]{% endif %}{{ m.content }}")
     assert "[T]Hm.[/T]Yes." in tokens_with(knows).render([USER, thought], generation_prompt=False)
     strips = NO_TOOLS.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}") + "{# <think> #}"
-    assert tokens_with(strips).dialect.thought == Thought("<think>", "</think>")
+    assert tokens_with(strips).dialect.thought == ReasoningMarks("<think>", "</think>")
     assert "Hm." not in tokens_with(strips).render([USER, thought], generation_prompt=False)
     assert tokens_with(NO_TOOLS).render([USER, thought], generation_prompt=False).count("Hm.") == 0
 
 
 def test_a_dialect_without_anything_to_tell_apart_reads_plainly() -> None:
-    assert isinstance(demo_tokens().dialect.reading(""), Plain)
-    assert isinstance(demo_tokens().dialect.reading("", Calls([TOOL])), Reader)
+    assert isinstance(demo_tokens().dialect.reading(""), PlainParser)
+    assert isinstance(demo_tokens().dialect.reading("", CallRules([TOOL])), DialectParser)
 
 
 # --- declared -----------------------------------------------------------------------------------------------
@@ -231,8 +231,8 @@ PROMPT = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 def test_a_declared_response_is_read_by_its_template(size: int) -> None:
     dialect = tokens_with(HERMES, RESPONSE).dialect
     text = '<t>Hm.</t>Yes.<c>{"name": "weather", "arguments": {"days": "2"}}</c>'
-    reading = dialect.reading(PROMPT, Calls([TOOL]))
-    draft = Draft(reading)
+    reading = dialect.reading(PROMPT, CallRules([TOOL]))
+    draft = PartialReply(reading)
     for at in range(0, len(text), size):
         for part in reading.feed(text[at : at + size]):
             draft.take(part)
@@ -264,7 +264,7 @@ def test_a_declared_response_continues_what_the_prompt_opened() -> None:
 
 @pytest.mark.parametrize("text", ["<c>{broken</c> then", '<c>{"name": "nobody", "arguments": {}}</c>', "<c>3</c>"])
 def test_what_a_declared_template_cannot_read_is_content(text: str) -> None:
-    message = read(tokens_with(HERMES, RESPONSE).dialect.reading(PROMPT, Calls([TOOL])), text)
+    message = read(tokens_with(HERMES, RESPONSE).dialect.reading(PROMPT, CallRules([TOOL])), text)
     assert message["tool_calls"] == []
     assert text.removeprefix("<c>").partition("</c>")[0] in message["content"]
 
@@ -296,8 +296,8 @@ SECTIONS = (
 def test_the_response_templates_that_come_along_read_their_dialects(entry: int, tail: str, text: str) -> None:
     template = checked(json.loads(DATA.read_text())["templates"][entry]["response_template"])
     for size in (1, 3, 1000):
-        reading = Declared(template, [TOOL], tail)
-        draft = Draft(reading)
+        reading = DeclaredParser(template, [TOOL], tail)
+        draft = PartialReply(reading)
         for at in range(0, len(text), size):
             for part in reading.feed(text[at : at + size]):
                 draft.take(part)
@@ -327,7 +327,9 @@ def test_variables_are_those_that_the_template_reads() -> None:
     assert tokens_with(inner + default.replace("not budget is defined", "budget is not defined")).variables == {
         "budget"
     }
-    off = tokens_with(HERMES).render([USER], generation_prompt=True, manner=Manner(template={"enable_thinking": False}))
+    off = tokens_with(HERMES).render(
+        [USER], generation_prompt=True, rendering=Rendering(template={"enable_thinking": False})
+    )
     assert off.endswith("<think>\n\n</think>\n\n")
 
 
@@ -339,7 +341,7 @@ def test_ids_of_calls_become_nine_letters_and_stay_the_same() -> None:
 
 def test_a_template_that_refuses_says_so() -> None:
     with pytest.raises(TemplateRefused):
-        tokens_with("{{ raise_exception('No.') }}").render([USER], generation_prompt=True, manner=MANNER)
+        tokens_with("{{ raise_exception('No.') }}").render([USER], generation_prompt=True, rendering=MANNER)
 
 
 def test_a_mark_that_ends_replies_of_calls_is_no_part_of_them() -> None:
@@ -360,14 +362,15 @@ def test_special_tokens_are_shown_where_they_are_marks() -> None:
 
 def test_reading_imports_no_torch() -> None:
     program = (
-        "import sys; from server.chat.declared import Declared, checked; from server.chat.dialect import Dialect; "
-        "import server.chat.dialect_probe, server.chat.reader, server.chat.tokens; "
-        "Declared(checked({'start_anchor': 'x', 'fields': {'content': {}}}), [], 'x').feed('y'); "
+        "import sys; from server.chat.declared_parser import DeclaredParser, checked; "
+        "from server.chat.dialect import Dialect; "
+        "import server.chat.dialect_probe, server.chat.dialect_parser, server.chat.tokenizer; "
+        "DeclaredParser(checked({'start_anchor': 'x', 'fields': {'content': {}}}), [], 'x').feed('y'); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=120)
 
 
 def test_the_measuring_is_done_once() -> None:
-    tokens: Tokens = tokens_with(HERMES)
+    tokens: ChatTokenizer = tokens_with(HERMES)
     assert tokens.dialect is tokens.dialect

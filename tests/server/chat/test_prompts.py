@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 from fake_engine import FACTS
-from http_face import demo_tokens
+from http_context import demo_tokens
 from transformers import AutoTokenizer
 
 from server.chat.prompts import Prompt, chat_prompt, completion_prompts, room
-from server.chat.tokens import TemplateRefused, Tokens, template_source
+from server.chat.tokenizer import ChatTokenizer, TemplateRefused, template_source
 from server.errors import ApiError
-from server.log.session_log import SessionRecord
+from server.log.timeline import SessionRecord
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.requests import ChatRequest
 
@@ -89,11 +89,11 @@ def test_one_token_more_is_not(length: int, limit: int | None) -> None:
     assert refused.value.body.error.code == "context_length_exceeded"
 
 
-def tokenizer_with(template: str | None) -> Tokens:
+def tokenizer_with(template: str | None) -> ChatTokenizer:
     """The demo tokenizer under another template."""
     tokenizer = AutoTokenizer.from_pretrained(demo_tokens()._tokenizer.name_or_path)
     tokenizer.chat_template = template
-    return Tokens(tokenizer)
+    return ChatTokenizer(tokenizer)
 
 
 def test_templates_that_raise_are_the_clients_fault_and_say_why() -> None:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from http_face import demo_tokens
+from http_context import demo_tokens
 from jinja2 import Environment
 
 from server.chat.dialect import Dialect
-from server.chat.manner import PLAIN as SAME_MANNER
-from server.chat.manner import Manner
+from server.chat.rendering import PLAIN as SAME_MANNER
+from server.chat.rendering import Rendering
 from server.chat.stateful import continued_ids, full_ids, text_after_reply
 
 END = 2  # <|im_end|> of the demo tokenizer
@@ -43,7 +43,7 @@ class Renderer:
     dialect = Dialect()
 
     def render(
-        self, messages: Sequence[dict[str, Any]], *, generation_prompt: bool, manner: Manner = SAME_MANNER
+        self, messages: Sequence[dict[str, Any]], *, generation_prompt: bool, rendering: Rendering = SAME_MANNER
     ) -> str:
         self.rendered.append(messages)
         return self.template.render(messages=messages, add_generation_prompt=generation_prompt)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from http_face import MODEL, Site, demo_tokens, served
+from http_context import MODEL, Site, demo_tokens, served
 from transformers import AutoTokenizer
 
 from server.chat.template import UNMEASURED, Divergence, Stability, stability
-from server.chat.tokens import Tokens
+from server.chat.tokenizer import ChatTokenizer
 
 ASSISTANT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 CHATML = (
@@ -35,11 +35,11 @@ REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('No.')
 REFUSES_ALL = "{{ raise_exception('No.') }}"
 
 
-def tokens_with(template: str | None) -> Tokens:
+def tokens_with(template: str | None) -> ChatTokenizer:
     """The demo tokenizer under another template."""
     tokenizer = AutoTokenizer.from_pretrained(demo_tokens()._tokenizer.name_or_path)
     tokenizer.chat_template = template
-    return Tokens(tokenizer)
+    return ChatTokenizer(tokenizer)
 
 
 @pytest.mark.parametrize("template", [CHATML, KEEPS_WHAT_IT_OPENED, TRIMS_AND_SPACES, REFUSES_SYSTEM])
@@ -96,7 +96,7 @@ async def test_the_model_tells_what_was_measured(site: Site) -> None:
     answer = (await site.http.get(f"/v1/models/{MODEL}")).json()
     assert answer["warmturn"]["chat_template"] == {"prefix_stable": None, "diverges": None}
     measured = Stability(False, Divergence("turn 2", "About", "<think>"))
-    site.app.state.face = replace(site.app.state.face, template=measured)
+    site.app.state.context = replace(site.app.state.context, template=measured)
     answer = (await site.http.get(f"/v1/models/{MODEL}")).json()
     assert answer["warmturn"]["chat_template"] == {
         "prefix_stable": False,

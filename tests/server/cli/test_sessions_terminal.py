@@ -1,4 +1,4 @@
-"""`warmturn sessions`: the command line, each verb against the real HTTP face, and how it says no."""
+"""`warmturn sessions`: the command line, each verb against the real HTTP server, and how it says no."""
 
 import asyncio
 import io
@@ -13,7 +13,7 @@ import pytest
 from fake_engine import FakeEngine
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from http_face import MAX_CAPSULE, MODEL, demo_tokens
+from http_context import MAX_CAPSULE, MODEL, demo_tokens
 
 from server.api.sessions.transfers import Transfers
 from server.app import create_app
@@ -96,7 +96,7 @@ def test_an_export_is_complete_or_not_there(
     app: FastAPI, run: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run("create", "s1")
-    app.state.face.engine.kv["default", "s1"] = [b"12345"]
+    app.state.context.engine.kv["default", "s1"] = [b"12345"]
     path = tmp_path / "x"
     run("export", "s1", str(path), "--no-kv")
     assert b"kv/000000.kv" not in path.read_bytes()

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from http_face import HELLO, Site, served
+from http_context import HELLO, Site, served
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from server.constraints import grammars

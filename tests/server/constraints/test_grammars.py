@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from http_face import Site, demo_tokens, served
+from http_context import Site, demo_tokens, served
 from llguidance import LLMatcher, LLTokenizer
 
 from server.constraints import grammars

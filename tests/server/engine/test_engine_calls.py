@@ -10,10 +10,10 @@ import pytest
 import scripted_engine
 from scripted_process import engine, pid_of, run_patiently, scenario, until
 
-from scheduler.protocol import EngineConfig, Holding, Inspect, Inspected, ModelFacts, Stats
+from scheduler.protocol import EngineConfig, Inspect, Inspected, ModelFacts, Stats, TierHolding
 from server.engine import engine_link
 from server.engine.engine import EngineDied, EngineUnavailable
-from server.engine.engine_calls import Calls
+from server.engine.engine_calls import EngineCalls
 from server.engine.engine_process import EngineProcess
 
 
@@ -50,7 +50,7 @@ def test_inspect_pin_export_and_import(tmp_path: Path) -> None:
         async with engine() as process:
             await process.wait_ready()
             inspected = await process.inspect("a", "s")
-            assert (inspected.tiers, inspected.running) == ({"disk": Holding(16, 128)}, False)
+            assert (inspected.tiers, inspected.running) == ({"disk": TierHolding(16, 128)}, False)
             process.pin("a", "s", 5e9)
             assert (await process.inspect("a", "s")).running  # the script's word for pinned
             exported = await process.export("a", "s", folder, b"")
@@ -118,7 +118,7 @@ def test_a_call_waits_as_long_as_something_gets_on(monkeypatch: pytest.MonkeyPat
     late = iter(range(20))
 
     async def run() -> None:
-        calls = Calls()
+        calls = EngineCalls()
         with pytest.raises(EngineUnavailable, match="did not answer"):
             await calls.ask(Inspect("q", "a", "s"), Inspected, lambda _: None, lambda: next(looks))
         assert list(looks) == [(2, 7)]

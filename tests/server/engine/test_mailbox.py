@@ -7,7 +7,7 @@ from scripted_process import piece, read
 
 from scheduler.protocol import Delta, FinishReason, Receipt, TokenLogprob
 from server.engine import mailbox
-from server.engine.mailbox import MERGE_AT, Turn
+from server.engine.mailbox import MERGE_AT, Mailbox
 from server.errors import ApiError
 
 
@@ -21,7 +21,7 @@ ENTRY = TokenLogprob(1, "a", b"a", -0.5, ((1, "a", b"a", -0.5),) * 20)
 def test_what_nobody_reads_is_bounded_and_the_turn_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "BACKLOG", 100_000)
     cancelled: list[str] = []
-    turn = Turn("t", cancelled.append)
+    turn = Mailbox("t", cancelled.append)
     pushed = 0
     while not cancelled:
         turn.push(Delta("t", (1,), "a", logprobs=(ENTRY,)))
@@ -43,7 +43,7 @@ def test_what_nobody_reads_is_bounded_and_the_turn_is_cancelled(monkeypatch: pyt
 def test_a_minute_of_twenty_alternatives_may_wait() -> None:
     """A hundred tokens a second, which is fast, that are all there when the reader comes."""
     cancelled: list[str] = []
-    turn = Turn("t", cancelled.append)
+    turn = Mailbox("t", cancelled.append)
     for _ in range(6000):
         turn.push(Delta("t", (1,), "a", logprobs=(ENTRY,)))
     turn.push(delta(-1, FinishReason.STOP))
@@ -57,7 +57,7 @@ def test_a_minute_of_twenty_alternatives_may_wait() -> None:
 
 def test_nothing_is_lost_or_doubled_by_the_merging() -> None:
     async def reads() -> None:
-        turn = Turn("t", lambda name: None)
+        turn = Mailbox("t", lambda name: None)
         for number in range(3 * MERGE_AT + 5):
             turn.push(delta(number))
         turn.push(delta(-1, FinishReason.STOP))
@@ -70,7 +70,7 @@ def test_nothing_is_lost_or_doubled_by_the_merging() -> None:
 
 
 def test_a_patient_reader_is_told_of_the_receipt_of_many_and_of_the_end() -> None:
-    turn = Turn("t", lambda name: None)
+    turn = Mailbox("t", lambda name: None)
     heard: list[Delta] = []
     turn.patience, turn.heard = 3, heard.append
 
@@ -90,7 +90,7 @@ def test_a_patient_reader_is_told_of_the_receipt_of_many_and_of_the_end() -> Non
     assert taken.tokens == (0, 1, 2)
     assert [after(delta(3)), after(delta(4, FinishReason.STOP))] == [False, True]
     assert [one.tokens for one in heard] == [(), (0,), (1,), (2,), (3,), (4,)]
-    failed = Turn("t", lambda name: None)
+    failed = Mailbox("t", lambda name: None)
     failed.patience = 3
     failed.fail(ApiError(400, "no"))
     assert failed.news.is_set()

@@ -9,7 +9,7 @@ import pytest
 from scheduler.core.queue import FairQueue
 from scheduler.core.turn import Turn
 from scheduler.protocol import Stopping, Submit, pack_ids
-from server.engine.waiting import LONGEST, RECENT, Waiting
+from server.engine.waiting import LONGEST, RECENT, WaitingTurns
 
 CAPACITY = 6
 
@@ -22,7 +22,7 @@ def test_both_refuse_the_same_tenants() -> None:
     """A random crowd: turns come, are admitted, and take each other's places, at the same time in both counts."""
     draw = random.Random(7)
     seen = {True: 0, False: 0}
-    queue, waiting = FairQueue(CAPACITY), Waiting(CAPACITY)
+    queue, waiting = FairQueue(CAPACITY), WaitingTurns(CAPACITY)
     lined: dict[str, Turn] = {}
     for number in range(3000):
         tenant = draw.choice("aaaabbc")
@@ -47,7 +47,7 @@ def test_both_refuse_the_same_tenants() -> None:
 
 
 def test_a_fresh_engine_has_an_empty_queue() -> None:
-    waiting = Waiting(1)
+    waiting = WaitingTurns(1)
     waiting.add("t", "a")
     assert waiting.full("a")
     waiting.clear()
@@ -58,7 +58,7 @@ def test_who_finds_the_queue_full_is_told_how_long_it_takes(monkeypatch: pytest.
     """Turns leave it every half second, then faster, then not at all."""
     now = 100.0
     monkeypatch.setattr("server.engine.waiting.time.monotonic", lambda: now)
-    waiting = Waiting(20)
+    waiting = WaitingTurns(20)
     assert waiting.retry_after() == 1
 
     def lined(number: int) -> None:

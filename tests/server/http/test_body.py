@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from http_face import HELLO, Call, Site, served
+from http_context import HELLO, Call, Site, served
 
 from server.errors import ApiError
 from server.http.body import MAX_BYTES

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvicorn
 import uvloop
-from http_face import HELLO
+from http_context import HELLO
 from real_port import MOST, Client, Port, port, request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http import httptools_impl

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from http_face import Call, Site, served
+from http_context import Call, Site, served
 
-from server.entrance import Entrance
 from server.http.page import ASSETS, FOLDER
+from server.startup_app import StartupApp
 
 KEYS = {"ann": "key-a"}
 KEY = {"authorization": "Bearer key-a"}
@@ -102,7 +102,7 @@ async def test_without_keys_a_strange_host_does_not_get_the_page(site: Site) -> 
 
 def test_the_page_is_there_while_the_model_loads() -> None:
     async def run() -> None:
-        transport = httpx.ASGITransport(Entrance())
+        transport = httpx.ASGITransport(StartupApp())
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.get("/ui/")).content == (FOLDER / "index.html").read_bytes()
             assert (await client.get("/ui/nothing")).status_code == 503

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_engine import died
-from http_face import HELLO, Call, Site, events, served
+from http_context import HELLO, Call, Site, events, served
 
 import server.http.sse
 from scheduler.protocol import FinishReason

@@ -12,7 +12,9 @@ from log_kit import Where, read, text, texts, three_turns, turn, user, with_log,
 from postgres_server import PostgresServer
 from sqlalchemy.exc import OperationalError
 
-from server.log.session_log import LogFull, LogUnavailable, SessionExists, SessionLog, SessionMoved, TurnRecord
+from server.log.database import LogFull, LogUnavailable
+from server.log.session_log import SessionLog
+from server.log.timeline import SessionExists, SessionMoved, TurnRecord
 
 
 def test_servers_see_each_others_turns(where: Where) -> None:

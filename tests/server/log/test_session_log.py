@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from server.log.session_log import LogUnavailable, Message, SessionBusy, SessionLog, common_prefix
+from server.log.claims import SessionBusy
+from server.log.database import LogUnavailable
+from server.log.session_log import SessionLog
+from server.log.timeline import Message, common_prefix
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
@@ -159,7 +162,7 @@ def test_thousands_of_turns_write_their_own_tokens_only(tmp_path: Path) -> None:
 
 
 def test_a_session_that_is_no_longer_remembered_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.log.folds.REMEMBERED", 2)
+    monkeypatch.setattr("server.log.timeline_cache.REMEMBERED", 2)
 
     async def scenario(log: SessionLog) -> None:
         for session in ("a", "b", "c", "d"):

@@ -8,17 +8,10 @@ import msgspec
 import pytest
 from log_kit import Where, assistant, read, text, texts, three_turns, turn, user, with_log
 
-from server.log.session_log import (
-    Idempotency,
-    InvalidLog,
-    PortableLog,
-    Replayed,
-    SessionExists,
-    SessionLog,
-    SessionMoved,
-    SessionRecord,
-    UnknownSession,
-)
+from server.log.portable import InvalidLog, PortableLog
+from server.log.retries import CommittedTurn, Idempotency
+from server.log.session_log import SessionLog
+from server.log.timeline import SessionExists, SessionMoved, SessionRecord, UnknownSession
 
 
 @pytest.fixture
@@ -267,7 +260,7 @@ def test_a_turn_of_an_idempotency_key_is_committed_once_and_replayed(where: Wher
         assert await read(log) == before
 
     async def replay(log: SessionLog) -> None:
-        expected = Replayed("hash", {"role": "assistant", "content": "cde"}, "length", 2, 3, 1, 1_700_000_000)
+        expected = CommittedTurn("hash", {"role": "assistant", "content": "cde"}, "length", 2, 3, 1, 1_700_000_000)
         assert await log.replay("a", "s", "key") == expected
         assert await log.replay("a", "t", "key") is None
         clock[0] += 40 * 3600

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from log_kit import assistant, read, text, texts, three_turns, turn, user, with_log, with_logs
 
-from server.log.database import Durability
-from server.log.session_log import LogDamaged, LogFull, LogUnavailable, SessionLog, drop_reply
+from server.log.database import Durability, LogDamaged, LogFull, LogUnavailable
+from server.log.session_log import SessionLog
 from server.log.tables import FORMAT
+from server.log.timeline import drop_reply
 
 FORMAT_1 = """
 CREATE TABLE log_format (version INTEGER NOT NULL);
@@ -344,7 +345,7 @@ def test_the_text_of_a_deleted_session_leaves_the_files(tmp_path: Path, how: str
 
 
 def test_timelines_in_memory_are_bounded_by_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.log.folds.REMEMBERED_BYTES", 10_000)
+    monkeypatch.setattr("server.log.timeline_cache.REMEMBERED_BYTES", 10_000)
 
     async def scenario(log: SessionLog) -> None:
         folds = log._ledger._folds._folds

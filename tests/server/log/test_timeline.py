@@ -5,16 +5,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from log_kit import Where, assistant, read, rewind_to_token, text, texts, three_turns, turn, user, with_log
 
-from server.log.session_log import (
-    Idempotency,
-    NoSuchPlace,
-    Place,
-    SessionExists,
-    SessionLog,
-    UnknownSession,
-    drop_reply,
-    locate,
-)
+from server.log.retries import Idempotency
+from server.log.session_log import SessionLog
+from server.log.timeline import NoSuchPlace, Place, SessionExists, UnknownSession, drop_reply, locate
 
 
 def test_a_turn_tells_where_its_reply_is(where: Where) -> None:

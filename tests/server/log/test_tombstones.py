@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine
-from http_face import demo_tokens
+from http_context import demo_tokens
 from log_kit import Where, turn, with_log
 
 import server.log.session_log

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from http_face import Site, served
+from http_context import Site, served
 
 from server.middleware.auth import DEFAULT_TENANT, Hosts, Keyring
 

@@ -4,11 +4,11 @@ import asyncio
 
 import httpx
 import pytest
-from http_face import MODEL, Call, Site, served
+from http_context import MODEL, Call, Site, served
 
 from server.config.command_line import parse
 from server.config.serve_options import ServeConfig, UsageError
-from server.entrance import Entrance
+from server.startup_app import StartupApp
 
 ORIGIN = "https://app.example"
 KEYS = {"ann": "key-a"}
@@ -110,7 +110,7 @@ async def test_a_stream_has_its_headers_before_it_ends(site: Site) -> None:
 
 def test_a_server_that_loads_can_be_read_too() -> None:
     async def work() -> tuple[httpx.Response, httpx.Response]:
-        transport = httpx.ASGITransport(Entrance([ORIGIN]))
+        transport = httpx.ASGITransport(StartupApp([ORIGIN]))
         async with httpx.AsyncClient(transport=transport, base_url="http://warm") as http:
             loading = await http.get("/v1/models", headers={"Origin": ORIGIN})
             return loading, await http.options("/v1/models", headers=PREFLIGHT)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
-from http_face import Site, served
+from http_context import Site, served
 
 from server.engine.engine import TurnRefused
 from server.middleware.overload import TURNS, Overload

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from http_face import HELLO, Site, demo_tokens, events, reply_ids, served
+from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 
 from scheduler.protocol import unpack_ids
 from server.chat.bad_words import banned

@@ -7,12 +7,12 @@ import time
 import msgspec
 import pytest
 from fake_engine import FACTS
-from http_face import HELLO, PATIENCE, Call, Site, served
+from http_context import HELLO, PATIENCE, Call, Site, served
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler.protocol import Delta, FinishReason, Receipt, Stats
 from server.schemas.objects import MissReason
-from server.telemetry.figures import Distribution
+from server.telemetry.metric_types import Histogram
 from server.telemetry.metrics import PREFIX, Metrics
 from server.telemetry.vllm_names import MORE, SAME, VllmNames
 
@@ -181,7 +181,7 @@ def test_a_turn_of_a_session_hits_its_past_or_misses_it_for_a_reason() -> None:
     [(0.0, (1, 1, 1)), (0.5, (1, 1, 1)), (0.6, (0, 1, 1)), (2.0, (0, 1, 1)), (2.1, (0, 0, 1)), (1e9, (0, 0, 1))],
 )
 def test_a_bucket_holds_what_is_no_more_than_its_bound(seen: float, expected: tuple[int, ...]) -> None:
-    distribution = Distribution("x", "of something", (0.5, 2))
+    distribution = Histogram("x", "of something", (0.5, 2))
     distribution.observe(seen)
     samples = {sample.labels.get("le", sample.name): sample.value for sample in distribution.family().samples}
     assert tuple(samples[bound] for bound in ("0.5", "2.0", "+Inf")) == expected

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_engine import died
-from http_face import HELLO, PATIENCE, Call, Site, site
+from http_context import HELLO, PATIENCE, Call, Site, site
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -19,7 +19,7 @@ from otlp_collector import Collector
 
 from scheduler.protocol import FinishReason, Receipt
 from server.engine.engine import TurnRefused
-from server.log.session_log import LogFull
+from server.log.database import LogFull
 from server.telemetry import traces
 from server.telemetry.trace_export import provider
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from fake_engine import FACTS
-from http_face import HELLO, Site, demo_tokens, events, reply_ids, served
+from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 
 from scheduler.protocol import Miss, Receipt, unpack_ids
 from server.chat.stateful import full_ids
-from server.log.session_log import SessionRecord
+from server.log.timeline import SessionRecord
 
 MORE = [{"role": "user", "content": "And now?"}]
 END = 2

@@ -11,9 +11,9 @@ from fake_engine import FACTS
 from scheduler.protocol import Miss, Receipt, Submit, pack_ids
 from server.chat.prompts import Prompt
 from server.log.identity import Session
-from server.log.session_log import SessionRecord
+from server.log.timeline import SessionRecord
 from server.schemas.objects import CacheMiss, CacheReceipt, MissReason, ReusedTokens, TokenText
-from server.turns.receipt import Past, receipt_of, summed
+from server.turns.receipt import PromptHistory, receipt_of, summed
 
 ASKED = [{"role": "user", "content": "Hi"}]
 LOGGED = [*ASKED, {"role": "assistant", "content": "Ho"}]
@@ -45,7 +45,7 @@ def told(
 ) -> CacheReceipt:
     engine = Receipt(len(ids), cached, miss=miss, matched=matched, expected=expected)
     prompt = Prompt(list(ids), messages, echo)
-    return receipt_of(prompt, engine, Past(named, record, FACTS.fingerprint, reusable), decode)
+    return receipt_of(prompt, engine, PromptHistory(named, record, FACTS.fingerprint, reusable), decode)
 
 
 def counts(receipt: CacheReceipt) -> tuple[int, int, int]:
@@ -64,7 +64,9 @@ def test_a_warm_turn_reuses_all_that_was_fed_and_misses_nothing() -> None:
 
 def test_tiers_are_told_apart_and_the_device_has_the_rest() -> None:
     engine = Receipt(30, 19, restored=5, loaded=8, fetched=2, load_seconds=0.0123456)
-    receipt = receipt_of(Prompt([*LOG, *range(10)], MORE), engine, Past(True, record(), FACTS.fingerprint), decode)
+    receipt = receipt_of(
+        Prompt([*LOG, *range(10)], MORE), engine, PromptHistory(True, record(), FACTS.fingerprint), decode
+    )
     assert receipt.reused == ReusedTokens(device=4, host=5, disk=8, remote=2)
     assert (receipt.load_ms, receipt.new, receipt.recomputed) == (12.346, 11, 0)
 
@@ -169,9 +171,9 @@ def test_what_may_be_skipped_depends_on_model_and_request(
 ) -> None:
     submit = Submit("t", "default", pack_ids([1]), prompt_logprobs=prompt_logprobs)
     served = msgspec.structs.replace(FACTS, **facts)
-    past = Past.of(Session("default", "s", stateful=True), None, served, "f", submit)
+    past = PromptHistory.of(Session("default", "s", stateful=True), None, served, "f", submit)
     assert (past.reusable, past.named) == (reusable, True)
-    assert not Past.of(None, None, served, "f", submit).named
+    assert not PromptHistory.of(None, None, served, "f", submit).named
 
 
 def test_several_prompts_add_up_and_the_first_miss_counts() -> None:

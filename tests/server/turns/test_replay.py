@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from http_face import HELLO, Call, Site, events, served
+from http_context import HELLO, Call, Site, events, served
 
 KEY = {"Idempotency-Key": "k-1"}
 MORE = [{"role": "user", "content": "And now?"}]

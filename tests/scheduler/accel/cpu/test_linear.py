@@ -16,14 +16,14 @@ from tiny_models import MODES, logits, make_model, save_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from cache.pages.layers import Layer, read_layers
+from cache.pages.layers import AttentionLayer, read_layers
 from scheduler.accel.cpu import linear
-from scheduler.accel.cpu.linear import Shadow, pack
+from scheduler.accel.cpu.linear import WeightStandIn, pack
 from scheduler.forward.rope import LongRope
 from scheduler.model import loader
 from scheduler.model.loader import LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
-from scheduler.model.probe import Refused, Verdict, probe
+from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.protocol import EngineConfig
 
 PROMPT = list(range(60, 90))
@@ -52,7 +52,7 @@ def way(request: pytest.FixtureRequest, always: None, monkeypatch: pytest.Monkey
 
 def packed_in(model: nn.Module) -> list[str]:
     """The names of what is packed."""
-    return [name for name, weight in model.named_parameters() if isinstance(weight, Shadow)]
+    return [name for name, weight in model.named_parameters() if isinstance(weight, WeightStandIn)]
 
 
 def filled(module: Any, dtype: torch.dtype = torch.float32) -> Any:
@@ -411,7 +411,7 @@ def test_files_that_the_weights_came_from_are_left(tied: bool, tmp_path: Path) -
     model = load_model(save_model("llama", tmp_path), config=config)
     assert any(not weight.untyped_storage().resizable() for weight in model.parameters())
     pack(model)
-    plain = [weight for weight in model.parameters() if not isinstance(weight, Shadow)]
+    plain = [weight for weight in model.parameters() if not isinstance(weight, WeightStandIn)]
     assert plain
     assert all(weight.untyped_storage().resizable() for weight in plain)
 
@@ -435,8 +435,8 @@ def test_tied_weights_are_tied_again() -> None:
     model = make_model("llama")
     model.lm_head.weight = model.model.embed_tokens.weight
     packing = pack(model)
-    assert isinstance(model.lm_head.weight, Shadow)
-    assert not isinstance(model.model.embed_tokens.weight, Shadow)
+    assert isinstance(model.lm_head.weight, WeightStandIn)
+    assert not isinstance(model.model.embed_tokens.weight, WeightStandIn)
     packing.remove()
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
@@ -444,7 +444,7 @@ def test_tied_weights_are_tied_again() -> None:
 # -- loading --------------------------------------------------------------------------------------------------------
 
 
-def load_quietly(path: Path) -> loader.Loaded:
+def load_quietly(path: Path) -> loader.LoadedModel:
     return load(EngineConfig("", str(path), device="cpu"), lambda message: None)
 
 
@@ -462,9 +462,9 @@ def test_packing_changes_neither_fingerprint_nor_size(tmp_path: Path, request: p
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("helps", [False, True])
 def test_a_model_that_packing_breaks_is_run_plain(helps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def strict(model: Any, layers: list[Layer], *options: Any, **more: Any) -> Verdict:
+    def strict(model: Any, layers: list[AttentionLayer], *options: Any, **more: Any) -> Verdict:
         if packed_in(model) or not helps:
-            raise Refused("it is not right")
+            raise UnsupportedModel("it is not right")
         return probe(model, layers, *options, **more)
 
     monkeypatch.setattr(loader, "probe", strict)
@@ -481,7 +481,7 @@ def test_a_model_with_nothing_to_unpack_is_probed_once(tmp_path: Path, monkeypat
 
     def strict(model: Any, *options: Any, **more: Any) -> Verdict:
         probed.append(model)
-        raise Refused("it is not right")
+        raise UnsupportedModel("it is not right")
 
     monkeypatch.setattr(loader, "probe", strict)
     with pytest.raises(LoadFailed, match="it is not right"):

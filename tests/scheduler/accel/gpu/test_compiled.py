@@ -25,10 +25,10 @@ from cache.attention.attention import PackedAttention
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
 from scheduler.accel.gpu import compiled
-from scheduler.accel.gpu.compiled import Compiled, Compiling
+from scheduler.accel.gpu.compiled import CompiledLayers, CompileOptions
 from scheduler.forward.rope import LongRope
 from scheduler.model import decode_graphs, loader
-from scheduler.model.decode_graphs import Graphs, Step, Watching
+from scheduler.model.decode_graphs import DecodeGraphs, DeviceReadWatch, Step
 from scheduler.model.probe import _Trial, probe
 from scheduler.protocol import Loading
 
@@ -100,7 +100,7 @@ class Scene:
         self.model = model = family(name) if model is None else model
         self.layers, self.rope = read_layers(model.config.get_text_config()), LongRope(model)
         self.trial = _Trial(model, self.layers, engine_kit.PAGE, self.rope, None)
-        verdict = probe(model, self.layers, engine_kit.PAGE, self.rope, compiling=Compiling(backend, most=most))
+        verdict = probe(model, self.layers, engine_kit.PAGE, self.rope, compiling=CompileOptions(backend, most=most))
         verdict.mode.remove()
         self.report, self.mode = verdict.report, verdict.mode
         in_place = verdict.mode.in_place
@@ -142,7 +142,7 @@ class Scene:
             self.mode.remove()
 
 
-def kinds(found: Compiled | None) -> dict[str, int]:
+def kinds(found: CompiledLayers | None) -> dict[str, int]:
     """The compiled modules by their class."""
     assert found is not None
     names = [type(module).__name__ for module in found._modules]
@@ -220,7 +220,7 @@ class Graphed(Scene):
         told = Told()
         monkeypatch.setattr(paged, "kernel", lambda device: told)
         monkeypatch.setattr(PackedAttention, "_natively", _on_gpu)
-        self.graphs = Graphs(self.mode, self.kit.pool.device, 6, 200, capture)
+        self.graphs = DecodeGraphs(self.mode, self.kit.pool.device, 6, 200, capture)
         self.kit.runner._graphs = self.graphs
 
 
@@ -243,7 +243,7 @@ def test_a_graph_is_of_compiled_layers(
     @contextmanager
     def watching() -> Iterator[None]:
         before = backend.ran
-        with Watching():
+        with DeviceReadWatch():
             yield
             aside = scene.mode.compiled is not None and scene.mode.compiled._aside
         seen.append((backend.ran - before, aside))
@@ -388,7 +388,7 @@ def test_somebody_is_told_before_anything_is_compiled() -> None:
         return graph
 
     model = make_model("llama")
-    told = Compiling(backend, lambda: order.append("told"), _ENDLESS)
+    told = CompileOptions(backend, lambda: order.append("told"), _ENDLESS)
     probe(model, read_layers(model.config), engine_kit.PAGE, compiling=told)
     assert order == ["told", "compiled", "compiled"]
 

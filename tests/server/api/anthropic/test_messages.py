@@ -11,17 +11,17 @@ import anthropic
 import httpx2
 import msgspec
 import pytest
-from http_face import Call as Request
-from http_face import Site, demo_tokens, reply_ids, served
+from http_context import Call as Request
+from http_context import Site, demo_tokens, reply_ids, served
 from msgspec import UNSET
 
 from scheduler.protocol import Delta, unpack_ids
 from server.api.anthropic.reply import AnthropicReply, input_of
-from server.chat.draft import Draft
-from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.chat.partial_reply import PartialReply
+from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.engine.engine import TurnRefused
 from server.schemas.objects import CachedTokens, Usage
-from server.turns.replies import Head
+from server.turns.replies import ReplyHead
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {
@@ -38,10 +38,10 @@ ASKED = [
 
 def told_of(parts: list[list[Part]], shows: bool) -> list[Any]:
     """The events of a stream whose deltas were read as these parts, between its head and its end."""
-    reply = AnthropicReply(Head("msg_1", 0, "m", "fp", UNSET), None, 0, None, shows)
+    reply = AnthropicReply(ReplyHead("msg_1", 0, "m", "fp", UNSET), None, 0, None, shows)
     usage = Usage(1, 1, 2, CachedTokens(0))
     made = [event for some in parts for event in reply.piece(0, Delta("t"), some, usage)]
-    end = reply.ending(0, Draft(finish="stop"), usage, None)
+    end = reply.ending(0, PartialReply(finish="stop"), usage, None)
     return [msgspec.to_builtins(event) for event in (*made, *end[:-1])]
 
 
@@ -159,7 +159,11 @@ async def test_calls(site: Site) -> None:
 
 
 def test_thoughts_are_blocks_of_their_own() -> None:
-    parts: list[list[Part]] = [[Reasoning("Hm")], [Reasoning(", yes."), Content("Yes")], [Content("!")]]
+    parts: list[list[Part]] = [
+        [ReasoningPiece("Hm")],
+        [ReasoningPiece(", yes."), ContentPiece("Yes")],
+        [ContentPiece("!")],
+    ]
     told = told_of(parts, shows=True)
     kinds = [(event["type"], event["index"], event.get("delta", {}).get("type")) for event in told]
     assert kinds == [
@@ -185,7 +189,9 @@ def test_thoughts_are_blocks_of_their_own() -> None:
 
 
 def test_two_calls_are_two_blocks_and_a_cut_one_is_as_far_as_it_came() -> None:
-    parts: list[list[Part]] = [[Call(0, "a", "f"), Arguments(0, "{}"), Call(1, "b", "g"), Arguments(1, '{"x": [1, 2')]]
+    parts: list[list[Part]] = [
+        [CallStart(0, "a", "f"), ArgumentsPiece(0, "{}"), CallStart(1, "b", "g"), ArgumentsPiece(1, '{"x": [1, 2')]
+    ]
     told = told_of(parts, shows=True)
     assert [(event["type"], event["index"]) for event in told] == [
         ("content_block_start", 0),

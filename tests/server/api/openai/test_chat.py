@@ -3,7 +3,7 @@
 from typing import Any
 
 from fake_engine import FACTS
-from http_face import HELLO, Site, demo_tokens, events, reply_ids, served
+from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 
 from scheduler.protocol import Sampling, Stopping, unpack_ids
 

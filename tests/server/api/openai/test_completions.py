@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 from fake_engine import FACTS
-from http_face import Site, demo_tokens, events, reply_ids, served
+from http_context import Site, demo_tokens, events, reply_ids, served
 from msgspec.structs import replace
 from transformers import AutoTokenizer
 
 from scheduler.protocol import Delta, Submit, TokenLogprob, unpack_ids
-from server.chat.tokens import Tokens
-from server.engine.mailbox import Turn
-from server.schemas.vendor_fields import TokenWish
+from server.chat.tokenizer import ChatTokenizer
+from server.engine.mailbox import Mailbox
+from server.schemas.vendor_fields import TokenOptions
 from server.turns.completion_reply import LogprobColumns, alternatives
 
 
@@ -171,7 +171,7 @@ def test_a_sessions_past_is_skipped_across_deltas() -> None:
 
 def test_impossible_tokens_have_a_number_and_the_drawn_token_is_always_there() -> None:
     drawn = TokenLogprob(1, "a", b"a", -2.0, ((2, "b", b"b", -0.1), (3, "c", b"c", float("-inf"))))
-    assert alternatives(drawn, TokenWish(logprobs=2)) == {"b": -0.1, "c": -9999.0, "a": -2.0}
+    assert alternatives(drawn, TokenOptions(logprobs=2)) == {"b": -0.1, "c": -9999.0, "a": -2.0}
 
 
 @served()
@@ -180,7 +180,7 @@ async def test_the_best_of_several_choices_are_told(site: Site) -> None:
     likely = iter([-3.0, -1.0, -2.0, -1.5, -0.5, -4.0])
     deltas = site.engine._deltas
 
-    def ranked(request: Submit, turn: Turn) -> list[Delta]:
+    def ranked(request: Submit, turn: Mailbox) -> list[Delta]:
         value = next(likely)
         made = deltas(request, turn)
         return [
@@ -218,10 +218,10 @@ async def test_best_of_and_suffix_are_refused_where_they_mean_nothing(
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-def filling() -> Tokens:
+def filling() -> ChatTokenizer:
     tokenizer = AutoTokenizer.from_pretrained(demo_tokens()._tokenizer.name_or_path)
     tokenizer.add_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], special_tokens=True)
-    return Tokens(tokenizer)
+    return ChatTokenizer(tokenizer)
 
 
 @served(tokens=filling)

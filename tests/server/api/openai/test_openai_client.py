@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from http_face import HELLO, Site, reply_ids, served
+from http_context import HELLO, Site, reply_ids, served
 
 from server.engine.engine import TurnRefused
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_engine import FACTS
-from http_face import HELLO, Site, served
+from http_context import HELLO, Site, served
 
 from scheduler.protocol import Generation, Sampling, Stopping
 

@@ -10,11 +10,12 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from http_face import HELLO, HOST, Site, events, served
+from http_context import HELLO, HOST, Site, events, served
 from log_kit import Where, turn, with_log
 
 from server.log.chat_rows import parsed, row_of
-from server.log.session_log import Beside, SessionLog
+from server.log.response_rows import TurnExtras
+from server.log.session_log import SessionLog
 from server.log.tables import FORMAT
 
 CHATS = "/v1/chat/completions"
@@ -236,8 +237,8 @@ BODY = {"id": f"chatcmpl-s-{'0' * 24}", "created": 5, "model": "demo", "metadata
 MESSAGES = [{"role": "user", "content": "ü"}]
 
 
-def beside(id: str, created: int = 5, **fields: Any) -> Beside:
-    return Beside(row_of({**BODY, "id": id, "created": created, **fields}, MESSAGES))
+def beside(id: str, created: int = 5, **fields: Any) -> TurnExtras:
+    return TurnExtras(row_of({**BODY, "id": id, "created": created, **fields}, MESSAGES))
 
 
 def test_they_survive_a_restart(where: Where) -> None:

@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 import pytest
-from http_face import HELLO, Site, demo_tokens, events, served
+from http_context import HELLO, Site, demo_tokens, events, served
 
 from scheduler.protocol import unpack_ids
 

@@ -7,13 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from http_face import Site, served
+from http_context import Site, served
 from openai_document import faults
 
 from scheduler.protocol import FinishReason
 from server.api.responses import background
-from server.api.responses.event_recording import CHUNK, Recording, recorded
-from server.log.session_log import LogUnavailable
+from server.api.responses.event_recording import CHUNK, EventRecording, recorded
+from server.log.database import LogUnavailable
 
 DETACHED = {"input": "Hello", "background": True}
 
@@ -285,7 +285,7 @@ def test_a_recording_is_followed_from_anywhere_and_read_back() -> None:
     told = [b"event: e\ndata: %d\n\n" % number for number in range(3 * CHUNK + 5)]
 
     async def scenario() -> None:
-        recording = Recording()
+        recording = EventRecording()
         for event in told[: CHUNK + 3]:
             recording.add(event)
         readers = [
@@ -307,7 +307,7 @@ def test_a_recording_is_followed_from_anywhere_and_read_back() -> None:
     asyncio.run(scenario())
 
 
-async def gathered(recording: Recording, start: int) -> list[bytes]:
+async def gathered(recording: EventRecording, start: int) -> list[bytes]:
     return [event async for event in recording.follow(start)]
 
 

@@ -11,7 +11,8 @@ import pytest
 from scripted_server import PATIENCE, Server, serving, wait
 
 from server.api.responses.event_recording import recorded
-from server.log.session_log import SessionLog, StoredResponse
+from server.log.response_rows import StoredResponse
+from server.log.session_log import SessionLog
 from server.schemas.items import parsed_id
 
 KEYS = ("--api-key", "held=held-key", "--drain-seconds", "600")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from http_face import Site, demo_tokens, served
+from http_context import Site, demo_tokens, served
 from openai_document import faults
 
 BO = {"type": "message", "role": "user", "content": "My name is Bo."}

@@ -7,14 +7,14 @@ import json
 from typing import Any
 
 import pytest
-from http_face import Site, demo_tokens, events, served
+from http_context import Site, demo_tokens, events, served
 from openai_document import faults, stream_faults
 
 from scheduler.protocol import FinishReason
-from server.api.responses.output import Output
-from server.chat.draft import Draft
-from server.chat.reader import Thought
-from server.chat.reading import Arguments, Call, Content, Part, Reasoning
+from server.api.responses.output import OutputItems
+from server.chat.dialect_parser import ReasoningMarks
+from server.chat.partial_reply import PartialReply
+from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.schemas.items import new_id
 
 HEAD = ["response.created", "response.in_progress"]
@@ -49,7 +49,7 @@ def kinds(told: list[Any]) -> list[str]:
 def thinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The served model writes its reasoning between marks."""
     tokens = demo_tokens()
-    dialect = dataclasses.replace(tokens.dialect, thought=Thought("<think>", "</think>"))
+    dialect = dataclasses.replace(tokens.dialect, thought=ReasoningMarks("<think>", "</think>"))
     monkeypatch.setitem(tokens.__dict__, "dialect", dialect)
 
 
@@ -172,7 +172,7 @@ async def test_obfuscation_hides_how_long_a_delta_is(site: Site) -> None:
 def parts_of(*parts: Part) -> list[Any]:
     """The items that parts of a reply become."""
     numbers = iter(range(1000))
-    output = Output(lambda kind: new_id(kind, "s"), lambda: next(numbers))
+    output = OutputItems(lambda kind: new_id(kind, "s"), lambda: next(numbers))
     for part in parts:
         list(output.take([part], ()))
     list(output.finish("completed"))
@@ -180,11 +180,18 @@ def parts_of(*parts: Part) -> list[Any]:
 
 
 def test_what_comes_again_is_another_item() -> None:
-    items = parts_of(Content("a"), Call(0, "c1", "f"), Arguments(0, "{}"), Content("b"), Reasoning("r"), Content("c"))
+    items = parts_of(
+        ContentPiece("a"),
+        CallStart(0, "c1", "f"),
+        ArgumentsPiece(0, "{}"),
+        ContentPiece("b"),
+        ReasoningPiece("r"),
+        ContentPiece("c"),
+    )
     assert [item.id.partition("_")[0] for item in items] == ["msg", "fc", "msg", "rs", "msg"]
     assert len({item.id for item in items}) == 5
 
 
 def test_the_document_is_asked_at_all() -> None:
     assert faults("ResponseStreamEvent", {"type": "response.created", "sequence_number": "0"})
-    assert Draft().content == ""
+    assert PartialReply().content == ""

@@ -8,13 +8,13 @@ import zlib
 from typing import Any
 
 import pytest
-from http_face import Site, demo_tokens, served
+from http_context import Site, demo_tokens, served
 from openai_document import faults
 
 from server.api.responses.input_items import MAX_REFERRED
 from server.api.responses.item_schemas import SEAL, opened, sealed
 from server.api.responses.schemas import ResponseRequest
-from server.log.session_log import SessionMoved
+from server.log.timeline import SessionMoved
 from server.schemas.items import InputText, MessageItem
 
 UNKNOWN = ("resp_chain-0_0", "resp_1", "resp__", "x", "conv_1", "resp_a/b", "resp_" + "a" * 200)

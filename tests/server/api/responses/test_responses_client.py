@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from http_face import Site, served
+from http_context import Site, served
 
 CALLED = 'Let me see.<tool_call>\n{"name": "weather", "arguments": {"days": 2}}\n</tool_call>'
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}]

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from http_face import HELLO, MAX_CAPSULE, Call, Site, demo_tokens, served
+from http_context import HELLO, MAX_CAPSULE, Call, Site, demo_tokens, served
 
 from scheduler.protocol import Exported, unpack_ids
 from server.api.sessions import capsule

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from http_face import HELLO, Call, Site, demo_tokens, events, served
+from http_context import HELLO, Call, Site, demo_tokens, events, served
 
 from scheduler.protocol import FinishReason, unpack_ids
 from server.chat.cutting import cut_reply
 from server.engine.engine import EngineDied
-from server.log.session_log import SessionRecord, TurnRecord
+from server.log.timeline import SessionRecord, TurnRecord
 
 URL = "/v1/sessions"
 END = 2

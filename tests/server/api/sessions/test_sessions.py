@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from http_face import HELLO, Call, Site, demo_tokens, events, reply_ids, served
+from http_context import HELLO, Call, Site, demo_tokens, events, reply_ids, served
 
 from scheduler.protocol import FinishReason, unpack_ids
-from server.log.session_log import LogUnavailable
+from server.log.database import LogUnavailable
 
 MORE = [{"role": "user", "content": "And now?"}]
 END = 2

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_face import Site, served
+from http_context import Site, served
 from log_kit import read, turn, with_log
 
 from server.api.sessions.objects import turn_objects
+from server.log.database import SessionDamaged
 from server.log.listing import MOST_RELATIVES
-from server.log.session_log import SessionDamaged, SessionLog, SessionRecord, TurnRecord, UnknownSession
+from server.log.session_log import SessionLog
 from server.log.tables import FORMAT
+from server.log.timeline import SessionRecord, TurnRecord, UnknownSession
 
 URL = "/v1/sessions"
 KEYS = {"ann": "key-a", "bob": "key-b"}

@@ -21,7 +21,7 @@ from server_process import ServerProcess
 
 from server.cli.bench import bench_report
 from server.cli.bench.bench import bench, pid_of
-from server.cli.bench.bench_load import PROBES, Client, Load, NoAnswer, Turn
+from server.cli.bench.bench_load import PROBES, BenchLoad, Client, NoAnswer, TimedTurn
 from server.config.bench_options import BenchConfig
 from server.config.serve_options import UsageError
 from server.engine.process_tree import cpu_seconds, listener
@@ -72,7 +72,7 @@ class Peer:
 
 def test_chats_send_their_whole_history() -> None:
     peer = Peer()
-    load: Load = peer.run(lambda client: client.chats(1, 3))
+    load: BenchLoad = peer.run(lambda client: client.chats(1, 3))
     lengths = [len(body["messages"]) for body in peer.bodies]
     assert lengths == [1, 3, 5]
     assert peer.bodies[1]["messages"][1] == {"role": "assistant", "content": load.chats[0][0].text}
@@ -121,7 +121,7 @@ def test_a_server_that_refuses_everything(peer: Peer) -> None:
 
 
 def test_without_usage_pieces_are_counted() -> None:
-    turn: Turn = Peer(usage=False).run(lambda client: client.turn([{"role": "user", "content": "a"}], 7, "c"))
+    turn: TimedTurn = Peer(usage=False).run(lambda client: client.turn([{"role": "user", "content": "a"}], 7, "c"))
     assert (turn.output, turn.prompt, turn.error) == (7, 0, None)
 
 
@@ -129,7 +129,7 @@ def test_reasoning_is_timed_and_is_no_history() -> None:
     deltas: list[Body] = [{"role": "assistant"}, {"reasoning_content": "hm"}, {"reasoning": "so"}, {"content": "yes"}]
     lines = [f"data:{json.dumps({'choices': [{'delta': delta}], 'usage': None})}\n\n" for delta in deltas]
 
-    async def work() -> Turn:
+    async def work() -> TimedTurn:
         transport = httpx.MockTransport(lambda request: httpx.Response(200, text=": ping\n\n" + "".join(lines)))
         async with httpx.AsyncClient(base_url="http://peer/v1/", transport=transport) as http:
             return await Client(http, "m", None).turn([], 3, "c")
@@ -148,7 +148,7 @@ def test_a_connection_that_the_server_has_closed_is_no_failed_turn(times: int) -
         return Peer.answer(peer, request)
 
     peer.answer = answer  # type: ignore[method-assign]
-    turn: Turn = peer.run(lambda client: client.turn([{"role": "user", "content": "a"}], 7, "c"))
+    turn: TimedTurn = peer.run(lambda client: client.turn([{"role": "user", "content": "a"}], 7, "c"))
     assert (turn.error is None, turn.output) == ((True, 7) if times == 1 else (False, 0))
 
 
@@ -159,12 +159,12 @@ def test_an_answer_that_breaks_off_is_a_failed_turn() -> None:
 
     peer, answers = Peer(), [httpx.Response(200, content=broken())]
     peer.answer = lambda request: answers.pop() if answers else Peer.answer(peer, request)  # type: ignore[method-assign]
-    turn: Turn = peer.run(lambda client: client.turn([{"role": "user", "content": "a"}], 7, "c"))
+    turn: TimedTurn = peer.run(lambda client: client.turn([{"role": "user", "content": "a"}], 7, "c"))
     assert "incomplete" in str(turn.error)
 
 
 def test_an_error_in_a_stream_ends_its_chat() -> None:
-    load: Load = Peer(broken="out of words").run(lambda client: client.chats(1, 3))
+    load: BenchLoad = Peer(broken="out of words").run(lambda client: client.chats(1, 3))
     assert len(load.chats[0]) == 1
     assert "out of words" in str(load.chats[0][0].error)
     figures = bench_report.figures(load)
@@ -174,7 +174,7 @@ def test_an_error_in_a_stream_ends_its_chat() -> None:
 
 def test_history_grows_to_its_length() -> None:
     peer = Peer()
-    load: Load = peer.run(lambda client: client.history(400))
+    load: BenchLoad = peer.run(lambda client: client.history(400))
     assert len(load.chats[0]) == PROBES
     assert all(turn.prompt >= 400 - 32 for turn in load.chats[0])
     assert [body["max_tokens"] for body in peer.bodies[-PROBES:]] == [1] * PROBES
@@ -190,13 +190,13 @@ def test_a_router_can_tell_chats_apart() -> None:
 
 
 def test_figures() -> None:
-    first = Turn(first=0.1, total=1.0, prompt=10, cached=0, output=5, gaps=[0.01, 0.03])
-    later = Turn(first=0.3, total=1.0, prompt=30, cached=20, output=15, gaps=[0.02])
-    of = bench_report.figures(Load("l", 4.0, 2.0, [[first, later], [Turn(error="HTTP 500")]]))
+    first = TimedTurn(first=0.1, total=1.0, prompt=10, cached=0, output=5, gaps=[0.01, 0.03])
+    later = TimedTurn(first=0.3, total=1.0, prompt=30, cached=20, output=15, gaps=[0.02])
+    of = bench_report.figures(BenchLoad("l", 4.0, 2.0, [[first, later], [TimedTurn(error="HTTP 500")]]))
     assert (of["output_tokens"], of["output_tokens_per_cpu_second"], of["output_tokens_per_second"]) == (20, 10.0, 5.0)
     assert (of["first_turn_ttft_p50"], of["later_turns_ttft_p50"], of["inter_token_p50"]) == (0.1, 0.3, 0.02)
     assert (of["cached_share"], of["failed"], of["errors"]) == (0.5, 1, ["HTTP 500"])
-    told = bench_report.row(Load("l", 4.0, None, [[first, later]]))
+    told = bench_report.row(BenchLoad("l", 4.0, None, [[first, later]]))
     assert told == "| l | 20 | - | 5.0 | 100 | 300 | 50 % | 20 / 29 | 0 |"
     assert told.count("|") == bench_report.HEAD.splitlines()[0].count("|")
 

@@ -18,7 +18,7 @@ from scheduler.protocol import Stats
 from server.chat.dialect import Dialect
 from server.chat.template import Divergence, Stability
 from server.cli.doctor import doctor_model
-from server.cli.doctor.doctor_model import Measured
+from server.cli.doctor.doctor_model import MeasuredModel
 from server.cli.doctor.findings import Finding, Level
 from server.config.doctor_options import DoctorConfig
 
@@ -66,7 +66,7 @@ def test_an_engine_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_room_of_each_tier(tmp_path: Path) -> None:
     facts = msgspec.structs.replace(FACTS, max_context=2048, kv_bytes_per_token=1000, dtype="bfloat16", pages=256)
-    measured = Measured(1.0, facts, Stats(pages_host_total=630))
+    measured = MeasuredModel(1.0, facts, Stats(pages_host_total=630))
     for at_rest, on_disk in (("exact", 10), ("int8", 20)):
         values: dict[str, Any] = {"disk_space": 10_000_000, "kv_at_rest": at_rest}
         config = DoctorConfig(data_dir=tmp_path, **values)
@@ -84,12 +84,12 @@ def test_the_room_of_each_tier(tmp_path: Path) -> None:
 def test_more_kv_than_there_is_memory() -> None:
     facts = msgspec.structs.replace(FACTS, kv_bytes_per_token=1 << 20)  # 64 pages of 16 tokens: 1 GiB
     for available, level in ((2 << 30, Level.OK), (1 << 29, Level.WARNING), (0, Level.OK)):
-        assert doctor_model.memory(Measured(1.0, facts, Stats(), 1, available), facts).level is level
+        assert doctor_model.memory(MeasuredModel(1.0, facts, Stats(), 1, available), facts).level is level
 
 
 def test_a_model_that_runs_alone() -> None:
     facts = msgspec.structs.replace(FACTS, mode="alone")
-    assert doctor_model.running("m", Measured(1.0, facts), facts).level is Level.WARNING
+    assert doctor_model.running("m", MeasuredModel(1.0, facts), facts).level is Level.WARNING
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_how_calls_are_written(style: str) -> None:
 
 def test_weights_are_told_as_they_are_stored() -> None:
     facts = msgspec.structs.replace(FACTS, parameters=7 * 10**9, weight_bytes=4 << 30, dtype="bfloat16")
-    found = doctor_model.memory(Measured(1.0, facts, Stats()), facts)
+    found = doctor_model.memory(MeasuredModel(1.0, facts, Stats()), facts)
     assert found.text.startswith("7,000.0 million parameters in 4 GiB, used in bfloat16; ")
     assert found.figures["bytes"] == 4 << 30
 

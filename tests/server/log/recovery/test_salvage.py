@@ -14,8 +14,10 @@ import pytest
 from log_kit import read, text, texts, three_turns, turn, user, with_log
 from prometheus_client import generate_latest
 
+from server.log.database import LogUnavailable, SessionDamaged
 from server.log.recovery import mending, salvage
-from server.log.session_log import Idempotency, LogUnavailable, SessionDamaged, SessionLog
+from server.log.retries import Idempotency
+from server.log.session_log import SessionLog
 from server.log.tables import FORMAT
 from server.telemetry.metrics import Metrics
 
@@ -350,7 +352,7 @@ def failing_disk(patch: pytest.MonkeyPatch) -> None:
     def insert(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    patch.setattr(salvage.Copy, "_insert", insert)
+    patch.setattr(salvage.RecoveredLog, "_insert", insert)
 
 
 @pytest.mark.parametrize("trouble", [full_disk, failing_disk])

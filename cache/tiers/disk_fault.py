@@ -1,0 +1,27 @@
+"""Whether the disk takes KV: told in the log once when it does not any more, and once when it does again."""
+
+from __future__ import annotations
+
+import logging
+
+log = logging.getLogger("warmturn.engine")
+
+
+class DiskFault:
+    """What keeps KV from being written, if anything does. ``lacking``: bytes that found no room, where that is it."""
+
+    def __init__(self) -> None:
+        self.is_there = False
+        self.lacking = 0
+
+    def found(self, reason: str, lacking: int = 0) -> None:
+        """A write was refused; ``reason`` in a few words. Sessions are served all the same."""
+        if not self.is_there:
+            log.warning("KV is not written to disk: %s; sessions go on, what leaves memory is computed again", reason)
+        self.is_there, self.lacking = True, lacking
+
+    def over(self) -> None:
+        """The disk takes something again."""
+        if self.is_there:
+            log.warning("KV is written to disk again")
+        self.is_there, self.lacking = False, 0

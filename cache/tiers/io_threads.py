@@ -1,0 +1,74 @@
+"""Work on other threads whose results come back to the one thread that owns the cache."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class IoThreads:
+    """A few threads, and what they have done. ``poll`` runs what is to follow on the thread that calls it."""
+
+    def __init__(self) -> None:
+        self._done: deque[Callable[[], None]] = deque()
+        self._under_way = 0
+        self._lanes: list[ThreadPoolExecutor] = []
+
+    def lane(self, name: str, threads: int) -> WorkQueue:
+        """Threads of their own; with one of them its work is done in order."""
+        pool = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=_prepare)
+        self._lanes.append(pool)
+        return WorkQueue(pool, self)
+
+    def poll(self) -> None:
+        """Run what follows on the work that has been done."""
+        while self._done:
+            self._under_way -= 1
+            self._done.popleft()()
+
+    @property
+    def busy(self) -> bool:
+        """Whether work is under way or its results wait for a ``poll``."""
+        return self._under_way > 0
+
+    def run(self, pool: ThreadPoolExecutor, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        """Run ``work`` on a thread of ``pool``, and ``then`` with its result or its exception at a later ``poll``."""
+
+        def running() -> None:
+            outcome: T | Exception
+            try:
+                outcome = work()
+            except Exception as error:
+                outcome = error
+            self._done.append(lambda: then(outcome))
+
+        self._under_way += 1
+        pool.submit(running)
+
+    def close(self) -> None:
+        """Finish what runs and drop what has not begun."""
+        for lane in self._lanes:
+            lane.shutdown(cancel_futures=True)
+
+
+class WorkQueue:
+    """One queue of work."""
+
+    def __init__(self, pool: ThreadPoolExecutor, background: IoThreads) -> None:
+        self._pool = pool
+        self._background = background
+
+    def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        """See ``IoThreads.run``."""
+        self._background.run(self._pool, work, then)
+
+
+def _prepare() -> None:
+    torch.set_num_threads(1)  # of this thread: the step keeps its cores
+    torch.set_grad_enabled(False)

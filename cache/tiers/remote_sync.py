@@ -1,0 +1,223 @@
+"""Between disk and the remote tier: named sessions' files go up when they are written and come back when asked for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from cache import files
+from cache.files import CorruptFile
+from cache.segments.chain import LooseSegment, Owner, Place, Segment
+from cache.tiers.disk import DiskTier
+from cache.tiers.io_threads import WorkQueue
+from cache.tiers.remote import RemoteTier
+from cache.tiers.segment_folder import FILE, FOLDER, folder_of
+
+log = logging.getLogger("warmturn.engine")
+
+_MOST = 10_000  # files of one timeline
+_PATIENCE = 30.0  # seconds that a turn waits for an answer
+
+
+@dataclass(eq=False)
+class _RemoteQuery:
+    """What the remote tier was asked about a session."""
+
+    since: float = field(default_factory=time.monotonic)
+    answered: bool = False
+
+
+class _Recalled(NamedTuple):
+    """What the remote tier has sent: files that were not here, and the names of all that it has of the session."""
+
+    fresh: dict[Place, LooseSegment]
+    names: set[str]
+
+
+class RemoteSync:
+    """One thread between two tiers. What fails is counted and left: the remote tier is a copy, never the only truth.
+
+    A session is looked for by its name, once, when no other tier knows it, or maybe its beginning only; anonymous ones
+    stay on this machine. Files go up one session at a time, with all that it has by then, so that a question waits for
+    one of them at most. Its timeline may begin in other sessions' files: these stay there as long as it does.
+    """
+
+    def __init__(self, disk: DiskTier, remote: RemoteTier, lane: WorkQueue, budget: int | None = None) -> None:
+        self.errors = 0
+        self._budget = budget
+        self._counted = False  # what lies in the remote tier, others' files included
+        self._disk = disk
+        self._remote = remote
+        self._lane = lane
+        self._waiting: OrderedDict[Owner, Segment] = OrderedDict()  # to be copied, up to this segment
+        self._copying = False
+        self._asked: dict[Owner, _RemoteQuery] = {}
+        self._leaving: dict[Owner, object] = {}  # forgotten, but maybe not in the remote tier yet
+
+    @property
+    def budget(self) -> int:
+        """Bytes that the tier may hold; 0: no limit."""
+        return self._budget or 0
+
+    @property
+    def remote(self) -> RemoteTier:
+        """The tier."""
+        return self._remote
+
+    def upload(self, segment: Segment) -> None:
+        """Copy a named session's file, and those before it that are not there yet."""
+        question = self._asked.get(segment.owner)
+        if question is not None and question.answered:
+            del self._asked[segment.owner]
+        self._waiting[segment.owner] = segment
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting and not self._copying:
+            _, segment = self._waiting.popitem(last=False)
+            if not segment.lost:
+                self._copy(segment)
+
+    def _copy(self, segment: Segment) -> None:
+        chain = segment.chain()
+        line = [s for s in chain if not s.remote]
+        needed = {s.folder for s in chain}  # a fork's files go on from those in other sessions' folders
+        gone: set[str] = set()
+        self._disk.hold(segment)
+        self._copying = True
+
+        def keep(folder: str) -> bool:
+            if folder not in needed:
+                gone.add(folder)
+            return folder in needed
+
+        def put() -> None:
+            for s in line:
+                self._remote.put(s.folder, s.name, self._disk.folder / s.folder / s.name)
+            self._remote.touch(needed)
+            if self._budget is not None and (not self._counted or self._remote.used > self._budget):
+                self._counted = True
+                self._remote.collect(keep)
+
+        def finish(outcome: Exception | None) -> None:
+            self._copying = False
+            self._disk.let_go(segment)
+            for s in line:
+                s.remote = outcome is None
+            self._lost(gone)
+            self._count(outcome)
+            self._next()
+
+        self._lane.submit(put, finish)
+
+    def _lost(self, folders: set[str]) -> list[Segment]:
+        """The remote tier has dropped these folders: their files that are here, which are copied again when a session
+        that goes on from them is.
+        """
+        segments = self._disk.segments_in(folders) if folders else []
+        for segment in segments:
+            segment.remote = False
+        return segments
+
+    def recalls(self, owner: Owner) -> bool:
+        """Whether to wait for what the remote tier knows of a session; asks when it was not asked yet."""
+        head = self._disk.head(owner)
+        if (head is not None and not head.partial) or (self._remote.away and owner not in self._asked):
+            return False
+        if owner in self._leaving:
+            return False
+        question = self._asked.get(owner)
+        if question is None:
+            question = asked = self._asked[owner] = _RemoteQuery()
+            self._lane.submit(
+                lambda: self._download(folder_of(owner)), lambda outcome: self._take(owner, asked, outcome)
+            )
+        return not question.answered and time.monotonic() - question.since < _PATIENCE
+
+    def refuse(self, owner: Owner) -> object:
+        """A session is being forgotten: nothing of it is asked for any more, nor taken where it still comes, alone or
+        with the files of a fork, until ``forget`` is told so with the newest mark that this has returned.
+        """
+        mark = self._leaving[owner] = object()
+        self._asked.pop(owner, None)
+        return mark
+
+    def forget(self, owner: Owner, mark: object, told: Callable[[], None]) -> None:
+        """Remove a session there; ``told`` is called when that is done."""
+        self._waiting.pop(owner, None)
+
+        def finish(outcome: Exception | None) -> None:
+            self._count(outcome)
+            lost = set(self._lost({folder_of(owner)}))  # others go on from them, or a new session has that name
+            for head in self._disk.heads.values() if lost else ():
+                if head.owner.named and not lost.isdisjoint(head.tip.chain()):
+                    self._waiting[head.owner] = head.tip
+            self._next()
+            if outcome is None:
+                if self._leaving.get(owner) is mark:  # else it is being forgotten again
+                    del self._leaving[owner]
+                told()
+
+        self._lane.submit(lambda: self._remote.remove(folder_of(owner), None), finish)
+
+    def _download(self, folder: str) -> _Recalled:
+        """On the courier's thread: the newest file of a folder and all before it that are not here; all or none."""
+        names = {name for name, _ in self._remote.names(folder)}
+        place: Place | None = (folder, max(names)) if names else None
+        fresh: dict[Place, LooseSegment] = {}
+        try:
+            while place is not None and place not in fresh and len(fresh) < _MOST:
+                path = self._disk.folder / place[0] / place[1]
+                if path.exists():
+                    break
+                files.make_folder(path.parent)
+                self._remote.get(*place, path)
+                fresh[place] = found = self._disk.segment_folder.look(place)
+                place = None if found.parent is None else _checked(found.parent)
+        except BaseException:
+            remove(self._disk.folder, [*fresh, *([place] if place is not None else [])])
+            raise
+        return _Recalled(fresh, names)
+
+    def _take(self, owner: Owner, question: _RemoteQuery, outcome: _Recalled | Exception) -> None:
+        question.answered = True
+        if isinstance(outcome, Exception):
+            self._count(outcome)
+            return
+        refused = {place for place, found in outcome.fresh.items() if found.segment.owner in self._leaving}
+        fresh = {place: found for place, found in outcome.fresh.items() if place not in refused}
+        self._disk.adopt(fresh, time.time(), unread=refused)
+        self._disk.decline(outcome.fresh)  # what was refused, and what goes on from that
+        head = self._disk.head(owner)
+        if head is None or owner in self._leaving:
+            return  # it is not asked for again
+        del self._asked[owner]
+        head.partial, head.recalled = False, bool(fresh)
+        for segment in head.tip.chain():
+            at = (segment.folder, segment.name)
+            segment.remote |= at in fresh or (segment.owner == owner and segment.name in outcome.names)
+
+    def _count(self, outcome: object) -> None:
+        if isinstance(outcome, Exception):
+            self.errors += 1
+            if not isinstance(outcome, (OSError, CorruptFile)):
+                log.error("the remote tier failed", exc_info=outcome)
+
+
+def remove(folder: Path, places: list[Place]) -> None:
+    """Unlink these files, as far as they are there."""
+    for place in places:
+        with suppress(OSError):
+            files.remove(folder / place[0], [place[1]])
+
+
+def _checked(place: Place) -> Place:
+    if not FOLDER.fullmatch(place[0]) or not FILE.fullmatch(place[1]):
+        raise CorruptFile("not a place of a file")
+    return place

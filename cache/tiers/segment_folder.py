@@ -1,0 +1,115 @@
+"""The folder of one model's segment files: where a session's files lie in it, who has it, what is found in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from cache import files
+from cache.files import CorruptFile
+from cache.segments.chain import LooseSegment, Owner, Place, found
+from cache.segments.segment import check, read_header
+
+FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.kv")
+FOLDER = re.compile(r"[0-9a-f]{32}")
+_LOCK_SECONDS = 10.0  # for a process that is just ending
+
+
+class FolderContents(NamedTuple):
+    """The headers of all files; ``doubtful`` ones cannot be trusted, and ``unread`` ones were refused by the system,
+    which says nothing about them.
+    """
+
+    fresh: dict[Place, LooseSegment]
+    doubtful: list[Place]
+    unread: set[Place]
+
+
+class ForeignSegments(NamedTuple):
+    """What another model has left here."""
+
+    used: float
+    folder: Path
+    nbytes: int
+
+
+def folder_of(owner: Owner) -> str:
+    """The folder of an owner: a hash, so that no name reaches a path."""
+    kind = "named" if owner.named else "anonymous"
+    return hashlib.blake2b("\0".join((owner.tenant, kind, owner.session)).encode(), digest_size=16).hexdigest()
+
+
+def file_name(sequence: int, id: str) -> str:
+    """Names sort by age within a folder."""
+    return f"{sequence:016x}-{id}.kv"
+
+
+class SegmentFolder:
+    """Files at ``root / fingerprint / <owner> / <sequence>-<id>.kv``. Knows nothing of what was found: any thread may
+    ``look`` and ``measure``. One process at a time has the ``root``.
+    """
+
+    def __init__(self, root: Path, fingerprint: str) -> None:
+        self.folder = root / fingerprint
+        self._fingerprint = fingerprint
+        self._lock = -1
+
+    def open(self) -> list[ForeignSegments]:
+        """Make the folder and keep other processes off it; what other models have left beside it, least recently used
+        last. Raises OSError, BlockingIOError where another process has it.
+        """
+        files.make_folder(self.folder)
+        root = self.folder.parent
+        self._lock = files.lock(root, _LOCK_SECONDS)
+        strangers = []
+        for entry in os.scandir(root):
+            if FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and entry.name != self.folder.name:
+                size = sum(file.stat(follow_symlinks=False).st_size for file in Path(entry.path).rglob("*.kv"))
+                strangers.append(ForeignSegments(entry.stat(follow_symlinks=False).st_mtime, Path(entry.path), size))
+        return sorted(strangers, reverse=True)
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def read(self) -> FolderContents:
+        """What is there; temporary files are removed. Nobody may be writing. Raises OSError."""
+        contents = FolderContents({}, [], set())
+        entries = [entry for entry in os.scandir(self.folder) if FOLDER.fullmatch(entry.name)]
+        for folder in [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]:
+            files.clear_temporaries(self.folder / folder)
+            for file in os.scandir(self.folder / folder):
+                place = (folder, file.name)
+                if not FILE.fullmatch(file.name):
+                    continue
+                try:
+                    contents.fresh[place] = self.look(place)
+                except CorruptFile:
+                    contents.doubtful.append(place)
+                except OSError:
+                    contents.unread.add(place)  # it is tried again at the next start
+        return contents
+
+    def look(self, place: Place) -> LooseSegment:
+        """A file's header, read. Raises Doubt where it cannot be trusted or does not lie where it was written, or
+        OSError.
+        """
+        header = read_header(self.folder / place[0], place[1])
+        check(header, fingerprint=self._fingerprint)
+        owner = Owner(header.tenant, header.session, header.named)
+        if (folder_of(owner), file_name(header.sequence, header.id)) != place:
+            raise CorruptFile("another place")
+        return found(header, place)
+
+    def measure(self) -> int | None:
+        """How many bytes of the file system are free; takes as long as the disk does."""
+        try:
+            system = os.statvfs(self.folder)
+        except OSError:  # whoever writes next will be told
+            return None
+        return system.f_bavail * system.f_frsize

@@ -1,0 +1,172 @@
+"""Promotion: what files hold of a timeline, on its way into device pages while other turns run."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from cache.files import CorruptFile
+from cache.pages import state as states
+from cache.pages.pages import PagePool
+from cache.pages.session import CHECKPOINTS, SessionCache
+from cache.segments.chain import Segment, found
+from cache.segments.segment import SegmentReader, check, lengths_of, read_header
+from cache.tiers import transfer
+from cache.tiers.io_threads import WorkQueue
+
+log = logging.getLogger("warmturn.engine")
+
+
+class SegmentRange(NamedTuple):
+    """Tokens ``[first, stop)`` of a timeline in a file whose own begin at ``begin`` and end with the hash ``after``."""
+
+    folder: Path
+    name: str
+    begin: int
+    first: int
+    stop: int
+    after: bytes
+
+
+@dataclass(eq=False)
+class SegmentLoad:
+    """One timeline being read: tokens ``[have, length)`` into the pages of ``session``, which nobody runs meanwhile.
+
+    When ``done``, ``tokens`` of them are there; where that is not all, ``broken`` is the piece that could not be read,
+    and ``doubt`` whether its file cannot be trusted (else the system refused to read it). ``touched``: when something
+    was last read of it, by ``time.monotonic``.
+    """
+
+    session: SessionCache
+    pieces: Sequence[SegmentRange]
+    have: int
+    length: int
+    skeleton: Any = None  # any state of this model; None where sessions have none
+    tokens: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    touched: float = field(default_factory=time.monotonic)
+    broken: int | None = None
+    doubt: bool = False
+    done: bool = False
+    states: dict[int, Any] = field(default_factory=dict)
+
+
+class SegmentLoader:
+    """Reads on its own threads; whoever asked finishes the session on the thread that owns the cache."""
+
+    def __init__(self, pool: PagePool, lane: WorkQueue) -> None:
+        self.read = 0  # bytes
+        self.errors = 0
+        self._pool = pool
+        self._lane = lane
+
+    def start(self, load: SegmentLoad, then: Callable[[SegmentLoad], None]) -> None:
+        """Read ``load``, then call ``then`` at a later poll."""
+        rows = transfer.rows_of(load.session.pages, self._pool.page_size, load.have, load.length)
+
+        def finish(outcome: Exception | None) -> None:
+            load.done = True
+            self.read += load.nbytes
+            self.errors += load.broken is not None and not load.doubt
+            assert outcome is None  # whatever happens to a piece is caught
+            then(load)
+
+        self._lane.submit(lambda: self._read(load, rows), finish)
+
+    def _read(self, load: SegmentLoad, rows: torch.Tensor) -> None:
+        started = time.perf_counter()
+        reached = load.have
+        for number, piece in enumerate(load.pieces):
+            try:
+                self._piece(load, piece, rows)
+            except Exception as error:
+                load.broken, load.doubt = number, isinstance(error, CorruptFile)
+                if not isinstance(error, (CorruptFile, OSError)):
+                    log.exception("a session could not be read")
+                break
+            reached = max(reached, piece.stop)
+        if load.skeleton is not None:
+            reached = max((n for n in load.states if n <= reached), default=load.have)
+        load.tokens = max(reached - load.have, 0)
+        load.seconds = time.perf_counter() - started
+
+    def _piece(self, load: SegmentLoad, piece: SegmentRange, rows: torch.Tensor) -> None:
+        """Verify one file against what is expected of it and put its tokens into the pages."""
+        with SegmentReader(piece.folder, piece.name) as reader:
+            if reader.header.after != piece.after or reader.header.first != piece.begin:
+                raise CorruptFile("another timeline")
+            device = self._pool.device
+            paged = {entry.name: (entry.shape[1:], entry.dtype) for entry in reader.header.tensors if entry.paged}
+            if paged != device.token_shapes:
+                raise CorruptFile("another model's layers")
+            first = max(piece.first, load.have)
+            if first < piece.stop:
+                target = rows[first - load.have : piece.stop - load.have]
+                for name in paged:
+                    tokens = reader.read(name)
+                    load.nbytes += tokens.numel() * tokens.itemsize
+                    load.touched = time.monotonic()
+                    device.scatter(target, name, tokens[first - piece.begin : piece.stop - piece.begin])
+            if load.skeleton is not None:
+                self._states(load, piece, reader)
+
+    def _states(self, load: SegmentLoad, piece: SegmentRange, reader: SegmentReader) -> None:
+        """The states that this file holds of the range; only the newest few are kept."""
+        facts = reader.header.facts
+        for length in lengths_of((*reader.names, *facts)):
+            if not piece.begin < length <= piece.stop:
+                continue
+            path = f"checkpoint.{length}."
+            names = [name for name in reader.names if name.startswith(path)]
+            found = {name for name in (*names, *facts) if name.startswith(path)}
+            tensors = {name: reader.read(name) for name in names}
+            kinds = transfer.kinds_of({n.removeprefix(path): v for n, v in (tensors | facts).items() if n in found})
+            if kinds != transfer.kinds_of(transfer.parts_of(load.skeleton)):
+                raise CorruptFile("another model's state")
+            load.nbytes += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+            load.touched = time.monotonic()
+            load.states[length] = transfer.unpacked_state(load.skeleton, length, tensors, facts)
+        for length in sorted(load.states)[:-CHECKPOINTS]:
+            del load.states[length]
+
+
+def read_chain(folder: Path, fingerprint: str) -> Segment:
+    """The timeline in the files 000000.kv, 000001.kv... of a folder, as its last segment. Raises Doubt or OSError."""
+    tip: Segment | None = None
+    for number in itertools.count():
+        place = (folder.name, f"{number:06d}.kv")
+        if not (folder / place[1]).exists():
+            break
+        header = read_header(folder, place[1])
+        check(header, fingerprint=fingerprint)
+        piece = found(msgspec.structs.replace(header, parent=None if tip is None else header.parent), place)
+        if not piece.joins(tip):
+            raise CorruptFile("another timeline")
+        tip = piece.segment
+    if tip is None:
+        raise CorruptFile("nothing in it")
+    return tip
+
+
+def settle(load: SegmentLoad, ids: array[int], mask: bytearray) -> None:
+    """Make the session of a finished load what was read: ``ids`` and ``mask`` are those of the whole timeline."""
+    session, length = load.session, load.have + load.tokens
+    if not load.tokens:
+        return
+    session.token_ids = ids[:length]
+    session.mask = mask[:length]
+    session.hidden = session.mask.count(0)
+    if session.stateful:
+        session.checkpoints |= load.states
+        session.checkpoints = {n: state for n, state in sorted(session.checkpoints.items()) if n <= length}
+        session.state = states.clone(session.checkpoints[length])

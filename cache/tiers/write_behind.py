@@ -1,0 +1,299 @@
+"""Write-behind: what idle sessions have cached and no file holds yet, on its way to disk."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from cache import files
+from cache.memory.tier import MemoryTier
+from cache.pages import state as states
+from cache.pages.pages import Page, PagePool
+from cache.pages.session import SessionCache
+from cache.segments.chain import Segment
+from cache.segments.codec import Codec
+from cache.segments.segment import Header, timeline_hash, write
+from cache.tiers import transfer
+from cache.tiers.disk import DiskTier
+from cache.tiers.disk_fault import DiskFault
+from cache.tiers.io_threads import WorkQueue
+from cache.tiers.segment_folder import file_name, folder_of
+
+log = logging.getLogger("warmturn.engine")
+
+_PAUSE = 5.0  # seconds without a write after one that failed
+_QUIET = 0.25  # seconds without a turn after which what nobody may ever want is written
+_STUCK = 10.0  # seconds after which a write is not waited for
+_HEADER = 4096  # bytes of a file besides its tensors, about
+
+
+class _Write(NamedTuple):
+    """One file under way."""
+
+    pages: list[Page]
+    since: float
+
+
+class _Written(NamedTuple):
+    """Bytes of a file that is there, and those that were free after it."""
+
+    nbytes: int
+    free: int | None
+
+
+class WriteBehind:
+    """Idle sessions whose newest tokens are in memory only, and the writes that are under way.
+
+    A write holds its pages like a session would, warm: until it is done they neither move nor are written to. At
+    most ``limit`` bytes are under way; who waits meanwhile is written once with all it has by then, named sessions
+    first. A session without a name that nobody has gone on from yet is written when no turn has run for a moment, or
+    at the end: most of these are never asked for again, and writing them takes cores from turns.
+    """
+
+    def __init__(self, pool: PagePool, disk: DiskTier, lane: WorkQueue, codec: Codec, limit: int) -> None:
+        self.saves = 0  # files that are there
+        self.written = 0  # bytes of them
+        self.errors = 0
+        self.trouble = DiskFault()
+        self.saved: Callable[[SessionCache, Segment], None] = lambda session, segment: (
+            None
+        )  # for each file that is there
+        self._pool = pool
+        self._disk = disk
+        self._lane = lane
+        self._codec = codec
+        self._limit = limit
+        # named, without a name, and those without one that nobody has gone on from
+        self._wanted: tuple[OrderedDict[SessionCache, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
+        self._idle_since: float | None = time.monotonic()
+        self._cold: dict[SessionCache, None] = {}  # left the device before it was their turn
+        self._under_way: dict[Segment, _Write] = {}  # oldest first
+        self._bytes = 0
+        self._newest = 0  # the highest sequence so far
+        self._paused_until = 0.0
+        self._look_at = 0.0
+
+    @property
+    def pending(self) -> int:
+        """Sessions that are not wholly on disk, as far as they may be."""
+        return sum(map(len, self._wanted)) + len(self._cold) + len(self._under_way)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a write could begin now, or will as soon as it has been quiet for long enough."""
+        wanted = self._wanted[:2] if self._idle_since is None else self._wanted
+        return any(wanted) and time.monotonic() >= self._paused_until
+
+    @property
+    def working(self) -> bool:
+        """Whether writes are getting on."""
+        oldest = next(iter(self._under_way.values()), None)
+        return oldest is not None and time.monotonic() - oldest.since < _STUCK
+
+    def wants(self, session: SessionCache) -> bool:
+        """Whether ``session`` will be written before long."""
+        return any(session in wanted for wanted in self._wanted[:2])
+
+    def rest(self, idle: bool) -> None:
+        """Tell whether any turn runs or waits now."""
+        if not idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
+
+    @property
+    def _quiet(self) -> bool:
+        return self._idle_since is not None and time.monotonic() - self._idle_since >= _QUIET
+
+    @property
+    def held(self) -> Counter[Page]:
+        """How often each page is held by a write."""
+        return Counter(page for write in self._under_way.values() for page in write.pages)
+
+    @property
+    def holds(self) -> int:
+        """Pages held by writes, shared ones counted for each."""
+        return sum(len(write.pages) for write in self._under_way.values())
+
+    def want(self, session: SessionCache) -> None:
+        """``session`` is idle now: write what is new of it, when there is time."""
+        session.settle()
+        if session.saved_length < session.length:
+            once = not session.continued and session.pinned_until <= time.time()
+            self._wanted[0 if session.name is not None else 1 + once][session] = None
+
+    def unwant(self, session: SessionCache) -> None:
+        """``session`` runs or is gone: what is under way goes on, nothing else is begun."""
+        for wanted in (*self._wanted, self._cold):
+            wanted.pop(session, None)
+
+    def pump(self, everything: bool = False) -> None:
+        """Begin writes, as many as fit; with ``everything`` all of them, also from the host tier."""
+        if time.monotonic() < self._paused_until:
+            return
+        due = self._wanted if everything or self._quiet else self._wanted[:2]
+        while everything or not self._under_way or self._bytes < self._limit:
+            session = next((session for wanted in due for session in wanted), None)
+            if session is None:
+                break
+            self.unwant(session)
+            if session.warm or everything:
+                self._begin(session)
+            else:
+                self._cold[session] = None
+        if everything:
+            for session in list(self._cold):
+                del self._cold[session]
+                self._begin(session)
+
+    def write_now(self, session: SessionCache) -> None:
+        """Begin to write an idle session before all others, if anything of it is not on disk."""
+        self.want(session)
+        if any(session in wanted for wanted in self._wanted):
+            self.unwant(session)
+            self._begin(session, copied=not session.warm)
+
+    def _begin(self, session: SessionCache, copied: bool = False) -> None:
+        """Plan the file, hold the pages, hand both to the writer. Pages that are not on the device may move while turns
+        run: their content is ``copied`` now.
+        """
+        session.settle()  # it may have waited for long
+        first, stop = session.saved_length, session.length
+        page_size = self._pool.page_size
+        segment = self._segment(session, first, stop)
+        if not self._disk.begin(segment):  # it does not fit beside what is in use
+            if self._disk.lacks(segment.nbytes):
+                self.errors += 1
+                self.trouble.found("the disk is full, or all but --disk-floor of it", segment.nbytes)
+            self._lane.submit(self._disk.segment_folder.measure, self._measured)
+            return
+        kept = {n: session.checkpoints[n] for n in segment.states}
+        before = timeline_hash(session.token_ids[:first].tobytes(), bytes(session.mask[:first]))
+        header = self._header(segment, session, before, stop)
+        runs = _runs(session.pages, page_size, first, stop)
+        copies = _gathered(runs) if copied else None
+        pages = [] if copied else session.pages[first // page_size : -(-stop // page_size)]
+        self._pool.share(pages)
+        self._pool.heat(pages)
+        self._under_way[segment] = _Write(pages, time.monotonic())
+        self._bytes += segment.nbytes
+        session.saved, session.saved_length = segment, stop
+        self._lane.submit(
+            lambda: self._write(segment, header, copies or _gathered(runs), kept),
+            lambda outcome: self._finish(session, segment, outcome),
+        )
+
+    def _segment(self, session: SessionCache, first: int, stop: int) -> Segment:
+        head = self._disk.head(session.owner)
+        newest = max(self._newest, head.tip.sequence if head is not None else 0)
+        self._newest = sequence = max(int(time.time() * 1000), newest + 1)
+        kept = {n: state for n, state in session.checkpoints.items() if first < n <= stop}
+        return Segment(
+            owner=session.owner,
+            folder=folder_of(session.owner),
+            name=file_name(sequence, uuid.uuid4().hex),
+            sequence=sequence,
+            parent=session.saved,
+            first=first,
+            tokens=session.token_ids[first:stop],
+            mask=bytes(session.mask[first:stop]),
+            after=timeline_hash(session.cached.tobytes(), bytes(session.mask)),
+            states=tuple(kept),
+            long=session.long,
+            private=session.private,
+            nbytes=(stop - first) * (self._pool.device.token_bytes + 5) + states.nbytes(kept) + _HEADER,
+        )
+
+    def _header(self, segment: Segment, session: SessionCache, before: bytes, stop: int) -> Header:
+        parent = segment.parent
+        return Header(
+            fingerprint=self._disk.fingerprint,
+            tenant=session.tenant,
+            session=segment.owner.session,
+            named=segment.owner.named,
+            id=segment.name.partition("-")[2].removesuffix(".kv"),
+            sequence=segment.sequence,
+            parent=None if parent is None else f"{parent.folder}/{parent.name}",
+            first=segment.first,
+            stop=stop,
+            tokens=segment.tokens.tobytes(),
+            mask=segment.mask,
+            before=before,
+            after=segment.after,
+            long=segment.long,
+            private=segment.private,
+            created=time.time(),
+            codec=self._codec,
+        )
+
+    def _write(
+        self, segment: Segment, header: Header, paged: dict[str, torch.Tensor], kept: dict[int, Any]
+    ) -> _Written:
+        """On the writer's thread."""
+        tensors, facts = transfer.packed_states(kept)
+        folder = self._disk.folder / segment.folder
+        files.make_folder(folder)
+        done = write(folder, segment.name, msgspec.structs.replace(header, facts=facts), tensors | paged)
+        return _Written(done.size, self._disk.segment_folder.measure())
+
+    def _finish(self, session: SessionCache, segment: Segment, outcome: _Written | Exception) -> None:
+        """Back on the owner's thread."""
+        self._pool.drop(self._under_way.pop(segment).pages, warm=True)
+        self._bytes -= segment.nbytes
+        if isinstance(outcome, _Written):
+            self.trouble.over()
+            self.saves += 1
+            self.written += outcome.nbytes
+            self._disk.complete(segment, outcome.nbytes)
+            self._disk.measured(outcome.free)
+            if not segment.dead:
+                self.saved(session, segment)
+            return
+        self._disk.abandon(segment)
+        self.errors += 1
+        self._paused_until = time.monotonic() + _PAUSE
+        if not isinstance(outcome, OSError):  # the next try would end alike: it waits for the session's next turn
+            log.error("a session could not be written", exc_info=outcome)
+            return
+        self.trouble.found(outcome.strerror or type(outcome).__name__)
+        if session.pages and not session.running:
+            self.want(session)
+
+    def look(self) -> None:
+        """While there is no room, see from time to time whether there is again."""
+        if self.trouble.lacking and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _PAUSE
+            self._lane.submit(self._disk.segment_folder.measure, self._measured)
+
+    def _measured(self, outcome: int | Exception | None) -> None:
+        self._disk.measured(None if isinstance(outcome, Exception) else outcome)
+        if self.trouble.lacking and not self._disk.lacks(self.trouble.lacking):
+            self.trouble.over()
+
+
+def _gathered(runs: list[tuple[MemoryTier, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """A copy of what lies there, as one."""
+    parts = [tier.gather(rows) for tier, rows in runs]
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[tuple[MemoryTier, torch.Tensor]]:
+    """Where the tokens lie, as runs of pages in one tier."""
+    runs: list[tuple[MemoryTier, torch.Tensor]] = []
+    at = first
+    while at < stop:
+        tier = pages[at // page_size].tier
+        end = at // page_size + 1
+        while end * page_size < stop and pages[end].tier is tier:
+            end += 1
+        until = min(end * page_size, stop)
+        runs.append((tier, transfer.rows_of(pages, page_size, at, until)))
+        at = until
+    return runs

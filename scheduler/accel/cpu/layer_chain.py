@@ -1,0 +1,162 @@
+"""A chain: layers that are called one after the other, each with what the one before it gave and else alike, as one.
+
+The first layer of a chain computes all of them. Those behind it find their results ready where they are called like it
+was; where one is called otherwise it computes what it is asked, and stores its keys and values anew: what was computed
+ahead is not looked at then. A change in place cannot be seen: the probe measures that the model makes none, and where
+a layer has hooks nothing is computed ahead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cache.attention import native
+from cache.pages.packed import PackedCache
+from scheduler.accel.cpu import program
+from scheduler.accel.cpu.layer_program import LayerAttention, LayerProgram
+from scheduler.accel.cpu.program import ProgramKernel
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # args and kwargs
+_MOST = 32 << 20  # bytes of results that are there at once; so many rows take long enough layer by layer
+
+
+class ChainResult(NamedTuple):
+    """What a layer gives if it is called with ``hidden``, and else as ``like`` was."""
+
+    hidden: torch.Tensor
+    like: Call
+    result: torch.Tensor
+
+    def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it is."""
+        return bool(args) and args[0] is self.hidden and alike(self.like, (args, kwargs))
+
+
+def alike(one: Call, other: Call) -> bool:
+    """Whether two calls differ in their first argument at most; what is equal but another object differs."""
+    if len(one[0]) != len(other[0]) or len(one[1]) != len(other[1]):
+        return False
+    named = [*one[1]] == [*other[1]] and all(map(is_, one[1].values(), other[1].values()))
+    return named and all(map(is_, one[0][1:], other[0][1:]))
+
+
+class _Link(ctypes.Structure):
+    """``Link`` of program.cpp."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("before", "attention", "after"))
+
+
+class _Places(NamedTuple):
+    """Rows of a table, the layers that they belong to, and which axis of the tensor is that of the tokens."""
+
+    rows: npt.NDArray[np.int64]
+    layers: npt.NDArray[np.int64]
+    axes: npt.NDArray[np.int64]
+
+
+class LayerChain:
+    """Layers in the order in which they are called; ``scheduler.accel.cpu.fusion`` finds those that can be chained.
+
+    It has calls and tables of its own: copies of the layers', made whenever the number of rows is another one. A step
+    brings where its tokens, its tables and its inputs are.
+    """
+
+    def __init__(self, layers: Sequence[LayerProgram], kernel: ProgramKernel) -> None:
+        self._layers, self._kernel = layers, kernel
+        self._programs = [one for layer in layers for one in layer.programs]
+        self._rooms = {id(layer.room): layer.room for layer in layers}.values()
+        self._kinds: dict[Any, list[int]] = {}
+        for number, layer in enumerate(layers):
+            self._kinds.setdefault(layer.kind, []).append(number)
+        self._links = (_Link * len(layers))()
+        self._runs = (program.ProgramCall * len(self._programs))()
+        self._between, self._attentions = (LayerAttention * len(layers))(), (native.AttentionCall * len(layers))()
+        self._steps = np.frombuffer(memoryview(self._between), np.dtype(LayerAttention))
+        self._attended = np.frombuffer(memoryview(self._attentions), np.dtype(native.AttentionCall))
+        self._outside = np.zeros((sum(len(one.externals) for one in self._programs), 3), np.int64)
+        self._places = self._find_places()
+        self._placed: tuple[Any, ...] = ()
+        self._result = layers[0].after.outputs[0][1]
+        row = torch.empty(self._result.shape, dtype=self._result.dtype, device="meta")
+        self._most = _MOST // (len(layers) * row.nbytes)  # rows
+
+    def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> Sequence[torch.Tensor] | None:
+        """What each layer gives, from the inputs of the first; None where this step is not for all of them."""
+        if rows > self._most:
+            return None
+        plans: dict[Any, native.Plan] = {}
+        for kind, numbers in self._kinds.items():
+            if (plan := self._layers[numbers[0]].plan()) is None:
+                return None
+            plans[kind] = plan
+        if self._placed != self._place_of(cache, rows):
+            if not self._place(cache, plans, rows):
+                return None
+            self._placed = self._place_of(cache, rows)
+        for kind, numbers in self._kinds.items():
+            for name in ("first", "segments", "count"):
+                self._attended[name][numbers] = getattr(plans[kind].call, name)
+        self._steps["places"] = cache.step.write_index.data_ptr()
+        results = self._place_tensors(inputs, rows)
+        if self._kernel.chain(ctypes.addressof(self._links), len(self._layers)):
+            raise MemoryError("no memory for a step")
+        return results
+
+    def _place_tensors(self, inputs: list[torch.Tensor], rows: int) -> Sequence[torch.Tensor]:
+        """Tell where the inputs are, and new tensors for the results: one layer's is the next one's first input."""
+        for number, tensor in enumerate(inputs):
+            if (where := self._places.get(("input", number))) is not None:
+                self._outside[where.rows, :2] = tensor.data_ptr(), tensor.stride(where.axes[0])
+        results = torch.empty((len(self._layers), rows, *self._result.shape), dtype=self._result.dtype)
+        address, each, row = results.data_ptr(), results.stride(0) * results.element_size(), results.stride(1)
+        where = self._places["input", 0]
+        behind = where.layers > 0
+        self._outside[where.rows[behind], 0] = address + (where.layers[behind] - 1) * each
+        self._outside[where.rows[behind], 1] = row
+        where = self._places["output", 0]
+        self._outside[where.rows, 0] = address + where.layers * each
+        self._outside[where.rows, 1] = row
+        return results.movedim(1, self._result.axis + 1).unbind()
+
+    def _place_of(self, cache: PackedCache, rows: int) -> tuple[Any, ...]:
+        """What the copies depend on."""
+        rooms = tuple(room.rows for room in self._rooms)
+        return rows, torch.get_num_threads(), self._kernel.memory, rooms, cache.in_place, cache.step.tier
+
+    def _place(self, cache: PackedCache, plans: dict[Any, native.Plan], rows: int) -> bool:
+        """Copy what the layers would be called with; whether all of them can be."""
+        self._placed = ()
+        if not all(layer.fits(cache) for layer in self._layers):
+            return False
+        for number, layer in enumerate(self._layers):
+            plan = plans[layer.kind]
+            layer.place(cache, plan, rows)
+            self._attentions[number], self._between[number] = plan.call, layer.call
+            self._between[number].call = ctypes.addressof(self._attentions[number])
+            self._links[number].attention = ctypes.addressof(self._between[number])
+        first = 0
+        for number, one in enumerate(self._programs):
+            one.prepare(rows)
+            part = self._outside[first : first + len(one.externals)]
+            part[:], self._runs[number] = one.outside, one.call
+            self._runs[number].externals = part.ctypes.data
+            setattr(self._links[number // 2], ("before", "after")[number % 2], ctypes.addressof(self._runs[number]))
+            first += len(part)
+        return True
+
+    def _find_places(self) -> dict[tuple[str, int], _Places]:
+        """Where each input of a layer, and each output of its last piece, is told of in the table."""
+        found: defaultdict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
+        table = [(number, external) for number, one in enumerate(self._programs) for external in one.externals]
+        for place, (number, external) in enumerate(table):
+            if external.kind == "input" or number % 2:
+                found[external.kind, external.number].append((place, number // 2, external.axis))
+        return {key: _Places(*map(np.array, zip(*each, strict=True))) for key, each in found.items()}

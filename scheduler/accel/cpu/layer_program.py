@@ -1,0 +1,145 @@
+"""A layer in one call: the piece before attention, new keys and values stored in pages, attention, the piece after.
+
+That is for steps in which every session feeds few tokens, and for layers whose keys are read in place; all others go
+piece by piece, with the attention function between them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cache.attention import native
+from cache.attention.attention import PackedAttention
+from cache.pages.layers import ScoreOptions
+from cache.pages.packed import PackedCache
+from scheduler.accel.cpu.piece import External, Piece
+from scheduler.accel.cpu.program import Program, ProgramKernel
+
+if TYPE_CHECKING:
+    from scheduler.accel.cpu.recording import AttentionRequest
+
+_ROWS = 64  # room is made for a multiple of it
+
+
+class LayerAttention(ctypes.Structure):
+    """``Attention`` of program.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("attend", "call", "key", "value", "key_pages", "value_pages", "places")),
+        *((name, ctypes.c_int64) for name in ("rows", "key_bytes", "value_bytes")),
+    )
+
+
+class LayerProgram:
+    """The two pieces of one module around its attention."""
+
+    def __init__(
+        self,
+        pieces: list[Piece],
+        asked: AttentionRequest,
+        attention: PackedAttention,
+        kernel: ProgramKernel,
+        compiled: Any,
+    ) -> None:
+        before, after = (Program(piece, kernel) for piece in pieces)
+        self.before, self.after = before, after
+        self._asked = asked
+        self._attention, self._kernel, self._compiled = attention, kernel, compiled
+        outputs = {external.number: external for external in before.externals if external.kind == "output"}
+        query, key, value = (outputs[number] for number in range(3))
+        self._heads, self._dim = query.shape[-2:]
+        self._stored = (*key.shape[-2:], *value.shape[-2:])
+        self._dtypes = {query.dtype, key.dtype, value.dtype}
+        scale, sinks = asked.options["scaling"], attention.sinks(asked.module, asked.options["s_aux"])
+        scale = scale if scale is not None else self._dim**-0.5
+        self._scores = ScoreOptions(scale, asked.options["softcap"], sinks)
+        self._sinks = sinks.detach().float().contiguous() if sinks is not None else None
+        self.room = LayerWorkspace.of(kernel, before, after)
+        self._placed = 0
+        self.call = LayerAttention(attend=compiled.address)
+        self.address = ctypes.addressof(self.call)
+
+    def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> list[torch.Tensor] | None:
+        """What the piece after attention leaves; None where this step, or this layer, is not for it."""
+        plan = self.plan()
+        if plan is None or not self.fits(cache):
+            return None
+        self.place(cache, plan, rows)
+        for program in self.programs:
+            program.place_inputs(inputs)
+        outputs = self.after.place_outputs(rows)
+        if self._kernel.attend_between(self.before.prepare(rows), self.address, self.after.prepare(rows)):
+            raise MemoryError("no memory for a step")
+        return outputs
+
+    @property
+    def programs(self) -> tuple[Program, Program]:
+        """The pieces before and after attention."""
+        return self.before, self.after
+
+    @property
+    def kind(self) -> Any:
+        """Layers of one kind have one plan."""
+        return self._attention.layers[self._asked.module.layer_idx].kind  # type: ignore[index]
+
+    def plan(self) -> native.Plan | None:
+        """How to attend in the step in flight; None where the kernel does not take all of it."""
+        return self._attention.whole_plan(self._asked.module.layer_idx)  # type: ignore[arg-type]
+
+    def fits(self, cache: PackedCache) -> bool:
+        """Whether its keys are read in place, from pages of the kind that it makes."""
+        tier, source = cache.step.tier, self._asked.layer
+        if source not in cache.in_place or source not in tier.keys:
+            return False
+        shape = tier.shapes[source]
+        if self._dtypes != {shape.dtype} or shape[:4] != self._stored:
+            return False
+        fits: bool = self._compiled.fits(shape, self._heads, self._dim, shape.dtype, self._scores)
+        return fits
+
+    def place(self, cache: PackedCache, plan: native.Plan, rows: int) -> None:
+        """Let ``call`` be that of a step of so many rows, and tell both programs what lies between them."""
+        step, source = cache.step, self._asked.layer
+        room = self.room.tensors(rows)
+        if self._placed != self.room.rows:
+            self._placed = self.room.rows
+            self.before.place_between(room)
+            self.after.place_between({key: tensor for key, tensor in room.items() if key[0] != "output"})
+        query, key, value = (room["output", number] for number in range(3))
+        out, call, tier = room["attention", 0], self.call, step.tier
+        where = (query.data_ptr(), self._dim, self._heads * self._dim, out.data_ptr())
+        call.call = self._compiled.prepare(plan, source, self._heads, where, self._scores, self._sinks)
+        call.key, call.value = key.data_ptr(), value.data_ptr()
+        call.key_pages, call.value_pages = tier.keys[source].data_ptr(), tier.values[source].data_ptr()
+        call.places, call.rows = step.write_index.data_ptr(), rows
+        call.key_bytes, call.value_bytes = key.stride(0) * key.element_size(), value.stride(0) * value.element_size()
+
+
+class LayerWorkspace:
+    """What lies between the pieces of a layer; layers of one kind share it, since they run one after the other."""
+
+    def __init__(self, externals: list[External]) -> None:
+        self._externals = externals
+        self._tensors: dict[tuple[str, int], torch.Tensor] = {}
+        self.rows = 0
+
+    @classmethod
+    def of(cls, kernel: ProgramKernel, before: Program, after: Program) -> LayerWorkspace:
+        """The one for these two programs."""
+        between = [external for external in before.externals if external.kind != "input"]
+        between += [external for external in after.externals if external.kind not in ("input", "output")]
+        kind = tuple((one.kind, one.number, one.shape, one.dtype) for one in between)
+        room: LayerWorkspace = kernel.rooms.setdefault(kind, cls(between))
+        return room
+
+    def tensors(self, rows: int) -> dict[tuple[str, int], torch.Tensor]:
+        """By kind and number, ``[rows or more, elements]`` each."""
+        if rows > self.rows:
+            self.rows = -(-rows // _ROWS) * _ROWS
+            for one in self._externals:
+                size = torch.Size(one.shape).numel()
+                self._tensors[one.kind, one.number] = torch.empty(self.rows, size, dtype=one.dtype or torch.float32)
+        return self._tensors

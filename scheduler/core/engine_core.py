@@ -1,0 +1,408 @@
+"""The engine: one loop that admits, steps and delivers. The only code that touches tensors while serving.
+
+Order of side effects in a step: ``launch``: schedule (pages, receipts) -> forward (lengths grow) -> draw; ``settle``:
+per turn append the token and decide whether it ends the turn; ``news``: their text -> one message. A stop is therefore
+decided on a token that has not been fed.
+
+A GPU works between ``launch`` and ``settle``: whoever drives the engine has it decode and tell the news of the step
+before meanwhile, and may line up, cancel and end turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from array import array
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from llguidance import LLMatcher
+
+from cache.memory.stream import HostCopy, put
+from scheduler.core.constraint import GrammarError, Grammars
+from scheduler.core.gauges import below
+from scheduler.core.limits import Limits
+from scheduler.core.queue import QueueFull
+from scheduler.core.sampling import SampledToken, Sampler, SamplerOutput
+from scheduler.core.scheduler import Scheduler
+from scheduler.core.stop_checker import DrawnToken, StopChecker
+from scheduler.core.text import TextStream, Vocabulary
+from scheduler.core.turn import Turn
+from scheduler.model.runner import ModelRunner
+from scheduler.parallel.ranks import RankLost
+from scheduler.protocol import (
+    QUEUE_FULL,
+    Cancel,
+    Delta,
+    FinishReason,
+    Refused,
+    Stats,
+    StepOutputs,
+    Submit,
+    TokenLogprob,
+    unpack_ids,
+)
+
+log = logging.getLogger("warmturn.engine")
+
+_HOPELESS = 8  # failed steps in a row after which the engine gives up
+_UNDECODABLE = "the reply could not be decoded"
+_TELLING = 32  # prompt tokens in a step that make its time a measure of prefill
+
+
+class LaunchedStep(NamedTuple):
+    """A step that the device may still work on: its plan and when it began, whose prompts it gives log-probabilities,
+    whom it ends without a token, and for whom it draws one. ``done`` is there when all of it is.
+    """
+
+    plan: list[tuple[Turn, int]]
+    started: float  # time.perf_counter()
+    asked: list[tuple[Turn, int, SamplerOutput]]  # behind how many tokens
+    ended: list[Turn]
+    drawing: list[Turn]
+    drawn: SamplerOutput | None
+    done: HostCopy
+
+
+class EngineCore:
+    """Turns in, deltas out. ``submit``, ``cancel`` and ``end`` at any time but within its other methods."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        vocabulary: Vocabulary,
+        ends: tuple[int, ...],
+        limits: Limits,
+        grammars: Grammars,
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._vocabulary = vocabulary
+        self._stop_checker = StopChecker(vocabulary, ends, limits.context)
+        self._limits = limits
+        self._grammars = grammars
+        self._sampler = Sampler(ends)
+        self._compiling: list[tuple[Turn, Future[LLMatcher]]] = []  # waiting turns whose grammars are not ready
+        self._refused: list[Refused] = []
+        self._news: list[tuple[Turn, Delta | DrawnToken]] = []
+        self._failures = 0  # steps in a row
+        self.stalled = False  # the last step had nothing that could run
+        self._steps = self._prompt = self._cached = self._generated = 0
+        self._pid = os.getpid()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to run, nothing to tell."""
+        return not len(self.scheduler) and not self._news
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device works on its own between ``launch`` and ``settle``."""
+        return self._runner.overlaps
+
+    def submit(self, request: Submit) -> Refused | None:
+        """Line a turn up, or say why not."""
+        ids = unpack_ids(request.prompt)
+        refused = self._refuse(request, ids)
+        if refused is not None:
+            return refused
+        start = self._limits.start
+        text = TextStream(self._vocabulary, start or ids, request.stopping.stop, request.special)
+        turn = Turn(request, text, start)
+        try:
+            self.scheduler.add(turn)
+        except QueueFull:
+            crowding = self.scheduler.waiting.crowding(request.tenant)
+            if crowding is None:
+                return Refused(request.turn, "queue_full", QUEUE_FULL)
+            self.scheduler.finish(crowding, FinishReason.CANCELLED)
+            self._refused.append(Refused(crowding.request.turn, "queue_full", QUEUE_FULL))
+            self.scheduler.add(turn)
+        if request.grammar is not None:
+            turn.compiling = True
+            self._compiling.append((turn, self._grammars.ask(request.grammar)))
+        return None
+
+    def refusals(self) -> list[Refused]:
+        """The turns that have been refused since they were lined up, told once, before the news."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def cancel(self, request: Cancel) -> None:
+        """Take a turn out of the batch at once; its KV stays."""
+        turn = self.scheduler.find(request.turn)
+        if turn is not None:
+            self._finish(turn, FinishReason.CANCELLED)
+
+    def end(self, tenant: str, session: str) -> None:
+        """End the turn of a named session, if there is one."""
+        turn = self.scheduler.of_session(tenant, session)
+        if turn is not None:
+            self._finish(turn, FinishReason.CANCELLED)
+
+    def step(self) -> StepOutputs:
+        """Run one step over whatever is runnable; all the news since the last one."""
+        self.settle(self.launch())
+        return self.news()
+
+    def launch(self) -> LaunchedStep | None:
+        """Begin a step over whatever is runnable; None where nothing is, or where it failed. Every step is settled
+        before the next one begins.
+        """
+        if self._compiling:
+            self._compiled()
+        plan = self.scheduler.schedule()
+        self.stalled = not plan
+        if not plan:
+            return None
+        self._steps += 1
+        for turn, _ in plan:
+            self._admitted(turn)
+        started = time.perf_counter()
+        try:
+            return self._run(plan, started)
+        except Exception as error:  # out of memory, or a bug in a model: these turns end, the engine goes on
+            self._survive(plan, error)
+        return None
+
+    def settle(self, step: LaunchedStep | None) -> None:
+        """Take in what a step has drawn. Turns that have ended meanwhile get nothing of it."""
+        if step is None:
+            return
+        try:
+            step.done.wait()
+            asked = [(turn, first, report.read()) for turn, first, report in step.asked]
+            drawn = step.drawn.read() if step.drawn is not None else []
+        except Exception as error:
+            self._survive(step.plan, error)
+            return
+        self._failures = 0
+        self._measure(step.plan, time.perf_counter() - step.started)
+        for turn, first, sampled_prompt in asked:
+            if turn.finish_reason is None:
+                self._tell_prompt(turn, first, sampled_prompt)
+        for turn in step.ended:
+            if turn.finish_reason is None:
+                self._finish(turn, FinishReason.LENGTH)
+        for turn, sampled in zip(step.drawing, drawn, strict=True):
+            if turn.finish_reason is None:
+                self._commit(turn, sampled)
+
+    def news(self) -> StepOutputs:
+        """What has happened since the last call."""
+        told: list[Delta] = []
+        broken: set[Turn] = set()  # by a token that cannot be decoded: what came after it is not told
+        for turn, item in self._news:
+            if turn in broken:
+                continue
+            told.append(self._ended(turn, item) if isinstance(item, Delta) else self._told(item))
+            if told[-1].error == _UNDECODABLE:
+                broken.add(turn)
+        self._news = []
+        return StepOutputs(tuple(told), self.stats())
+
+    def _measure(self, plan: list[tuple[Turn, int]], seconds: float) -> None:
+        """What a prompt token costs, for the choice between loading and computing."""
+        archive, fed = self.scheduler.store.archive, sum(count for _, count in plan)
+        prefill = sum(count for _, count in plan if count > 1)
+        if archive is not None and prefill >= _TELLING and 2 * prefill > fed:
+            archive.restore_rates.computed(fed, seconds)
+
+    def _survive(self, plan: list[tuple[Turn, int]], error: Exception) -> None:
+        """A step failed: its turns end. Where no step succeeds any more the device is lost, and a fresh
+        process the cure.
+        """
+        log.error("a step of %d turns failed", len(plan), exc_info=error)
+        self._failures += 1
+        if self._failures >= _HOPELESS or isinstance(error, (torch.AcceleratorError, RankLost)):
+            raise error
+        for turn, _ in plan:
+            if turn.session is not None and self.scheduler.store.stateful:
+                self.scheduler.store.spoil(turn.session)  # some of its layers may be a step ahead
+            self._fail(turn, "the model failed on this request")
+
+    def stop(self) -> StepOutputs:
+        """End every turn as cancelled."""
+        for turn in [*self.scheduler.running, *self.scheduler.waiting]:
+            self._finish(turn, FinishReason.CANCELLED)
+        return self.news()
+
+    def stats(self) -> Stats:
+        """Gauges and counters."""
+        scheduler, pool = self.scheduler, self.scheduler.store.pool
+        return Stats(
+            pid=self._pid,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            sessions=len(scheduler.store),
+            pages_device=pool.device.used,
+            pages_device_total=pool.device.slots,
+            pages_host=pool.host.used,
+            pages_host_total=pool.host.slots,
+            prompt_tokens=self._prompt,
+            cached_tokens=self._cached,
+            generated_tokens=self._generated,
+            steps=self._steps,
+            preemptions=scheduler.preemptions,
+            evictions=scheduler.store.evictions,
+            host_evictions=scheduler.store.host_evictions,
+            misses={str(reason): count for reason, count in scheduler.misses.items()},
+            **below(scheduler.store.archive),
+        )
+
+    def check_integrity(self) -> None:
+        """Assert every invariant that can be checked between steps."""
+        self.scheduler.check_integrity()
+        self.scheduler.store.check_integrity()
+
+    def _compiled(self) -> None:
+        """Turns whose grammars are ready may be admitted now, or are refused where these are none."""
+        still = []
+        for turn, future in self._compiling:
+            if turn.finish_reason is None and not future.done():
+                still.append((turn, future))
+                continue
+            assert turn.request.grammar is not None
+            self._grammars.leave(turn.request.grammar, future)
+            if turn.finish_reason is not None:  # cancelled meanwhile
+                continue
+            if (error := future.exception()) is not None:
+                self._unfollowed(turn, error)
+            else:
+                turn.compiling, turn.constraint = False, self._grammars.constraint(future.result())
+        self._compiling = still
+
+    def _unfollowed(self, turn: Turn, error: BaseException) -> None:
+        """Its grammar is none, or leads nowhere: that is for whoever wrote it, also behind the first tokens."""
+        log.info("turn %s has no grammar: %s", turn.request.turn, error)
+        self.scheduler.finish(turn, FinishReason.ERROR)
+        message = str(error) if isinstance(error, GrammarError) else "The grammar cannot be compiled."
+        self._refused.append(Refused(turn.request.turn, "invalid_grammar", message))
+
+    # -- one step ---------------------------------------------------------------------------------------------------
+
+    def _run(self, plan: list[tuple[Turn, int]], started: float) -> LaunchedStep:
+        """Feed the plan and draw."""
+        rows: list[int] = []
+        sampling: list[tuple[Turn, int]] = []
+        asked: list[tuple[Turn, int, int]] = []
+        row = 0
+        for turn, count in plan:
+            last = turn.owes == count
+            if turn.request.prompt_logprobs is not None and turn.generated == 0:
+                asked.append((turn, len(rows), count))
+                rows.extend(range(row, row + count))
+            elif last and turn.limit != 0:
+                rows.append(row + count - 1)
+            if last:
+                sampling.append((turn, len(rows) - 1))
+            row += count
+        work = [(turn.session, count) for turn, count in plan if turn.session is not None]
+        logits = self._runner.run(work, rows)
+        for turn, _ in plan:
+            if turn.session is not None and turn.session.length == turn.prompt_length - 1:
+                turn.session.checkpoint()
+        reports = [self._asked(turn, logits[first : first + count]) for turn, first, count in asked]
+        for turn, _ in sampling:
+            if turn.generated == 0 and turn.session is not None:
+                self.scheduler.store.publish(turn.session)
+        ended = [turn for turn, _ in sampling if turn.limit == 0]
+        drawing = [(turn, at) for turn, at in sampling if turn.limit != 0]
+        turns, drawn = [turn for turn, _ in drawing], None
+        if drawing:
+            chosen = [at for _, at in drawing]
+            wanted = logits if len(chosen) == len(logits) else logits[put(np.array(chosen), logits.device)]
+            drawn = self._sampler.draw(wanted, turns)
+        return LaunchedStep(plan, started, reports, ended, turns, drawn, HostCopy(logits[:0]))
+
+    def _commit(self, turn: Turn, sampled: SampledToken) -> None:
+        """A token was drawn: decide whether it ends the turn, before it is ever fed."""
+        if not sampled.usable:
+            self._fail(turn, "the model gave no usable numbers for this request")
+            return
+        self._generated += 1
+        try:
+            drawn = self._stop_checker.check(turn, sampled)
+        except GrammarError as error:
+            self._unfollowed(turn, error)
+            return
+        except Exception:
+            log.exception("turn %s failed", turn.request.turn)
+            self._fail(turn, _UNDECODABLE)
+            return
+        self._news.append((turn, drawn))
+        if drawn.reason is not None:
+            self.scheduler.finish(turn, drawn.reason)
+
+    def _told(self, drawn: DrawnToken) -> Delta:
+        """Its delta. A token that cannot be decoded ends its turn, which may be in a step that has been launched."""
+        turn = drawn.turn
+        try:
+            return self._stop_checker.delta(drawn)
+        except Exception:
+            log.exception("turn %s failed", turn.request.turn)
+        if turn.finish_reason is None:
+            self.scheduler.finish(turn, FinishReason.ERROR)
+        return Delta(turn.request.turn, finish_reason=FinishReason.ERROR, error=_UNDECODABLE)
+
+    def _ended(self, turn: Turn, delta: Delta) -> Delta:
+        """A delta without a token; of a turn that was cancelled, with the text that was held back."""
+        if delta.finish_reason != FinishReason.CANCELLED or not turn.generated:
+            return delta
+        try:
+            return msgspec.structs.replace(delta, text=turn.text.flush())
+        except Exception:
+            log.exception("turn %s was cancelled within what cannot be decoded", turn.request.turn)
+        return delta
+
+    def _asked(self, turn: Turn, logits: torch.Tensor) -> tuple[Turn, int, SamplerOutput]:
+        """Log-probabilities of the prompt tokens that these rows ``[count, V]`` predict, behind how many tokens."""
+        assert turn.session is not None
+        first = turn.session.length - logits.shape[0]
+        targets = turn.ids[first + 1 : turn.session.length + 1]
+        wanted = [turn.request.prompt_logprobs] * len(targets)
+        return turn, first, SamplerOutput(logits[: len(targets)], targets, wanted)
+
+    def _tell_prompt(self, turn: Turn, first: int, sampled: list[SampledToken]) -> None:
+        """What ``_asked`` has found; told once the prompt is whole."""
+        if first == 0:  # also where a preempted turn begins again
+            text, data = self._vocabulary.spell(turn.ids[0])
+            turn.prompt_logprobs = [TokenLogprob(turn.ids[0], text, data, None)]
+        turn.prompt_logprobs.extend(self._stop_checker.spelled(item) for item in sampled)
+        if turn.session is not None and turn.session.length == turn.prompt_length:
+            self._news.append((turn, Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs))))
+
+    # -- beginnings and ends ----------------------------------------------------------------------------------------
+
+    def _admitted(self, turn: Turn) -> None:
+        """Tell the server once that a turn runs, and what its prompt cost."""
+        if turn.receipt is not None and not turn.announced:
+            turn.announced = True
+            self._prompt += turn.receipt.prompt
+            self._cached += turn.receipt.cached
+            self._news.append((turn, Delta(turn.request.turn, receipt=turn.receipt)))
+
+    def _finish(self, turn: Turn, reason: FinishReason, error: str | None = None) -> None:
+        self.scheduler.finish(turn, reason)
+        self._news.append((turn, Delta(turn.request.turn, finish_reason=reason, error=error)))
+
+    def _fail(self, turn: Turn, message: str) -> None:
+        if turn.finish_reason is None:
+            self._finish(turn, FinishReason.ERROR, message)
+
+    def _refuse(self, request: Submit, ids: array[int]) -> Refused | None:
+        if self.scheduler.find(request.turn) is not None:
+            return Refused(request.turn, "invalid_prompt", "A turn of this id is running.")
+        refused = self._limits.refuse(request, ids)
+        if refused is not None:
+            return refused
+        if request.salt and request.session is not None:  # whoever forgets the session would not find it
+            return Refused(request.turn, "invalid_prompt", "A turn of a session has no salt.")
+        if self.scheduler.busy(request.tenant, request.session):
+            return Refused(request.turn, "session_busy", "A turn of this session is running.")
+        return None

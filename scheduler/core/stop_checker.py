@@ -1,0 +1,83 @@
+"""What a drawn token means for its turn: whether it ends it, decided before it is fed; and its text, which may wait.
+
+A token's text decides only where a turn has stop strings. All other text is decoded when it is told, which is while a
+GPU runs the next step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.core.sampling import SampledToken
+from scheduler.core.text import Vocabulary
+from scheduler.core.turn import Turn
+from scheduler.protocol import Delta, FinishReason, TokenLogprob
+
+
+@dataclass(eq=False)
+class DrawnToken:
+    """A token that was drawn for ``turn``. ``reason``: why it ends the turn, None where it does not; ``stop``: what
+    matched. ``text``: what it releases; None where that is still to be decoded. ``shown``: it has text at all.
+    """
+
+    turn: Turn
+    sampled: SampledToken
+    reason: FinishReason | None = None
+    stop: str | int | None = None
+    text: str | None = None
+    shown: bool = True
+
+
+class StopChecker:
+    """Over turns of up to ``context`` tokens; ``ends`` are the ids that end a reply unless that is to be ignored."""
+
+    def __init__(self, vocabulary: Vocabulary, ends: tuple[int, ...], context: int) -> None:
+        self._vocabulary = vocabulary
+        self._ends = frozenset(ends)
+        self._context = context
+
+    def check(self, turn: Turn, sampled: SampledToken) -> DrawnToken:
+        """Append the token to its turn. Raises ``Broken`` where the turn's grammar does, and what decoding raises."""
+        turn.append(sampled.token)
+        complete = turn.constraint is not None and turn.constraint.accept(sampled.token)
+        drawn, stopping = DrawnToken(turn, sampled), turn.request.stopping
+        free = turn.generated > stopping.min_tokens
+        if free and sampled.token in stopping.stop_token_ids:
+            drawn.reason, drawn.stop, drawn.shown = FinishReason.STOP, sampled.token, False
+        elif sampled.token in self._ends and (turn.constraint is not None or (free and not stopping.ignore_eos)):
+            drawn.reason, drawn.shown = FinishReason.STOP, False
+        elif complete:
+            drawn.reason = FinishReason.STOP
+        elif len(turn.ids) >= self._context or (turn.limit is not None and turn.generated >= turn.limit):
+            drawn.reason = FinishReason.LENGTH
+        if stopping.stop:
+            drawn.text = _text(drawn)
+            if turn.text.stopped is not None:
+                drawn.reason, drawn.stop = FinishReason.STOP, turn.text.stopped
+        return drawn
+
+    def delta(self, drawn: DrawnToken) -> Delta:
+        """What the server is told of it. Once for each token of a turn, in order. Raises what decoding raises."""
+        sampled = drawn.sampled
+        return Delta(
+            drawn.turn.request.turn,
+            (sampled.token,),
+            _text(drawn) if drawn.text is None else drawn.text,
+            finish_reason=drawn.reason,
+            stop=drawn.stop,
+            logprobs=(self.spelled(sampled),) if sampled.logprob is not None else (),
+        )
+
+    def spelled(self, sampled: SampledToken) -> TokenLogprob:
+        """A token's log-probabilities as the server is told them."""
+        text, data = self._vocabulary.spell(sampled.token)
+        top = tuple((token, *self._vocabulary.spell(token), logprob) for token, logprob in sampled.top)
+        return TokenLogprob(sampled.token, text, data, sampled.logprob, top)
+
+
+def _text(drawn: DrawnToken) -> str:
+    """What the token releases: all that was held back, if it ends the turn."""
+    turn = drawn.turn
+    may_stop = turn.generated >= turn.request.stopping.min_tokens
+    text = turn.text.push(drawn.sampled.token, may_stop=may_stop) if drawn.shown else ""
+    return text if drawn.reason is None else text + turn.text.flush()

@@ -1,0 +1,68 @@
+"""The pages of a rank that is not rank 0."""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+import numpy as np
+import torch
+
+from cache.memory.tier import MemoryTier, PageShape
+from scheduler.parallel.commands import DEVICE, Beside, CopyPages, CreateTiers, Gather
+from scheduler.parallel.rank_link import RankLink
+
+
+class RankTiers:
+    """The tiers of this rank, used by two threads: the one that does what comes in order, and ``serve``.
+
+    ``tiers`` change only where nobody reads or writes files. ``done`` is called after each command in order, and what
+    is asked beside waits for those that came before it.
+    """
+
+    def __init__(self) -> None:
+        self.tiers: list[MemoryTier] = []
+        self._done = 0
+        self._changed = threading.Condition()
+
+    def build(self, room: CreateTiers, device: torch.device) -> None:
+        """See ``CreateTiers``. Raises what the allocator raises."""
+        shapes: dict[int, PageShape] | None = dict(self.tiers[DEVICE].shapes) if room.known else None
+        self.tiers = []  # before there are others: both may not fit
+        cuda = device.type == "cuda"
+        tier = MemoryTier(room.slots, room.page_size, device, shapes)
+        below = shapes if room.host_slots else None
+        host = MemoryTier(room.host_slots, room.page_size, torch.device("cpu"), below, pinned=cuda)
+        self.tiers = [tier, host]
+
+    def copy(self, command: CopyPages) -> None:
+        """See ``CopyPages``."""
+        self.tiers[command.target].copy_from(self.tiers[command.source], command.there, command.here)
+
+    def done(self) -> None:
+        """One more command has been done."""
+        with self._changed:
+            self._done += 1
+            self._changed.notify_all()
+
+    def _wait(self, commands: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._done >= commands)
+
+    def serve(self, line: RankLink) -> None:
+        """Answer what is asked beside the steps, until the line ends."""
+        decode = msgspec.msgpack.Decoder(Beside).decode
+        while True:
+            command = decode(line.receive())
+            self._wait(command.after)
+            tier = self.tiers[command.tier]
+            rows = torch.from_numpy(np.frombuffer(command.rows, np.int64).copy())
+            if isinstance(command, Gather):
+                found = tier.gather(rows)
+                for name in command.names:
+                    line.send_tensor(found[name])
+            else:
+                pool = tier.pools[command.name]
+                tokens = torch.empty((len(rows), *pool.shape[2:]), dtype=pool.dtype)
+                tier.scatter(rows, command.name, line.receive_tensor(tokens))
+                line.send(b"")

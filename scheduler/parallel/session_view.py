@@ -1,0 +1,77 @@
+"""A packed step on its way from rank 0 to the others: where its tokens go and what they look at, nothing else."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cache.pages.session import SessionCache
+from scheduler.parallel.commands import PackedForward
+
+
+class SessionViewSender:
+    """Rank 0's end. A page table is told when it is another one than that of the same row in the step before."""
+
+    def __init__(self) -> None:
+        self._told: list[np.ndarray[Any, Any]] = []
+
+    def step(self, work: Sequence[tuple[SessionCache, int]], keep: Sequence[int]) -> PackedForward:
+        """The step that feeds ``count`` tokens of each session; all are on one side of a RoPE threshold."""
+        tables = {}
+        self._told += [np.zeros(0, np.int64)] * (len(work) - len(self._told))
+        for row, (session, _) in enumerate(work):
+            if self._told[row] is not session.slots:
+                self._told[row] = session.slots
+                tables[row] = session.slots.tobytes()
+        return PackedForward(
+            [session.length for session, _ in work],
+            [count for _, count in work],
+            b"".join(session.owed(count).tobytes() for session, count in work),
+            tables,
+            {row: bytes(session.mask) for row, (session, _) in enumerate(work) if session.hidden},
+            np.array(keep, np.int64).tobytes(),
+            work[0][0].long,
+        )
+
+
+class SessionView(SessionCache):
+    """What a step needs of a session that another process has."""
+
+    def __init__(self) -> None:
+        super().__init__("", None)
+        self.tokens = array("i")  # those that are owed
+        self.fed_before = 0
+
+    @property
+    def length(self) -> int:
+        """See ``SessionCache``."""
+        return self.fed_before
+
+    def owed(self, count: int) -> array[int]:
+        """See ``SessionCache``."""
+        return self.tokens[:count]
+
+
+class SessionViews:
+    """The other end: the sessions of the step in flight, row by row."""
+
+    def __init__(self) -> None:
+        self._rows: list[SessionView] = []
+
+    def work(self, step: PackedForward) -> list[tuple[SessionCache, int]]:
+        """What ``PackedStep`` is made of."""
+        self._rows += [SessionView() for _ in range(len(step.lengths) - len(self._rows))]
+        tokens = array("i", step.tokens)
+        at = 0
+        for row, (echo, length, count) in enumerate(zip(self._rows, step.lengths, step.counts, strict=False)):
+            if row in step.tables:
+                echo.moved()
+                echo._slots = np.frombuffer(step.tables[row], np.int64).copy()
+            echo.mask = bytearray(step.masks.get(row, b""))
+            echo.hidden = echo.mask.count(0)
+            echo.fed_before, echo.long = length, step.long
+            echo.tokens, at = tokens[at : at + count], at + count
+        return list(zip(self._rows, step.counts, strict=False))

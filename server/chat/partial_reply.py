@@ -1,0 +1,146 @@
+"""One reply as far as it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scheduler.protocol import Delta, FinishReason, TokenLogprob
+from server.chat.reply_parser import (
+    ArgumentsPiece,
+    CallStart,
+    ContentPiece,
+    Part,
+    PlainParser,
+    ReasoningPiece,
+    ReplyParser,
+)
+from server.log.timeline import Message
+from server.schemas.objects import Finish
+
+FINISH: dict[FinishReason, Finish] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "cancelled",
+}
+
+
+@dataclass
+class ParsedCall:
+    """A call of a tool; ``arguments`` is a JSON text, unfinished while ``finish`` of its draft is None."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass
+class PartialReply:
+    """What one choice has told so far, read by ``reading``."""
+
+    reading: ReplyParser = field(default_factory=PlainParser)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    reasoning_tokens: int = 0
+    calls: list[ParsedCall] = field(default_factory=list)
+    finish: Finish | None = None
+    stop: str | int | None = None  # the stop string or stop token id that ended it
+    _content: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _untold: int = 0  # tokens whose text is held back
+    _thinks: bool = False  # whether what was told last is reasoning
+
+    def add(self, delta: Delta) -> list[Part]:
+        """Append one delta; what its text was read as."""
+        self.tokens.extend(delta.tokens)
+        self.logprobs.extend(delta.logprobs)
+        self.prompt_logprobs.extend(delta.prompt_logprobs)
+        parts = self.reading.feed(delta.text)
+        if delta.finish_reason is not None:
+            parts += self.reading.finish()
+        for part in parts:
+            self.take(part)
+        self._count(len(delta.tokens), parts)
+        if delta.finish_reason is not None:
+            self.stop = delta.stop
+            finish = FINISH[delta.finish_reason]
+            self.finish = "tool_calls" if finish == "stop" and self.calls else finish
+        return parts
+
+    def _count(self, tokens: int, parts: Sequence[Part]) -> None:
+        """Tell reasoning from the rest: what is held back belongs to what was told before it, and where several tokens
+        come at once, characters tell."""
+        if not parts:
+            self._untold += tokens
+            return
+        if self._thinks or isinstance(parts[0], ReasoningPiece):
+            self.reasoning_tokens += self._untold
+        self._untold = 0
+        self._thinks = isinstance(parts[-1], ReasoningPiece)
+        lengths = [
+            (isinstance(part, ReasoningPiece), len(part.name if isinstance(part, CallStart) else part.text))
+            for part in parts
+        ]
+        whole = sum(length for _, length in lengths)
+        if whole:
+            thought = sum(length for is_thought, length in lengths if is_thought)
+            self.reasoning_tokens += round(tokens * thought / whole)
+
+    def take(self, part: Part) -> None:
+        """Add a part."""
+        match part:
+            case ContentPiece(text):
+                self._content.append(text)
+            case ReasoningPiece(text):
+                self._reasoning.append(text)
+            case CallStart(_, id, name):
+                self.calls.append(ParsedCall(id, name))
+            case ArgumentsPiece(index, text):
+                self.calls[index].arguments += text
+
+    @property
+    def content(self) -> str:
+        """The answer so far."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought so far."""
+        return "".join(self._reasoning)
+
+    def message(self) -> Message:
+        """The reply as the log holds it and templates read it: fields that would be empty are left out, but
+        ``content``."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+            ]
+        return message
+
+
+class FinishedReply:
+    """Reads nothing: tells the parts of a reply that is there already."""
+
+    def __init__(self, message: Message) -> None:
+        self._parts: list[Part] = []
+        if thought := message.get("reasoning_content"):
+            self._parts.append(ReasoningPiece(thought))
+        if message["content"]:
+            self._parts.append(ContentPiece(message["content"]))
+        for index, call in enumerate(message.get("tool_calls", ())):
+            self._parts.append(CallStart(index, call["id"], call["function"]["name"]))
+            self._parts.append(ArgumentsPiece(index, call["function"]["arguments"]))
+
+    def feed(self, text: str) -> list[Part]:
+        """All of it, at once."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    def finish(self) -> list[Part]:
+        """Nothing was held back."""
+        return []

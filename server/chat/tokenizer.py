@@ -1,0 +1,218 @@
+"""The tokenizer and its chat template: text to token ids and back, off the event loop."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, ParamSpec, Self, TypeVar
+
+import jinja2
+import jinja2.meta
+import jinja2.nodes
+
+from server.chat.dialect import Dialect
+from server.chat.dialect_probe import FILL_INS, ProbedTemplate, measure
+from server.chat.rendering import PLAIN, Rendering, Scalar
+from server.torchless import read_tokenizer
+from server.workers import Workers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PATIENCE = 30.0  # seconds for one request's templates and tokens
+NOT_VARIABLES = {"messages", "tools", "documents", "raise_exception", "strftime_now", "range", "namespace"}
+SPARE = 16  # threads that may hang before requests wait for each other
+
+
+class TemplateRefused(Exception):
+    """The chat template does not take these messages. ``message`` is for the client."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ChatTokenizer:
+    """A tokenizer of transformers, made safe for several threads.
+
+    The methods block; ``run`` calls them (or anything made of them) on a small pool, so that a long prompt costs
+    the event loop nothing.
+    """
+
+    def __init__(self, tokenizer: Any, workers: int = 4, response_template: object = None) -> None:
+        """``response_template`` is how the model's replies are read, in place of what is measured."""
+        self._tokenizer = tokenizer
+        self._declared = response_template
+        self._backend = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
+        if self._backend is not None:
+            # What a tokenizer.json may carry would cut or fill prompts without a word.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self._lock = threading.Lock()  # tokenizers in pure Python keep state between calls
+        self._workers = Workers(workers, SPARE, PATIENCE)
+        self._template = template_source(tokenizer)
+        self.special_ids = frozenset(int(i) for i in tokenizer.all_special_ids)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.special_tokens = {str(token): int(i) for i, token in added.items() if token.special}
+        self._digest = digest(tokenizer, self._backend, self._template)
+
+    @classmethod
+    def load(cls, model: str, response_template: object = None) -> Self:
+        """The tokenizer of a hub id or folder. Slow (imports transformers); raises what transformers raises."""
+        return cls(read_tokenizer(model), response_template=response_template)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether chats can be rendered at all."""
+        return self._template is not None
+
+    @property
+    def info(self) -> dict[str, str | None]:
+        """What clients that use the tokenizer from afar want to know of it."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        said = {name: getattr(self._tokenizer, name, None) for name in names}
+        return {name: None if token is None else str(token) for name, token in said.items()} | {
+            "chat_template": self._template
+        }
+
+    def fingerprint(self, vocab_size: int) -> str:
+        """What gives token ids their meaning, as 32 hexadecimal digits: tokenizer, chat template, and how many ids the
+        model has. Models that share these go on with each other's sessions; their KV has a fingerprint of its own."""
+        return hashlib.blake2b(f"{self._digest} {vocab_size}".encode(), digest_size=16).hexdigest()
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of ``text``; with ``special`` also those that the tokenizer puts around a text (BOS)."""
+        if self._backend is not None:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
+            return ids
+        with self._lock:
+            return list(self._tokenizer.encode(text, add_special_tokens=special))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included. Ids beyond the vocabulary give no text."""
+        if self._backend is not None:
+            text: str = self._backend.decode(list(ids), skip_special_tokens=False)
+            return text
+        with self._lock:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The entries of the vocabulary, which are not always text; "" for ids beyond it."""
+        with self._lock:
+            return [str(piece or "") for piece in self._tokenizer.convert_ids_to_tokens(list(ids))]
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], *, generation_prompt: bool, rendering: Rendering = PLAIN
+    ) -> str:
+        """The chat template applied to messages as the log holds them. Raises TemplateRefused."""
+        dressed = self.dialect.dressed(messages, rendering)
+        tools = rendering.tools if self.dialect.native else ()
+        return self.apply(dressed, tools, generation_prompt, rendering.template)
+
+    def apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        generation_prompt: bool,
+        variables: Mapping[str, Scalar] | None = None,
+    ) -> str:
+        """The chat template applied to messages in the form that it takes. Raises TemplateRefused."""
+        if self._template is None:
+            raise TemplateRefused("This model has no chat template: use /v1/completions instead.")
+        developer = "developer" if "developer" in self._template else "system"
+        named = [{**m, "role": developer} if m["role"] == "developer" else {**m} for m in messages]
+        options = {**(variables or {}), "tools": [dict(tool) for tool in tools] or None}
+        try:
+            text = self._tokenizer.apply_chat_template(
+                named, tokenize=False, add_generation_prompt=generation_prompt, **options
+            )
+        except Exception as error:  # templates are programs of others: whatever they raise, the messages did it
+            raise TemplateRefused(refusal(error)) from error
+        return str(text)
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the model writes reasoning and calls. Measured when it is first asked for. Raises ValueError when the
+        response template that was given is none; one that comes with the tokenizer is not missed then."""
+        source = self._template or ""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        words = frozenset(str(token) for token in added.values())
+        special = frozenset(str(token) for token in added.values() if token.special)
+        end = str(self._tokenizer.eos_token or "")
+        template = ProbedTemplate(self.apply, TemplateRefused, source, words, special, end)
+        own = getattr(self._tokenizer, "response_template", None)
+        if self._declared is None and own is not None:
+            with suppress(ValueError):
+                return measure(template, own)
+        return measure(template, self._declared)
+
+    @cached_property
+    def fill_in(self) -> tuple[str, str, str] | None:
+        """The tokens in front of what is there, of what comes behind the gap, and of what goes into it; None for a
+        tokenizer that knows none."""
+        vocabulary = self._tokenizer.get_vocab()
+        return next((marks for marks in FILL_INS if all(mark in vocabulary for mark in marks)), None)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """What a client may tell the chat template besides messages and tools."""
+        if self._template is None:
+            return frozenset()
+        ours = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
+        named = {name for name in variables_of(self._template) if not name.endswith("_token")}
+        return frozenset(named - ours - NOT_VARIABLES)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a blocking function on a thread. Raises Hung or Crowded (``server.workers``) when it takes too long."""
+        return await self._workers.run(lambda: function(*args, **kwargs))
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._workers.close()
+
+
+def digest(tokenizer: Any, backend: Any, template: str | None) -> str:
+    """All that a tokenizer and its template are made of."""
+    if backend is not None:
+        made = backend.to_str()
+    else:
+        made = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items()), tokenizer.special_tokens_map))
+    return hashlib.blake2b(repr((made, template)).encode(), digest_size=16).hexdigest()
+
+
+def template_source(tokenizer: Any) -> str | None:
+    """The Jinja source that ``apply_chat_template`` uses by default, and behind it that for tools, if that is another
+    one; None when there is none."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        default, tools = template.get("default"), template.get("tool_use", "")
+        template = f"{default}\n{tools}" if default and tools else default
+    return template if isinstance(template, str) and template else None
+
+
+def variables_of(source: str) -> frozenset[str]:
+    """The variables that a chat template reads and does not set, unless it does so where nobody else did; none where
+    its program cannot be told."""
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=True)
+    try:
+        tree = environment.parse(re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source))
+    except jinja2.TemplateError:
+        return frozenset()
+    names = jinja2.meta.find_undeclared_variables(tree)
+    own = {node.name for node in tree.find_all(jinja2.nodes.Name) if node.ctx == "store"}
+    return frozenset(
+        name for name in names if name not in own or re.search(rf"(?<![.\w]){name}\s+is\s+(not\s+)?defined", source)
+    )
+
+
+def refusal(error: Exception) -> str:
+    """One sentence about a template's exception. Only what its author wrote with raise_exception is quoted."""
+    said = str(error).strip() if type(error).__name__ == "TemplateError" else ""
+    if said and len(said) <= 200 and said.isprintable():
+        return f"The model's chat template does not take these messages: {said}"
+    return "The model's chat template does not take these messages."

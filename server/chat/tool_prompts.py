@@ -1,0 +1,110 @@
+"""What a request makes of its tools: which of them its reply may call, and the grammar that sees to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from server.chat.call_grammar import call_grammar
+from server.chat.call_rules import NO_CALLS, CallRules
+from server.chat.dialect import Dialect
+from server.chat.reply_parser import PlainParser
+from server.chat.tokenizer import ChatTokenizer
+from server.constraints.enforceable import lenient
+from server.constraints.grammars import GrammarCheck, json_schema_grammar
+from server.errors import bad_request
+from server.schemas.formats import Formatted, checked, format_grammar
+from server.schemas.tools import AllowedChoice, NamedTool, ToolChoice
+
+
+def calls_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, parallel: bool) -> CallRules:
+    """What ``choice`` (None: auto) makes of the ``tools`` in force. Raises a 400 for a tool that is not among them."""
+    match choice:
+        case None | "auto":
+            return CallRules(tools, False, parallel)
+        case "none":
+            return NO_CALLS
+        case "required":
+            return CallRules(picked(tools, None, "tool_choice"), True, parallel)
+        case NamedTool():
+            return CallRules(picked(tools, [choice.function.name], "tool_choice.function.name"), True, False)
+        case AllowedChoice():
+            names = [tool.function.name for tool in choice.allowed_tools.tools]
+            allowed = picked(tools, names, "tool_choice.allowed_tools.tools")
+            return CallRules(allowed, choice.allowed_tools.mode == "required", parallel)
+
+
+def picked(tools: Sequence[Mapping[str, Any]], names: Sequence[str] | None, param: str) -> list[Mapping[str, Any]]:
+    """The tools of these names, None: all, at least one."""
+    found = [tool for tool in tools if names is None or tool["function"]["name"] in names]
+    if not found or (names is not None and len(found) < len(set(names))):
+        raise bad_request(f"{param} needs a tool that is not among tools.", param, "invalid_value")
+    return found
+
+
+async def reply_grammar(
+    body: Formatted, calls: CallRules, tail: str, tokens: ChatTokenizer, check: GrammarCheck
+) -> str | None:
+    """The grammar of a reply to a prompt that ends with ``tail``, known to compile; None: anything goes. A reply that
+    must call tools is nothing else; one that may is in the format that was asked for, or calls. Raises a 400 that names
+    the parameter."""
+    dialect = tokens.dialect
+    formatted = body.wanted() is not None
+    if not calls.constrained and not (calls.tools and formatted):
+        return await format_grammar(body, check)
+    if dialect.form is None:
+        if not calls.required:
+            return await format_grammar(body, check)
+        message = "tool_choice cannot make this model call tools: how it writes calls is declared, not known."
+        raise bad_request(message, "tool_choice", "unsupported_value")
+    make = partial(
+        call_grammar,
+        dialect.form,
+        [await enforced(check, number, tool) for number, tool in enumerate(calls.tools)],
+        required=calls.required,
+        parallel=calls.parallel,
+        thought=dialect.thought.closing if dialect.thought and dialect.opened(tail) else "",
+        instead=None if calls.required else wanted_schema(body),
+    )
+    await checked(check, "tools", partial(make, special=check.special_ids))
+    return make(special=tokens.special_tokens)
+
+
+async def enforced(check: GrammarCheck, number: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool whose ``parameters`` a grammar enforces. With ``strict`` they are those that it has: raises a 400 that
+    names what cannot be enforced. Without it they are a wish, and what cannot be is left out: keywords first, then all
+    patterns, in the end everything but that they are an object."""
+    function = tool["function"]
+    wanted = function.get("parameters") or {}
+    if function.get("strict"):
+        await checked(check, f"tools[{number}].function.parameters", partial(json_schema_grammar, wanted))
+        return tool
+    for less in (dict, lenient, partial(lenient, patterns=False)):
+        with suppress(ValueError):
+            await check.run(partial(of_parameters, less, wanted))
+            return {**tool, "function": {**function, "parameters": less(wanted)}}
+    return {**tool, "function": {**function, "parameters": {"type": "object"}}}
+
+
+def of_parameters(less: Callable[[Any], Any], wanted: Mapping[str, Any]) -> str:
+    """The grammar of arguments under ``less`` of what is wanted."""
+    return json_schema_grammar(less(wanted))
+
+
+def wanted_schema(body: Formatted) -> Mapping[str, Any] | None:
+    """The schema of what a reply says that calls nothing; None: anything. Raises a 400 for what is no JSON."""
+    wanted = body.wanted()
+    if wanted is None:
+        return None
+    if wanted.kind != "json":
+        param = wanted.param
+        raise bad_request(f"{param} cannot be used together with tools that may be called.", param, "invalid_value")
+    schema: Mapping[str, Any] = wanted.value
+    return schema
+
+
+def is_read(dialect: Dialect, calls: CallRules, *, reasons: bool = True) -> bool:
+    """Whether a reply's text has to show the marks of its dialect, as ``Dialect.reading`` reads it."""
+    return dialect.special and not isinstance(dialect.reading("", calls, reasons=reasons), PlainParser)

@@ -1,0 +1,86 @@
+"""Holds: a session belongs to one turn or change at a time, in this process and among the servers of its log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from typing import TypeVar
+
+from server.log.claims import Claims, Key
+from server.log.leases import LeaseChanges, Leases
+
+T = TypeVar("T")
+
+
+class SessionLocks:
+    """Claims and leases, and the log's thread, on which leases are taken and let go between the log's other work."""
+
+    def __init__(self, leases: Leases) -> None:
+        self._claims = Claims()
+        self._leases = leases
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-log")
+
+    async def close(self) -> None:
+        """Finish what was begun, and free what is still held."""
+        await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self._leases.end)
+
+    @asynccontextmanager
+    async def holding(self, tenant: str, session: str) -> AsyncIterator[None]:
+        """Hold the session for one turn or change. Raises SessionBusy if anything in this process holds it or waits
+        for it, or another server holds it and lives. It is waited for as long as that is not certain."""
+        with ExitStack() as stack:
+            await self.hold(tenant, session, stack)
+            yield
+
+    async def hold(self, tenant: str, session: str, stack: ExitStack) -> None:
+        """The same until ``stack`` is closed."""
+        stack.enter_context(self.claim(tenant, session))
+        await self._lease((tenant, session), stack)
+
+    @contextmanager
+    def claim(self, tenant: str, session: str) -> Iterator[None]:
+        """Hold the session against everything else in this process only. Raises SessionBusy."""
+        with self._claims.claim((tenant, session)):
+            yield
+
+    @asynccontextmanager
+    async def claim_when_free(self, tenant: str, session: str, seconds: float) -> AsyncIterator[bool]:
+        """Hold the session once what holds it in this process is over, to end it; nothing new gets in between. Another
+        server loses it: whether there was one. Raises SessionBusy if that takes longer than ``seconds``."""
+        async with self._claims.claim_when_free((tenant, session), seconds):
+            with ExitStack() as stack:
+                yield await self._lease((tenant, session), stack, force=True)
+
+    def is_held(self, tenant: str, session: str) -> bool:
+        """Whether anything in this process holds the session."""
+        return (tenant, session) in self._claims.held()
+
+    def end_of_hold(self, tenant: str, session: str) -> asyncio.Event | None:
+        """What is set when whatever in this process holds the session now is over; None where nothing does."""
+        return self._claims.end_of((tenant, session))
+
+    @property
+    def shared(self) -> bool:
+        """Whether other servers may use this log too: then ``beat`` every ``leases.BEAT_SECONDS``."""
+        return self._leases.shared
+
+    async def beat(self) -> LeaseChanges:
+        """Tell the other servers that this one lives, and hear what they did to the sessions that it holds."""
+        return await self._leases.beat()
+
+    async def _lease(self, key: Key, stack: ExitStack, force: bool = False) -> bool:
+        if not self._leases.shared:
+            return False
+        stack.callback(self._let_go, key)  # also where the wait is cut off while the lease is being taken
+        return await self._leases.take(key, self._in_thread, force=force)
+
+    def _let_go(self, key: Key) -> None:
+        with suppress(RuntimeError):  # the log is closed, and all is free
+            self._thread.submit(self._leases.let_go, key)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        # Shielded: a client that leaves must not cut a commit off from its result.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))

@@ -1,0 +1,58 @@
+"""Figures as ``/metrics`` shows them: plain numbers while they are counted, families of series when they are read.
+
+prometheus-client's own counters take a lock and a linear search per observation, made for many threads; ours belong to
+the event loop alone, and there is one observation per token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+
+class Counter:
+    """A counter, one number per combination of labels. ``known``: the values of its one label that are there from the
+    start, so that their first increase is seen as one."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = (), known: Sequence[str] = ()) -> None:
+        self._head = name, text
+        self._labels = labels
+        self._values: dict[tuple[str, ...], float] = {(value,): 0.0 for value in known}
+        if not labels:
+            self._values[()] = 0.0
+
+    def add(self, amount: float, *labels: str) -> None:
+        """It grew."""
+        self._values[labels] = self._values.get(labels, 0.0) + amount
+
+    def family(self) -> CounterMetricFamily:
+        """As of now."""
+        family = CounterMetricFamily(*self._head, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Histogram:
+    """A histogram. ``bounds`` are the buckets' upper ends, ascending; a last bucket takes the rest."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._head = name, text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self) -> HistogramMetricFamily:
+        """As of now; buckets hold what they and all before them have."""
+        buckets, below = [], 0
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            below += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(below)))
+        return HistogramMetricFamily(*self._head, buckets=buckets, sum_value=self._sum)

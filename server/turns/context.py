@@ -1,0 +1,110 @@
+"""What every route works with, and the checks that need to know the model."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from opentelemetry.trace import Tracer
+from starlette.requests import Request
+
+from scheduler.protocol import ModelFacts
+from server.chat.prompts import check_ids
+from server.chat.template import UNMEASURED, Stability
+from server.chat.tokenizer import ChatTokenizer
+from server.constraints.grammars import GrammarCheck
+from server.engine.engine import Engine
+from server.errors import ApiError, bad_request, unavailable
+from server.log.identity import Session
+from server.log.session_log import SessionLog
+from server.log.timeline import SessionRecord
+from server.schemas.requests import GenerationRequest, TurnRequest
+from server.telemetry import traces
+from server.telemetry.metrics import Metrics
+
+STOPPING_RETRY = 5  # seconds, told to a client that comes while the server stops
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """The parts of one server. ``template`` is what was measured of its chat template. ``created`` is its start in Unix
+    seconds, OpenAI's age of the model.
+    """
+
+    engine: Engine
+    log: SessionLog
+    tokens: ChatTokenizer
+    served_name: str
+    template: Stability = UNMEASURED
+    metrics: Metrics = field(default_factory=Metrics)
+    tracer: Tracer = field(default_factory=traces.tracer)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def grammars(self) -> GrammarCheck:
+        """What tells whether the grammar of a request is one."""
+        return GrammarCheck(self.tokens.special_tokens)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the engine measured. Raises a 503 while there is no engine."""
+        if self.engine.facts is None:
+            raise unavailable(f"The engine is {self.engine.state()}: no model is ready yet.", 2)
+        return self.engine.facts
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the token ids that the served model reads and the log holds. Raises a 503 while there is no engine."""
+        return self.tokens.fingerprint(self.facts.vocab_size)
+
+    def check_model(self, name: str) -> None:
+        """Requests name the served model, or none."""
+        if name not in ("", self.served_name):
+            raise model_not_found("model", self.served_name)
+
+    def check(self, body: TurnRequest, session: Session | None, choices: int) -> ModelFacts:
+        """Everything about a request that can be told without its prompt. Raises a 503 while no turn is taken."""
+        self.check_model(body.model)
+        if self.engine.state() == "stopping":
+            raise unavailable("The server is shutting down.", STOPPING_RETRY)
+        if session is not None and choices > 1:
+            message = "A session has one timeline: a request that names one asks for one choice."
+            raise bad_request(message, "n" if isinstance(body, GenerationRequest) and body.n > 1 else "prompt")
+        if session is not None and body.salt:
+            param = "cache_prompt: false" if body.cache_salt is None else "cache_salt"
+            message = f"{param} is for requests that keep nothing: what a session or a stored response has is reused."
+            raise bad_request(message, param.partition(":")[0], "invalid_value")
+        facts = self.facts
+        check_ids(list(body.logit_bias), facts.vocab_size, "logit_bias")
+        check_ids(body.stop_token_ids, facts.vocab_size, "stop_token_ids")
+        return facts
+
+    async def open(self, session: Session | None, held: ExitStack) -> SessionRecord | None:
+        """Hold a named session for as long as ``held`` is; what the log holds of it, None when it begins here.
+
+        Raises LogFull while the log can take nothing: a turn that could not be kept is not computed.
+        """
+        if session is None:
+            return None
+        await self.log.writable()
+        await self.log.hold(session.tenant, session.name, held)
+        return await self.log.get(session.tenant, session.name)
+
+
+def context_of(request: Request) -> ServerContext:
+    """The app's parts."""
+    context: ServerContext = request.app.state.context
+    return context
+
+
+def model_not_found(param: str | None, served: str) -> ApiError:
+    """404: some other model, or none."""
+    message = f"This server does not serve that model, but {served}: see /v1/models."
+    return ApiError(404, message, param=param, code="model_not_found")
+
+
+def headers_of(session: Session | None) -> dict[str, str]:
+    """The response headers that echo a session."""
+    return {} if session is None else {"x-session-id": session.name}

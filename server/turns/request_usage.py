@@ -1,0 +1,102 @@
+"""What one request cost: counted while it runs, and told once, when it is over, to its span and its line of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import Span
+
+from scheduler.protocol import FinishReason
+from server.http.error_responses import as_api_error
+from server.telemetry import log_context, traces
+
+if TYPE_CHECKING:
+    from server.chat.partial_reply import PartialReply
+    from server.chat.prompts import Prompt
+    from server.telemetry.metrics import Metrics, Stopwatch
+
+
+class RequestUsage:
+    """Of the turns of one request: one per choice, ``len(drafts) / len(prompts)`` choices per prompt.
+
+    ``close`` ends it: how a turn ended that has no finish reason by then is what ``failed`` was told, or that nobody
+    reads it any more.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        span: Span,
+        started: float,
+        prompts: Sequence[Prompt],
+        drafts: Sequence[PartialReply],
+        told: dict[str, traces.Value],
+    ) -> None:
+        """``span`` has begun, and gets the attributes ``told`` at its end; ``started`` is when the request came, by
+        ``time.perf_counter``."""
+        self.metrics = metrics
+        self.watches: list[Stopwatch] = [metrics.stopwatch(started) for _ in drafts]
+        self._span = span
+        self._prompts = prompts
+        self._drafts = drafts
+        self._told = told
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    def failed(self, error: BaseException) -> None:
+        """Something went wrong. Only the first counts: others follow from it."""
+        self._failure = self._failure or error
+
+    def close(self) -> None:
+        """The request is over. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for watch in self.watches:
+            watch.ended(FinishReason.CANCELLED if self._failure is None else FinishReason.ERROR)
+        error = self._error()
+        prompt, cached, completion = self._tokens()
+        first = min((watch.first for watch in self.watches if watch.first is not None), default=None)
+        log_context.note(
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            completion_tokens=completion,
+            first_token_ms=None if first is None else round(1000 * first, 1),
+            error=error,
+        )
+        if self._span.is_recording():
+            self._told |= self._attributes(first)
+            self._told |= {
+                "gen_ai.usage.input_tokens": prompt,
+                "gen_ai.usage.output_tokens": completion,
+                "gen_ai.usage.cache_read.input_tokens": cached,
+            }
+        traces.ended(self._span, self._told, error)
+
+    def _error(self) -> str | None:
+        if self._failure is not None:
+            return as_api_error(self._failure).body.error.code or type(self._failure).__name__
+        return None if all(draft.finish is not None for draft in self._drafts) else "cancelled"
+
+    def _tokens(self) -> tuple[int, int, int]:
+        """Of the prompts, of these reused, of the replies."""
+        firsts = self.watches[:: len(self._drafts) // len(self._prompts)]  # of its choices only one computes a prompt
+        cached = sum(watch.receipt.cached for watch in firsts if watch.receipt is not None)
+        return sum(len(p.ids) for p in self._prompts), cached, sum(len(draft.tokens) for draft in self._drafts)
+
+    def _attributes(self, first: float | None) -> dict[str, traces.Value]:
+        """What only the span is told."""
+        receipts = [watch.receipt for watch in self.watches if watch.receipt is not None]
+        told: dict[str, traces.Value | None] = {
+            "gen_ai.response.finish_reasons": [draft.finish for draft in self._drafts if draft.finish is not None],
+            "gen_ai.response.time_to_first_chunk": first,
+            "gen_ai.usage.reasoning.output_tokens": sum(draft.reasoning_tokens for draft in self._drafts) or None,
+            "warmturn.queue.duration": max((w.queued for w in self.watches if w.queued is not None), default=None),
+            "warmturn.cache.host_tokens": sum(receipt.restored for receipt in receipts) or None,
+            "warmturn.cache.disk_tokens": sum(receipt.loaded for receipt in receipts) or None,
+            "warmturn.cache.remote_tokens": sum(receipt.fetched for receipt in receipts) or None,
+            "warmturn.cache.load.duration": sum(receipt.load_seconds for receipt in receipts) or None,
+            "warmturn.cache.miss": next((str(r.miss) for r in receipts if r.miss is not None), None),
+        }
+        return traces.known(told)

@@ -1,0 +1,186 @@
+"""One request being answered: its turns run, its reply is written, its session committed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler.protocol import Submit
+from server.chat.partial_reply import PartialReply
+from server.chat.prompts import Prompt
+from server.http.sse import EventStream, while_connected
+from server.log.identity import Session
+from server.log.retries import Idempotency
+from server.log.timeline import Message, SessionRecord
+from server.schemas.objects import CachedTokens, CacheReceipt, CompletionTokens, Usage
+from server.schemas.requests import TurnRequest
+from server.schemas.strict import ignored
+from server.telemetry import log_context, traces
+from server.turns.choices import Choices
+from server.turns.context import ServerContext, headers_of
+from server.turns.receipt import PromptHistory, receipt_of, summed
+from server.turns.replies import Reply, encoder
+from server.turns.request_usage import RequestUsage
+
+TOGETHER = 16  # deltas of a reply that is told as a whole: it need not be read token by token
+
+
+class TurnRunner:
+    """Runs ``submits`` (``len(submits) / len(prompts)`` choices per prompt, prompt by prompt) and writes ``reply``.
+
+    ``drafts`` read the choices; None: all of their text is content. The session is committed before the client can
+    know that the turn has ended, and not at all if the client leaves before that. ``record`` is what the log held of
+    it when the prompt was made.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        body: TurnRequest,
+        session: Session | None,
+        record: SessionRecord | None,
+        prompts: Sequence[Prompt],
+        submits: Sequence[Submit],
+        reply: Reply,
+        idempotency: Idempotency | None,
+        drafts: Sequence[PartialReply] | None = None,
+    ) -> None:
+        self._face = context
+        self._session = session
+        self._record = record
+        self._prompts = prompts
+        self._submits = submits
+        self._reply = reply
+        self._stream = body.stream
+        self._idempotency = None if session is None else idempotency
+        self._drafts = [PartialReply() for _ in submits] if drafts is None else drafts
+        self._fingerprint = context.fingerprint
+        self._ignored = ignored()
+        limit = submits[0].stopping.max_tokens
+        asked = body.token_limit
+        self._limit = limit if limit is not None and asked is not None and limit < asked else UNSET
+        self._past = PromptHistory.of(session, record, context.facts, self._fingerprint, submits[0])
+
+    async def respond(self, request: Request, held: ExitStack) -> Response:
+        """The response, once its status is certain. ``held`` has the session's claim; the caller closes it, unless the
+        response is a stream, which takes what it holds until all is over."""
+        choices = self.submitted(request.state.started, 1 if self._stream else TOGETHER)
+        held.callback(choices.close)
+        if not self._stream:
+            body = await while_connected(request.receive, self._whole(choices))
+            return Response(body, headers=headers_of(self._session), media_type="application/json")
+        await while_connected(request.receive, choices.opened())
+        events = self.events(choices)
+        reply = self._reply
+        close = held.pop_all().close
+        return EventStream(events, close, headers_of(self._session), done=reply.done, failed=reply.failed)
+
+    def submitted(self, started: float, patience: int = 1) -> Choices:
+        """The turns, handed to the engine; the caller closes them. ``started`` is when the request came, by
+        ``time.perf_counter``; ``patience``: see ``Choices``. Raises EngineUnavailable."""
+        context, head = self._face, self._reply.head
+        name = None if self._session is None else self._session.name
+        log_context.note(session=name, turn=self._submits[0].turn)
+        operation, choices = self._reply.operation, len(self._submits)
+        span = traces.generation(context.tracer, operation, context.served_name, name, self._submits[0], choices)
+        told: dict[str, traces.Value] = {"gen_ai.response.id": head.id, "gen_ai.response.model": head.model}
+        account = RequestUsage(context.metrics, span, started, self._prompts, self._drafts, told)
+        return Choices(context.engine, account, self._submits, patience)
+
+    async def _whole(self, choices: Choices) -> bytes:
+        async for index, delta in choices.deltas():
+            parts = self._drafts[index].add(delta)
+            self._reply.note(index, delta, parts)
+        await self._commit(choices)
+        return encoder.encode(self._reply.body(self._drafts, self._usage(choices), self._cache(choices)))
+
+    async def events(self, choices: Choices) -> AsyncGenerator[bytes]:
+        """The reply as a stream, up to its last event; whoever reads it to the end has the turn committed."""
+        reply = self._reply
+        for index in range(len(self._drafts)):
+            for told in reply.opening(index, self._usage_field(choices)):
+                yield reply.event(told)
+        cache: CacheReceipt | UnsetType = UNSET
+        async for index, delta in choices.deltas():
+            draft = self._drafts[index]
+            parts = draft.add(delta)
+            for told in reply.piece(index, delta, parts, self._usage_field(choices)):
+                yield reply.event(told)
+            if draft.finish is not None:
+                await self._commit(choices)
+                if all(other.finish is not None for other in self._drafts):
+                    cache = self._cache(choices)
+                for told in reply.ending(index, draft, self._usage_field(choices), cache):
+                    yield reply.event(told)
+        for told in reply.closing(self._drafts, self._usage(choices), self._cache(choices)):
+            yield reply.event(told)
+
+    async def _commit(self, choices: Choices) -> None:
+        """Make the turn durable, for a session with a name: it has one prompt and one choice."""
+        if self._session is None:
+            return
+        try:
+            await self._write(self._session, choices)
+        except Exception as error:
+            choices.account.failed(error)
+            raise
+
+    async def _write(self, session: Session, choices: Choices) -> None:
+        prompt, draft, receipt = self._prompts[0], self._drafts[0], choices.receipts[0]
+        assert draft.finish is not None
+        assert receipt is not None
+        cache = self._cache(choices)
+        beside = self._reply.beside(draft, self._usage(choices), cache)
+        await self._face.log.commit(
+            session.tenant,
+            session.name,
+            tokens=[*prompt.ids, *draft.tokens],
+            messages=[*prompt.messages, with_beginning(prompt.said, self._reply.message(draft))],
+            prompt_tokens=len(prompt.ids),
+            fingerprint=self._fingerprint,
+            finish_reason=draft.finish,
+            cached=receipt.cached,
+            receipt=encoder.encode(cache).decode(),
+            idempotency=self._idempotency,
+            beside=beside,
+            expect=0 if self._record is None else self._record.version,
+        )
+        if self._record is not None and self._record.tokens:
+            self._face.metrics.committed(cache.recomputed, None if cache.miss is None else cache.miss.reason)
+
+    @property
+    def _per_prompt(self) -> int:
+        """Choices of one prompt. The first one tells what was cached: the others reuse its work."""
+        return len(self._submits) // len(self._prompts)
+
+    def _usage(self, choices: Choices) -> Usage:
+        """Tokens so far."""
+        prompt = sum(len(prompt.ids) for prompt in self._prompts)
+        completion = sum(len(draft.tokens) for draft in self._drafts)
+        cached = sum(receipt.cached for receipt in choices.receipts[:: self._per_prompt] if receipt is not None)
+        thought = sum(draft.reasoning_tokens for draft in self._drafts)
+        return Usage(prompt, completion, prompt + completion, CachedTokens(cached), CompletionTokens(thought))
+
+    def _usage_field(self, choices: Choices) -> Usage | msgspec.UnsetType | None:
+        wish = self._reply.wish
+        return self._usage(choices) if wish.everywhere else wish.elsewhere
+
+    def _cache(self, choices: Choices) -> CacheReceipt:
+        """What the prompts cost, once every turn has been admitted."""
+        receipts = []
+        for prompt, receipt in zip(self._prompts, choices.receipts[:: self._per_prompt], strict=True):
+            assert receipt is not None
+            receipts.append(receipt_of(prompt, receipt, self._past, self._face.tokens.decode))
+        watches = choices.account.watches[:: self._per_prompt]
+        cost = summed(receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None))
+        return msgspec.structs.replace(cost, max_tokens=self._limit, ignored=self._ignored or UNSET)
+
+
+def with_beginning(said: str, reply: Message) -> Message:
+    """A reply that goes on with what was ``said``, as one; ``begun`` tells how many characters were."""
+    return {**reply, "content": said + reply["content"], "begun": len(said)} if said else reply

@@ -1,0 +1,204 @@
+"""The whole HTTP server for a test: the app over a fake engine, a real log in a temporary folder, demo tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
+
+import httpx
+from fake_engine import FakeEngine
+from fastapi import FastAPI
+
+import server.app
+from server.api.sessions.transfers import Transfers
+from server.chat.tokenizer import ChatTokenizer
+from server.log.session_log import SessionLog
+
+P = ParamSpec("P")
+MODEL = "demo"
+HOST = "warm"
+MAX_CAPSULE = 1 << 20  # bytes
+PATIENCE = 20.0  # seconds until a test that hangs fails
+FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # the log's fsyncs cost nothing there
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@functools.cache
+def demo_tokens() -> ChatTokenizer:
+    """The demo model's tokenizer, loaded once."""
+    return ChatTokenizer.load(str(Path(server.app.__file__).parent / "demo"))
+
+
+def reply_ids() -> list[int]:
+    """What the fake engine says unless a test tells it otherwise, up to its end-of-turn token."""
+    return demo_tokens().encode("Hello there, friend.", special=False)
+
+
+@dataclass
+class Site:
+    """What a test talks to."""
+
+    app: FastAPI
+    engine: FakeEngine
+    log: SessionLog
+    http: httpx.AsyncClient
+
+    async def chat(self, path: str = "/v1/chat/completions", headers: Any = None, **body: Any) -> httpx.Response:
+        """POST a chat; messages default to one hello."""
+        return await self.http.post(path, json={"messages": HELLO, **body}, headers=headers)
+
+    async def complete(self, headers: Any = None, **body: Any) -> httpx.Response:
+        """POST a completion."""
+        return await self.http.post("/v1/completions", json={"prompt": "Once", **body}, headers=headers)
+
+
+@asynccontextmanager
+async def site(api_keys: Mapping[str, str] | None = None, tokens: ChatTokenizer | None = None, **parts: Any) -> Any:
+    """A Site that is taken down again; ``tokens``: the demo model's. ``parts`` are for ``create_app``."""
+    tokens = tokens or demo_tokens()
+    with tempfile.TemporaryDirectory(dir=FAST_FOLDER) as folder:
+        log = SessionLog(Path(folder) / "log.sqlite")
+        engine = FakeEngine(tokens)
+        app = server.app.create_app(
+            engine,
+            log,
+            tokens,
+            served_name=MODEL,
+            api_keys=api_keys or {},
+            transfers=Transfers(Path(folder) / "transfer", MAX_CAPSULE),
+            allowed_hosts=[HOST],
+            **parts,
+        )
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as http:
+            yield Site(app, engine, log, http)
+        await log.close()
+
+
+def served(
+    api_keys: Mapping[str, str] | None = None,
+    tokens: Callable[[], ChatTokenizer] | None = None,
+    **parts: Any,
+) -> Callable[[Callable[Concatenate[Site, P], Awaitable[None]]], Callable[P, None]]:
+    """Make a test of a coroutine function whose first parameter is the Site; ``parts`` are for ``create_app``."""
+
+    def decorate(test: Callable[Concatenate[Site, P], Awaitable[None]]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            async def within() -> None:
+                async with site(api_keys, tokens() if tokens else None, **parts) as made:
+                    await asyncio.wait_for(test(made, *args, **kwargs), PATIENCE)
+
+            asyncio.run(within())
+
+        signature = inspect.signature(test)
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values()][1:]
+        )
+        return run
+
+    return decorate
+
+
+def events(text: str) -> list[Any]:
+    """The data of each event, parsed; "[DONE]" as it is. Comments are left out."""
+    found: list[Any] = []
+    for block in text.split("\n\n"):
+        if block.startswith("data: "):
+            data = block.removeprefix("data: ")
+            found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+@dataclass
+class Call:
+    """One request at ASGI level, for what httpx cannot do: read while it streams, and leave in the middle."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    done: bool = False
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def post(
+        cls,
+        app: FastAPI,
+        path: str,
+        body: object,
+        chunks: list[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        method: str = "POST",
+        slow: bool = False,
+    ) -> Call:
+        """Start a request. ``chunks`` is the raw body, sent without a length; ``slow``: more of it is still to come."""
+        call = cls()
+        parts = [json.dumps(body).encode()] if chunks is None else chunks
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [
+                (name.lower().encode(), value.encode())
+                for name, value in {"host": HOST, "content-type": "application/json", **(headers or {})}.items()
+            ],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+        }
+        messages = [
+            {"type": "http.request", "body": part, "more_body": slow or number < len(parts)}
+            for number, part in enumerate(parts, 1)
+        ]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop(0)
+            await call._left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+                call.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            else:
+                call.body += message.get("body", b"")
+                call.done = not message.get("more_body", False)
+            call._news.set()
+
+        call._task = asyncio.create_task(app(scope, receive, send))
+        return call
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something has come over the wire."""
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
+
+    async def leave(self) -> None:
+        """Close the connection, and wait until the server is done with it."""
+        self._left.set()
+        assert self._task is not None
+        with suppress(Exception):
+            await self._task
+
+    async def finish(self) -> None:
+        """Wait for the end of the answer."""
+        assert self._task is not None
+        await self._task

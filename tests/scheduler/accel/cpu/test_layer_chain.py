@@ -1,0 +1,218 @@
+"""Layers computed ahead, in one call: the model says what it said, whatever happens between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from program_kit import compiled
+from stage_kit import LONG, STEPS, Stage
+from tiny_models import logits, make_model
+from torch.nn.modules.module import register_module_forward_hook
+
+from scheduler.accel.cpu import layer_chain
+from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, alike
+from scheduler.forward.modes import PackedMode
+
+SHORT = [[(0, 1)], [(0, 1)], [(0, 30), (1, 30), (2, 10)], [(0, 1)], [(0, 30), (1, 11)], [(2, 2), (0, 5)], [(0, 29)]]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each step was for the chain."""
+    compiled()
+    found: list[bool] = []
+    original, steps = LayerChain.run, []
+
+    def run(one: LayerChain, cache: Any, *args: Any) -> Any:
+        steps.append(cache.step)  # so that the next one lies elsewhere
+        results = original(one, cache, *args)
+        found.append(results is not None)
+        return results
+
+    monkeypatch.setattr(LayerChain, "run", run)
+    return found
+
+
+def same(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> bool:
+    return all(
+        float((one - other).abs().max()) <= 1e-4 * float(other.abs().max())
+        for one, other in zip(got, want, strict=True)
+    )
+
+
+@torch.no_grad()
+def test_steps_of_any_number_of_rows(runs: list[bool]) -> None:
+    """More rows than before need other room, which those of steps before and after lie in as well."""
+    model = make_model("llama")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    runs.clear()
+    assert same(stage.run(LONG, SHORT), want)
+    assert runs == [False] + [True] * (len(SHORT) - 1)  # in the first one there are no pages yet
+
+
+@torch.no_grad()
+def test_room_that_moves_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    stage = Stage(make_model("llama"))
+    original, held = LayerChain.run, []
+
+    def run(one: LayerChain, *args: Any) -> Any:
+        room = one._layers[0].room
+        room.tensors(room.rows + 1)
+        results = original(one, *args)
+        if results is not None:
+            held.append(one._between[0].key == room.tensors(1)["output", 1].data_ptr())
+        return results
+
+    monkeypatch.setattr(LayerChain, "run", run)
+    stage.run(LONG[:1], [[(0, 1)]] * 4)
+    assert held == [True] * 3
+
+
+@torch.no_grad()
+def test_steps_whose_results_are_large_go_layer_by_layer(monkeypatch: pytest.MonkeyPatch, runs: list[bool]) -> None:
+    monkeypatch.setattr(layer_chain, "_MOST", 4 * 64 * 4 * 40)  # 40 rows of four layers
+    model = make_model("llama")
+    want = [logits(model, ids) for ids in LONG]
+    stage = Stage(model)
+    runs.clear()
+    assert same(stage.run(LONG, SHORT), want)
+    assert runs == [False, True, False, True, False, True, True]
+
+
+@torch.no_grad()
+def test_two_tiers_by_turns(runs: list[bool]) -> None:
+    stage = Stage(make_model("llama"))
+    want = stage.run(LONG, SHORT)
+    runs.clear()
+    assert same(stage.run(LONG, SHORT), want)
+    assert same(stage.run(LONG[:1], [[(0, 1)], [(0, 30)], [(0, 66)]]), want[:1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("how", ["mul", "mul_"])
+def test_hooks_change_what_a_layer_gave(how: str, at: int) -> None:
+    compiled()
+    model = make_model("llama")
+    stage = Stage(model)
+    layers: Any = model.model.layers
+    hook = layers[at].register_forward_hook(lambda module, args, out: getattr(out, how)(1.5))
+    got = [*stage.run(LONG, SHORT), *stage.run(LONG, STEPS)]
+    stage.mode.remove()
+    want = [logits(model, ids) for ids in LONG]
+    hook.remove()
+    assert same(got, want * 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at", [0, 2])
+def test_hooks_of_all_modules_run_too(at: int) -> None:
+    compiled()
+    model = make_model("llama")
+    stage = Stage(model)
+    layer: Any = model.model.layers[at]
+    hook = register_module_forward_hook(lambda module, args, out: out * 1.5 if module is layer else None)
+    try:
+        got = [*stage.run(LONG, SHORT), *stage.run(LONG, STEPS)]
+        stage.mode.remove()
+        want = [logits(model, ids) for ids in LONG]
+    finally:
+        hook.remove()
+    assert same(got, want * 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_that_come_between_two_layers_run_too(name: str) -> None:
+    compiled()
+    model = make_model("llama")
+    stage = Stage(model)
+    layers: Any = model.model.layers
+    called: list[Any] = []
+    inner, missing = layers[0].forward, iter([False, True, False])
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        out = inner(*args, **kwargs)
+        if next(missing):
+            getattr(layers[1], name)(lambda module, *rest: called.append(module))
+        return out
+
+    layers[0].forward = forward
+    stage.run(LONG[:1], [[(0, 5)], [(0, 1)], [(0, 1)]])
+    assert called == [layers[1], layers[1]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_a_layer_gave_is_changed_before_the_next_one_gets_it(runs: list[bool], at: int) -> None:
+    model = make_model("llama")
+    stage = Stage(model)
+    layers: Any = model.model.layers
+
+    def changing(module: Any) -> None:
+        inner = module.forward
+        module.forward = lambda *args, **kwargs: inner(*args, **kwargs) * 1.5
+
+    changing(layers[at])
+    runs.clear()
+    got = [*stage.run(LONG, SHORT), *stage.run(LONG, STEPS)]
+    assert any(runs)
+    stage.mode.remove()
+    changing(layers[at])
+    assert same(got, [logits(model, ids) for ids in LONG] * 2)
+
+
+@torch.no_grad()
+def test_a_layer_that_is_left_out(runs: list[bool]) -> None:
+    model = make_model("llama")
+    stage = Stage(model)
+    layers: Any = model.model.layers
+    layers[2].forward = lambda hidden, **kwargs: hidden
+    got = stage.run(LONG, SHORT)
+    stage.mode.remove()
+    layers[2].forward = lambda hidden, **kwargs: hidden
+    assert same(got, [logits(model, ids) for ids in LONG])
+
+
+@torch.no_grad()
+def test_chains_that_are_not_right_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    model = make_model("llama")
+    want = [logits(model, ids) for ids in LONG]
+    original = LayerChain.run
+    monkeypatch.setattr(
+        LayerChain, "run", lambda *args: None if (out := original(*args)) is None else [one.roll(1, -1) for one in out]
+    )
+    stage = Stage(model)
+    assert stage.fused["LlamaDecoderLayer"] == 4
+    assert stage.chains == []
+    assert same(stage.run(LONG, SHORT), want)
+
+
+@torch.no_grad()
+def test_a_mode_that_comes_back_has_its_chains(runs: list[bool]) -> None:
+    stage = Stage(make_model("llama"))
+    assert isinstance(stage.mode, PackedMode)
+    stage.mode.remove()
+    stage.mode.install()
+    runs.clear()
+    stage.run(LONG, SHORT)
+    assert runs == [False] + [True] * (len(SHORT) - 1)  # in the first one there are no pages yet
+
+
+def test_calls_are_alike_where_all_but_the_first_argument_is_the_same_object() -> None:
+    x, y = torch.ones(2), torch.ones(2)
+    assert alike(((1, x), {"a": y, "b": None}), ((2, x), {"a": y, "b": None}))
+    assert not alike(((1, x), {"a": y}), ((1, y), {"a": y}))
+    assert not alike(((1, x), {"a": y}), ((1, x), {"a": x}))
+    assert not alike(((1,), {"a": y}), ((1,), {"b": y}))
+    assert not alike(((1,), {}), ((1, x), {}))
+    ahead = ChainResult(x, ((None,), {}), y)
+    assert ahead.fits((x,), {})
+    assert not ahead.fits((y,), {})
+    assert not ahead.fits((), {})

@@ -1,0 +1,36 @@
+"""What answers while the model loads."""
+
+import asyncio
+
+import httpx
+from starlette.responses import PlainTextResponse
+
+from server.startup_app import StartupApp
+
+
+def ask(entrance: StartupApp, path: str) -> httpx.Response:
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(entrance)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.get(path)
+
+    return asyncio.run(run())
+
+
+def test_while_loading_everything_but_a_sign_of_life_is_503_in_shape() -> None:
+    entrance = StartupApp()
+    health = ask(entrance, "/health")
+    assert (health.status_code, health.json()) == (503, {"status": "loading"})
+    live = ask(entrance, "/health/live")
+    assert (live.status_code, live.json()) == (200, {"status": "ok"})
+    models = ask(entrance, "/v1/models")
+    assert models.status_code == 503
+    assert int(models.headers["retry-after"]) >= 1
+    assert set(models.json()["error"]) == {"message", "type", "param", "code"}
+    assert models.json()["error"]["type"] == "server_error"
+
+
+def test_then_the_app_answers() -> None:
+    entrance = StartupApp()
+    entrance.open(PlainTextResponse("hello"))
+    assert ask(entrance, "/health").text == "hello"
