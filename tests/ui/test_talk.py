@@ -76,9 +76,9 @@ def test_a_tab_that_is_behind_sends_nothing_unread(desk: Desk) -> None:
     other.tab.locator("#composer").press("Enter")
     other.tab.locator(STREAMS).wait_for()
     other.tab.keyboard.press("Escape")
-    other.tab.get_by_text("Kept. The next turn reads it.").wait_for()
+    other.tab.locator(".reply-foot").get_by_text("stopped", exact=True).wait_for()
     kept = desk.rest(f"sessions/{desk.session}/messages")["data"]
-    assert [(said["role"], said["turn"]) for said in kept[4:]] == [("user", None), ("assistant", None)]
+    assert [(said["role"], said["turn"]) for said in kept[4:]] == [("user", 3), ("assistant", 3)]
     assert other.replies[-1].strip() != ""
 
 
