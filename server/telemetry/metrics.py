@@ -35,24 +35,24 @@ GAUGES = {  # by their names in ``Stats``
     "waiting": ("waiting", "Turns in the queue"),
     "sessions": ("sessions", "Sessions whose KV is in memory"),
     "disk_bytes": ("disk_bytes", "KV on disk"),
-    "disk_bytes_total": ("disk_bytes_capacity", "What KV may take on disk; 0: there is no disk tier"),
+    "disk_bytes_total": ("disk_bytes_capacity", "Limit of KV on disk; 0: no disk tier"),
     "disk_sessions": ("disk_sessions", "Sessions whose KV is on disk"),
     "disk_pending": ("disk_pending_sessions", "Idle sessions whose newest KV is not on disk yet"),
-    "disk_failing": ("disk_failing", "1 while the disk takes no KV, being full or broken"),
+    "disk_failing": ("disk_failing", "1 while KV cannot be written to disk"),
     "remote_bytes": ("remote_bytes", "KV in the remote tier"),
-    "remote_bytes_total": ("remote_bytes_capacity", "What KV may take in the remote tier; 0: no tier, or no limit"),
+    "remote_bytes_total": ("remote_bytes_capacity", "Limit of KV in the remote tier; 0: no remote tier, or no limit"),
 }
 COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted turns, reused ones included"),
-    "cached_tokens": ("cached_tokens", "Prompt tokens that were reused from a session's KV"),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted turns, including reused ones"),
+    "cached_tokens": ("cached_tokens", "Prompt tokens reused from the KV cache"),
     "generated_tokens": ("generated_tokens", "Tokens generated"),
     "steps": ("steps", "Steps of the engine"),
-    "preemptions": ("preemptions", "Turns that had to wait again because pages ran out"),
-    "disk_saves": ("session_saves", "Files of KV written, each the newest part of one session"),
+    "preemptions": ("preemptions", "Turns preempted because pages ran out"),
+    "disk_saves": ("session_saves", "KV files written; each has the new tokens of one session"),
     "disk_written": ("disk_written_bytes", "KV written to disk"),
     "disk_read": ("disk_read_bytes", "KV read from disk"),
-    "disk_errors": ("disk_errors", "Reads and writes of KV that the file system refused or had no room for"),
-    "disk_damaged": ("disk_damaged_files", "Files of KV that failed their checks, and were removed"),
+    "disk_errors": ("disk_errors", "Reads and writes of KV that failed"),
+    "disk_damaged": ("disk_damaged_files", "KV files that failed their checks and were removed"),
 }
 EVICTIONS = {"device": "evictions", "host": "host_evictions", "disk": "disk_evictions"}  # tier -> name in ``Stats``
 PAGES = {"device": ("pages_device", "pages_device_total"), "host": ("pages_host", "pages_host_total")}
@@ -76,26 +76,26 @@ class Metrics(Collector):
         self._model: tuple[str, ModelFacts] | None = None
         self.requests = _counts("requests", "Requests answered", "route", "status")
         self.turns = _counts("turns", "Turns ended", "finish_reason", known=tuple(FinishReason))
-        self.reused = _counts("prompt_tokens_cached", "Prompt tokens reused, by where they lay", "tier", known=TIERS)
+        self.reused = _counts("prompt_tokens_cached", "Prompt tokens reused, by tier", "tier", known=TIERS)
         self.restores = _counts(
-            "session_restores", "Turns whose KV came back from a lower tier", "tier", known=TIERS[1:]
+            "session_restores", "Turns whose KV was loaded from a lower tier", "tier", known=TIERS[1:]
         )
-        self.hits = _counts("session_hits", "Turns of a session that computed nothing of its past again")
+        self.hits = _counts("session_hits", "Turns of a session that recomputed nothing")
         self.misses = _counts(
             "session_misses",
-            "Turns of a session that computed some of its past again",
+            "Turns of a session that recomputed part of its history",
             "reason",
             known=(UNKNOWN_MISS, *MissReason),
         )
-        self.restarts = _counts("engine_restarts", "Engines that took the place of one that ended")
+        self.restarts = _counts("engine_restarts", "Restarts of the engine")
         self.salvages = _counts("log_salvages", "Starts at which the session log was damaged")
         self.salvaged = _counts(
             "log_salvaged_sessions", "Sessions of a damaged log, by outcome", "state", known=SALVAGED
         )
-        self.older = _counts("log_rollbacks", "Starts at which the session log was an older one than before")
+        self.older = _counts("log_rollbacks", "Starts at which the session log was older than before")
         self.first = _times("time_to_first_token_seconds", "Request to first token", FIRST_TOKEN_BUCKETS)
-        self.between = _times("inter_token_latency_seconds", "From token to token", TOKEN_BUCKETS)
-        self.whole = _times("e2e_request_latency_seconds", "Request to the end of its turn", TURN_BUCKETS)
+        self.between = _times("inter_token_latency_seconds", "Time between tokens", TOKEN_BUCKETS)
+        self.whole = _times("e2e_request_latency_seconds", "Request to the end of the turn", TURN_BUCKETS)
         self.queue = _times("request_queue_time_seconds", "Waiting for admission", WAIT_BUCKETS)
         self.prefill = _times("request_prefill_time_seconds", "Admission to first token", TURN_BUCKETS)
         self.decode = _times("request_decode_time_seconds", "First token to the end of the turn", TURN_BUCKETS)
@@ -177,13 +177,13 @@ class Metrics(Collector):
             yield figure.family()
 
     def _evictions(self) -> Metric:
-        family = CounterMetricFamily(PREFIX + "evictions", "Sessions whose KV left a tier", labels=["tier"])
+        family = CounterMetricFamily(PREFIX + "evictions", "Sessions evicted from a tier", labels=["tier"])
         for tier, field in EVICTIONS.items():
             family.add_metric([tier], self._before[field] + getattr(self._stats, field))
         return family
 
     def _misses(self) -> Metric:
-        text = "Turns whose KV could not be reused as far as it went"
+        text = "Turns that could not reuse all KV of their prompt"
         family = CounterMetricFamily(PREFIX + "cache_misses", text, labels=["reason"])
         for reason in Miss:
             family.add_metric([reason], self._missed[reason] + self._stats.misses.get(reason, 0))
@@ -191,8 +191,8 @@ class Metrics(Collector):
 
     def _pages(self) -> Iterator[Metric]:
         used = GaugeMetricFamily(PREFIX + "pages", "KV pages in use", labels=["tier"])
-        most = GaugeMetricFamily(PREFIX + "pages_capacity", "KV pages there are", labels=["tier"])
-        text = "How full a tier is with KV, 0 to 1; only tiers that have a size"
+        most = GaugeMetricFamily(PREFIX + "pages_capacity", "KV pages in total", labels=["tier"])
+        text = "Part of a tier's capacity in use, 0 to 1; only tiers with a limit"
         share = GaugeMetricFamily(PREFIX + "kv_cache_usage_ratio", text, labels=["tier"])
         for tier, (field, total) in (PAGES | FILES).items():
             now, capacity = getattr(self._stats, field), getattr(self._stats, total)
@@ -293,6 +293,6 @@ def _info(name: str, facts: ModelFacts) -> GaugeMetricFamily:
         "token_bytes": str(facts.kv_bytes_per_token),
         "version": __version__,
     }
-    family = GaugeMetricFamily(PREFIX + "model_info", "1; its labels tell what is served", labels=list(labels))
+    family = GaugeMetricFamily(PREFIX + "model_info", "1; the labels describe the served model", labels=list(labels))
     family.add_metric(list(labels.values()), 1.0)
     return family
