@@ -12,13 +12,14 @@ import sys
 
 import msgspec
 
-from scheduler.import_savings import spare
+from scheduler.import_savings import import_torch, spare
 from scheduler.protocol import EngineConfig
 
 
 def main() -> int:
     """Read the configuration, then load and serve; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
+    import_torch()
     line = sys.stdin.buffer.readline()
     if not line:  # the server is gone before it has configured an engine
         return 0

@@ -14,43 +14,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
+from scheduler import meta_kernels, model_names
 from scheduler.protocol import EngineConfig
 
 
+def import_torch() -> None:
+    """Import torch as every engine needs it."""
+    model_names.read_quickly()
+    meta_kernels.import_torch()
+
+
 def spare(config: EngineConfig) -> None:
-    """Import torch and transformers without what this engine has no use for; all of them where it has."""
+    """Import the rest of torch, and transformers, without what this engine has no use for; all of them where it has."""
+    import_torch()
+    import torch
+
     cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     if cuda or config.tensor_parallel > 1:
+        meta_kernels.complete()
         return
     torch.distributed.is_available = lambda: False  # asked before torch.distributed.tensor and .fsdp are imported
-    _Dynamo().enter()
-    _models_once()
-
-
-def _models_once() -> None:
-    """Import transformers.models without reading its files again: transformers itself has read all of them."""
-    import transformers
-    from transformers.utils import import_utils
-
-    read = import_utils.define_import_structure
-    folder = Path(transformers.__file__).parent / "models"
-
-    def known(path: Any, prefix: str | None = None) -> Any:
-        if prefix is not None or Path(path) != folder / "__init__.py":
-            return read(path, prefix=prefix)
-        whole = read(folder, prefix="models")  # it is kept
-        return {
-            needs: {name.removeprefix("models."): names for name, names in files.items() if name.startswith("models.")}
-            for needs, files in whole.items()
-        }
-
-    import_utils.define_import_structure = known
-    try:
-        import transformers.models
-    finally:
-        import_utils.define_import_structure = read
+    _Dynamo(torch).enter()
 
 
 class _Dynamo(ModuleType):
@@ -60,22 +44,24 @@ class _Dynamo(ModuleType):
     name = "torch._dynamo"
     apart = "torch._dynamo._trace_wrapped_higher_order_op"  # masks are made with it; it needs no other of the package
 
-    def __init__(self) -> None:
+    def __init__(self, torch: Any) -> None:
         super().__init__(self.name)
+        self.torch = torch
         self.finder = _Finder(self)
         self.__path__ = [str(Path(torch.__file__).parent / "_dynamo")]
 
     def enter(self) -> None:
         """Be there, unless the package is already."""
         if self.name not in sys.modules:
-            sys.modules[self.name] = torch._dynamo = self
+            sys.modules[self.name] = self.torch._dynamo = self
             sys.meta_path.insert(0, self.finder)
 
     def real(self) -> ModuleType:
         """The package itself, from now on for everybody."""
         if self.finder in sys.meta_path:
             sys.meta_path.remove(self.finder)
-            del sys.modules[self.name], torch._dynamo
+            del sys.modules[self.name], self.torch._dynamo
+            meta_kernels.complete()
         real = importlib.import_module(self.name)
         if self.apart in sys.modules:
             vars(real).setdefault(self.apart.rpartition(".")[2], sys.modules[self.apart])

@@ -14,13 +14,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from scheduler.model_names import read_quickly
+
 log = logging.getLogger("warmturn")
 
 ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
 def without_torch() -> None:
-    """Nothing imports torch in this process from now on, unless something has."""
+    """Nothing imports torch in this process from now on, unless something has; transformers is imported quickly."""
+    read_quickly()
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # documented: importing it is an ImportError
 
 

@@ -22,7 +22,13 @@ RULES = {
 }
 
 # What both processes need, and what imports nothing of ours.
-DOORS = ("scheduler.cgroups", "scheduler.extras", "scheduler.logs", "scheduler.protocol")
+DOORS = (
+    "scheduler.cgroups",
+    "scheduler.extras",
+    "scheduler.model_names",
+    "scheduler.logs",
+    "scheduler.protocol",
+)
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -131,8 +137,8 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
     "cache": "files compiler memory segments pages attention tiers store",
-    "scheduler": "protocol logs cgroups extras cores checkup import_savings accel.cpu accel.gpu forward parallel model "
-    "core process follower __main__",
+    "scheduler": "protocol logs cgroups extras model_names meta_kernels cores checkup import_savings "
+    "accel.cpu accel.gpu forward parallel model core process follower __main__",
     "server": "errors config workers surrogates torchless log constraints schemas chat engine telemetry hub http "
     "middleware turns api.ops api.openai api.sessions api.stored_chats api.responses api.anthropic api dispatch "
     "startup_app housekeeping app instance serve cluster cli __main__",

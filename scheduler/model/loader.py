@@ -36,7 +36,7 @@ from scheduler.model import load_errors
 from scheduler.model.generation_defaults import generation_of, read_generation
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
-from scheduler.model.weights import digest, stored_bytes
+from scheduler.model.weights import AllOperators, digest, stored_bytes
 from scheduler.parallel import division
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
@@ -165,7 +165,8 @@ def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tup
     options |= _attention(settings) | _quantised(settings, device)
     if config.tensor_parallel > 1:
         options |= division.options(config.tensor_parallel)
-    model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
+    with AllOperators():
+        model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
     if lacking := sorted(info["missing_keys"]):
         raise ValueError(f"{len(lacking)} weights are missing, {lacking[0]} first")
     weights = digest(model)  # while they are here: what is on a GPU would have to come back

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[2]
 
 START = """
@@ -25,28 +27,52 @@ LOAD = (
     START
     + """
 loaded = process.load(config, lambda _: None)
-heavy = ("torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp")
+heavy = ("torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "torch._prims", "sympy")
 print(json.dumps([loaded.verdict.report, [name for name in heavy if name in sys.modules]]))
 """
 )
 COMPILE = (
     START
     + """
-from pathlib import Path
-import transformers
-from transformers import models
-from transformers.utils.import_utils import create_import_structure_from_path, spread_import_structure
-
 before = type(sys.modules["torch._dynamo"]).__name__
 import torch._dynamo.utils
 compiled = torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(2)).tolist()
-scanned = spread_import_structure(create_import_structure_from_path(str(Path(transformers.__file__).parent / "models")))
-names = {name for files in scanned.values() for file in files.values() for name in file}
 same = sys.modules["torch._dynamo.utils"] is torch._dynamo.utils and torch._dynamo.eval_frame is not None
 after = type(sys.modules["torch._dynamo"]).__name__
-print(json.dumps([before, after, compiled, same, sorted(names - set(dir(models)))]))
+print(json.dumps([before, after, compiled, same, "torch._prims" in sys.modules]))
 """
 )
+OPERATORS = (
+    START
+    + """
+from scheduler.model.weights import AllOperators
+
+def shape_of(lengths):
+    return list(torch.roll(torch.empty(*lengths, device="meta"), 1).shape)
+
+try:
+    shape_of((2, 3))
+    refused = False
+except NotImplementedError:
+    refused = True
+with AllOperators():
+    print(json.dumps([refused, shape_of((2, 3)), torch.rand(2, generator=torch.Generator().manual_seed(1)).tolist()]))
+"""
+)
+NAMES = """
+import json, sys
+from pathlib import Path
+
+if sys.argv[2] == "2":
+    from scheduler import model_names
+    model_names.read_quickly()
+sys.modules["torch"] = None
+import transformers
+from transformers import models
+
+known = [[sorted(p._modules), p._class_to_module, sorted(p.__all__)] for p in (transformers, models)]
+print(json.dumps([known, transformers.utils.import_utils.fetch__all__.__qualname__]))
+"""
 
 
 def run(program: str, ranks: int = 1) -> Any:
@@ -64,9 +90,23 @@ def test_a_model_is_loaded_and_measured_without_compiler_and_distribution() -> N
     assert "packed" in report
 
 
-def test_the_compiler_is_there_for_whoever_uses_it_and_so_is_every_model() -> None:
-    before, after, compiled, same, unknown = run(COMPILE)
+def test_the_compiler_is_there_for_whoever_uses_it_with_the_operators_that_it_follows() -> None:
+    before, after, compiled, same, operators = run(COMPILE)
     assert (before, after) == ("_Dynamo", "module")
     assert compiled == [3.0, 3.0]
     assert same
-    assert unknown == []
+    assert operators
+
+
+def test_an_operator_that_needs_python_for_weights_without_memory_gets_it() -> None:
+    refused, shape, drawn = run(OPERATORS)
+    assert refused
+    assert shape == [2, 3]
+    assert drawn == torch.rand(2, generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def test_the_names_of_all_models_are_those_that_transformers_reads() -> None:
+    (known, theirs), (quickly, ours) = run(NAMES, 1), run(NAMES, 2)
+    assert (theirs, "Quick" in ours) == ("fetch__all__", True)
+    assert all(len(modules) > 1000 for modules, *_ in known)
+    assert quickly == known
