@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,3 +99,28 @@ async def rewind_to_token(log: SessionLog, tokens: int, session: str = "s") -> S
     reply = None if cut is None else {"role": "assistant", "content": cut}
     await log.rewind("a", session, tokens=tokens, reply=reply, expect=record.version)
     return await read(log, session)
+
+
+def sqlite(path: Path, *statements: str) -> list[Any]:
+    """Run statements on a log from outside; the rows of the last one."""
+    rows: list[Any] = []
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            rows = connection.execute(statement).fetchall()
+        connection.commit()
+    return rows
+
+
+def as_format_4(path: Path) -> None:
+    """Take back what formats 5 and 6 have brought."""
+    sqlite(
+        path,
+        "ALTER TABLE turns DROP COLUMN receipt",
+        "DROP TABLE leases",
+        "DROP TABLE heartbeats",
+        "ALTER TABLE tombstones DROP COLUMN life",
+        "DROP INDEX responses_running",
+        "DROP INDEX responses_chats",
+        "CREATE INDEX responses_unfinished ON responses (server, status, created)",
+        "UPDATE log_format SET version = 4",
+    )

@@ -1,8 +1,7 @@
 """The tables of the log.
 
-Format 1 knew turns only. Format 2 has rows of every kind, their checksums, and in ``sessions`` all that a list shows.
-Format 3 has tombstones per server. Format 4 has responses. Format 5 has the receipts of turns, and leases.
-Format 6 has an index of stored chats.
+Format 4 is the oldest that is read. Format 5 added the receipts of turns, and leases. Format 6 added an index of stored
+chats. A log of an older format is brought up to date when it is opened, see ``server.log.upgrade``.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from sqlalchemy import Column, Index
 from server.log.database import REMEDY, LogDamaged
 
 FORMAT = 6
+OLDEST_FORMAT = 4  # that can be brought up to date
 MIGRATION_LOCK = 0x7761726D  # of PostgreSQL: one server at a time prepares the tables
 
 ANYONE = ""  # in place of a server: the next one that registers
@@ -140,7 +140,7 @@ leases = sql.Table(
     "leases",  # sessions that a server holds now, see server.log.leases
     metadata,
     Column("id", sql.BigInteger().with_variant(sql.Integer, "sqlite"), primary_key=True),  # the fencing number
-    Column("name", sql.String(257), nullable=False, unique=True),  # one column: see Finds.add in recovery.wreck
+    Column("name", sql.String(257), nullable=False, unique=True),  # one column: its shape tells it apart in a salvage
     Column("server", sql.String(64), nullable=False),
     Column("unwanted", sql.String(32)),  # the key of a response that its server is to end
     sqlite_autoincrement=True,

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import json
-
 import sqlalchemy as sql
 
-from scheduler.protocol import unpack_ids
 from server.log.database import LogUnavailable
-from server.log.stored import columns_of
 from server.log.tables import (
-    ANYONE,
     FORMAT,
     MIGRATION_LOCK,
+    OLDEST_FORMAT,
     chats_index,
     damaged,
+    heartbeats,
+    leases,
     log_format,
     metadata,
     responses,
-    servers,
-    sessions,
     tombstones,
     turns,
 )
-from server.log.timeline import Row, Timeline, turns_within
+
+FORMAT_5 = {  # the columns that came with it
+    (turns.name, "receipt"),
+    (tombstones.name, "life"),
+    *((table.name, column) for table in (leases, heartbeats) for column in {*table.c.keys()}),
+}
 
 
 def prepare(connection: sql.Connection) -> None:
     """Make the tables of a new log, or bring those of an older one to this format; in the caller's transaction.
-    Raises LogUnavailable for a log of a later version, and where the names are taken by what is no log; LogDamaged."""
+    Raises LogUnavailable for a log of a format that this version does not read, and where the names are taken by what
+    is no log; LogDamaged."""
     if connection.dialect.name == "postgresql":
         connection.execute(sql.select(sql.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
     if not sql.inspect(connection).has_table(log_format.name):
@@ -45,112 +47,47 @@ def prepare(connection: sql.Connection) -> None:
     version = connection.execute(sql.select(log_format.c.version)).scalar()
     if not isinstance(version, int):
         raise damaged()
-    if not 1 <= version <= FORMAT:
+    there = format_of_tables(connection)
+    if version > FORMAT or (0 < version < OLDEST_FORMAT and there is None):
         raise LogUnavailable(
-            f"the session log has format {version}, and this version of warmturn reads formats 1 to {FORMAT}: "
-            "serve it with the version that wrote it"
+            f"the session log has format {version}, and this version of warmturn reads formats {OLDEST_FORMAT} to "
+            f"{FORMAT}: serve it with the version that wrote it, or begin with an empty log"
         )
-    if version != format_of_columns(connection):
+    if version != there:
         raise damaged()
     if version < FORMAT:
-        from_format(version, connection)
+        upgrade(connection)
         connection.execute(sql.update(log_format).values(version=FORMAT))
 
 
-def format_of_columns(connection: sql.Connection) -> int:
-    """The format that the tables are of; 0 where they are of none."""
+def format_of_tables(connection: sql.Connection) -> int | None:
+    """The format that the tables are of; None where it is none that this version reads."""
+    missing = missing_columns(connection)
+    if missing:
+        return 4 if (turns.name, "receipt") in missing and missing <= FORMAT_5 else None
+    indexes = {index["name"] for index in sql.inspect(connection).get_indexes(responses.name)}
+    return FORMAT if chats_index.name in indexes else 5
 
-    def lacks(table: sql.Table) -> set[str]:
-        there = inspector.get_columns(table.name) if inspector.has_table(table.name) else []
-        return {*table.columns.keys()} - {column["name"] for column in there}
 
+def missing_columns(connection: sql.Connection) -> set[tuple[str, str]]:
+    """The columns of this format that the database lacks, as (table, column)."""
     inspector = sql.inspect(connection)
-    if "checksum" in lacks(turns):
-        return 1
-    if "server" in lacks(tombstones):
-        return 2
-    if responses.name not in inspector.get_table_names():
-        return 3
-    if "receipt" in lacks(turns):
-        return 4
-    if chats_index.name not in {index["name"] for index in inspector.get_indexes(responses.name)}:
-        return 5
-    return 0 if any(lacks(table) for table in metadata.tables.values()) else FORMAT
+    missing = set()
+    for table in metadata.tables.values():
+        there = inspector.get_columns(table.name) if inspector.has_table(table.name) else []
+        missing |= {(table.name, name) for name in {*table.c.keys()} - {column["name"] for column in there}}
+    return missing
 
 
-def from_format(version: int, connection: sql.Connection) -> None:
-    """Bring a log of an older format up to date, in the caller's transaction."""
-    add_columns(connection, sessions, turns)
-    if version >= 3:
-        add_columns(connection, tombstones)
-        metadata.create_all(connection)
-        connection.exec_driver_sql("DROP INDEX IF EXISTS responses_unfinished")  # of format 4
-        for index in responses.indexes:
-            index.create(connection, checkfirst=True)
-        return
-    old = sql.Table(tombstones.name, sql.MetaData(), sql.Column("tenant"), sql.Column("session"))
-    buried = [] if version == 1 else connection.execute(sql.select(old)).all()
-    old.drop(connection, checkfirst=True)
+def upgrade(connection: sql.Connection) -> None:
+    """Add what came after the format of the tables, in the caller's transaction: columns, tables, indexes."""
+    old = {*sql.inspect(connection).get_table_names()}
+    for name, column in sorted(missing_columns(connection)):
+        if name in old:
+            definition = sql.schema.CreateColumn(metadata.tables[name].c[column]).compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
     metadata.create_all(connection)
-    if version == 1:
-        for table in (sessions, turns):
-            for index in table.indexes:
-                index.create(connection, checkfirst=True)
-        fill_in(connection)
-    connection.execute(sql.insert(servers).values(id=ANYONE, seen=2**31))
-    if buried:
-        stones = [{"server": ANYONE, "tenant": row.tenant, "session": row.session} for row in buried]
-        connection.execute(sql.insert(tombstones), stones)
-
-
-def add_columns(connection: sql.Connection, *tables: sql.Table) -> None:
-    """Give tables of an older format the columns that came later."""
-    for table in tables:
-        there = {column["name"] for column in sql.inspect(connection).get_columns(table.name)}
-        for column in table.columns:
-            if column.name not in there:
-                definition = sql.schema.CreateColumn(column).compile(dialect=connection.dialect)
-                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {definition}")
-
-
-def fill_in(connection: sql.Connection) -> None:
-    """Complete the rows of every session, and what ``sessions`` tells of them. The rows of format 1 are turns, and
-    where their replies begin is not known."""
-    for session in connection.execute(sql.select(sessions)).all():
-        timeline, used = Timeline(), session.created
-        rows = connection.execute(
-            sql.select(turns).where(turns.c.session_id == session.id).order_by(turns.c.number)
-        ).all()
-        for old in rows:
-            ids, messages = unpack_ids(old.tokens), json.loads(old.messages)
-            end, used = old.keep_tokens + len(ids), old.created
-            row = Row(
-                "turn",
-                old.created,
-                old.fingerprint,
-                turns_within(timeline.turns, old.keep_tokens, old.keep_messages),
-                old.keep_tokens,
-                ids,
-                old.keep_messages,
-                messages,
-                end,
-                0,
-                old.finish_reason,
-            )
-            timeline.apply(row)
-            columns = columns_of(session.tenant, session.session, session.id, timeline.number, row)
-            connection.execute(
-                sql.update(turns).where(turns.c.session_id == session.id, turns.c.number == old.number).values(columns)
-            )
-        connection.execute(
-            sql.update(sessions)
-            .where(sessions.c.id == session.id)
-            .values(
-                used=used,
-                fingerprint=timeline.fingerprint,
-                rows=timeline.number,
-                turns=len(timeline.turns),
-                tokens=len(timeline.tokens),
-                messages=len(timeline.messages),
-            )
-        )
+    connection.exec_driver_sql("DROP INDEX IF EXISTS responses_unfinished")  # of format 4
+    for table in metadata.tables.values():
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)

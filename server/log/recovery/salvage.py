@@ -22,7 +22,7 @@ from server.log.database import Database, Durability, LogDamaged, LogUnavailable
 from server.log.recovery.damaged_database import NAME, DamagedDatabase, Named
 from server.log.recovery.sqlite_pages import DatabaseImage
 from server.log.stored import row_of
-from server.log.tables import ANYONE, FORMAT, labels, responses, retries, sessions, tombstones, turns
+from server.log.tables import ANYONE, FORMAT, OLDEST_FORMAT, labels, responses, retries, sessions, tombstones, turns
 from server.log.timeline import Timeline
 from server.log.upgrade import prepare
 
@@ -144,10 +144,10 @@ def salvaged(path: Path, durability: Durability) -> Salvage:
         if not damaged.is_ours and not Path(f"{path}-starts").is_file():  # which only a log has beside it
             raise LogDamaged("the session log cannot be opened: file is not a database, or not one of this program")
         told = max(damaged.finds.formats, default=FORMAT)
-        if told > FORMAT or (told == 1 and not damaged.finds.rows):  # the rows of format 1 have other columns
+        if told > FORMAT or (told < OLDEST_FORMAT and not damaged.finds.rows):
             raise LogDamaged(
                 f"the session log cannot be opened: it is damaged, and has format {told}, where this version of "
-                f"warmturn can salvage formats 2 to {FORMAT}: put a backup in its place"
+                f"warmturn can salvage formats {OLDEST_FORMAT} to {FORMAT}: put a backup in its place"
             )
         room(path)
         logger.error("the session log is damaged: what can be read of it is being copied")

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from log_kit import Where, assistant, read, turn, user, with_log
+from log_kit import Where, assistant, read, sqlite, turn, user, with_log
 
 from server.log.database import LogFull
 from server.log.response_rows import StoredResponse, TurnExtras
 from server.log.retries import Idempotency
 from server.log.session_log import SessionLog
-from server.log.tables import FORMAT
 from server.log.timeline import SessionMoved, UnknownSession, at_turn, turn_of_row
 
 BODY = json.dumps({"id": "resp_s_k", "status": "completed", "background": True, "text": "ü\u0000"})
@@ -202,20 +198,11 @@ def test_one_that_is_damaged_is_not_there(tmp_path: Path, change: str) -> None:
     with_log(path, read)
 
 
-def test_a_log_of_format_3_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_a_log_without_their_table_is_salvaged_without_them(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, lambda log: turn(log, "s", "a", "b"))
+    with_log(path, lambda log: turn(log, "s", "a", "b", beside=TurnExtras(STORED)))
     sqlite(path, "DROP TABLE responses")
-    sqlite(path, "UPDATE log_format SET version = 3")
-
-    async def scenario(log: SessionLog) -> None:
-        await turn(log, "s", "c", "d", beside=TurnExtras(STORED))
-        assert await log.responses.get("a", "s", "k") == replace(STORED, row=2)
-
-    with_log(path, scenario)
-    assert sqlite(path, "SELECT version FROM log_format") == [(FORMAT,)]
-    sqlite(path, "DROP TABLE responses")
-    with_log(path, lambda log: same(log, None))  # its tables are damaged: the log is salvaged, without them
+    with_log(path, lambda log: same(log, None))
 
 
 def test_salvage_keeps_those_that_are_whole(tmp_path: Path) -> None:
@@ -243,9 +230,3 @@ def test_salvage_keeps_those_that_are_whole(tmp_path: Path) -> None:
 
     with_log(path, after)
     assert sqlite(path, "SELECT count(*) FROM responses") == [(3,)]
-
-
-def sqlite(path: Path, statement: str) -> list[Any]:
-    """Run a statement on a log that nobody has open."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        return connection.execute(statement).fetchall()

@@ -2,122 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import resource
-import sqlite3
-from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from log_kit import assistant, read, text, texts, three_turns, turn, user, with_log, with_logs
+import sqlalchemy as sql
+from log_kit import as_format_4, read, sqlite, text, three_turns, turn, user, with_log, with_logs
 
 from server.log.database import Durability, LogDamaged, LogFull, LogUnavailable
 from server.log.session_log import SessionLog
 from server.log.tables import FORMAT
-from server.log.timeline import drop_reply
-
-FORMAT_1 = """
-CREATE TABLE log_format (version INTEGER NOT NULL);
-INSERT INTO log_format VALUES (1);
-CREATE TABLE sessions (
-    id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, tenant VARCHAR(128) NOT NULL, session VARCHAR(128) NOT NULL,
-    created BIGINT NOT NULL, UNIQUE (tenant, session)
-);
-CREATE TABLE turns (
-    session_id INTEGER NOT NULL, number INTEGER NOT NULL, keep_tokens INTEGER NOT NULL, tokens BLOB NOT NULL,
-    keep_messages INTEGER NOT NULL, messages TEXT NOT NULL, fingerprint VARCHAR(128) NOT NULL,
-    finish_reason VARCHAR(32) NOT NULL, created BIGINT NOT NULL, PRIMARY KEY (session_id, number),
-    FOREIGN KEY(session_id) REFERENCES sessions (id)
-);
-"""
+from server.log.upgrade import upgrade
 
 
-def sqlite(path: Path, *statements: str) -> list[Any]:
-    """Run statements on a log from outside; the rows of the last one."""
-    rows: list[Any] = []
-    with closing(sqlite3.connect(path)) as connection:
-        for statement in statements:
-            rows = connection.execute(statement).fetchall()
-        connection.commit()
-    return rows
-
-
-def old_row(number: int, keep: int, ids: str, keep_messages: int, *messages: Any) -> tuple[Any, ...]:
-    """A row of format 1."""
-    own = array("i", map(ord, ids)).tobytes()
-    return (1, number, keep, own, keep_messages, json.dumps(messages), "f1", "stop", 1_700_000_000 + number)
-
-
-def make_format_1(path: Path) -> None:
-    """A session of two turns, the first one edited afterwards, and one without any."""
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(FORMAT_1)
-        connection.execute("INSERT INTO sessions VALUES (1, 'a', 's', 1700000000), (2, 'a', 'empty', 1700000000)")
-        rows = [
-            old_row(1, 0, "abcd", 0, user("a"), assistant("bcd")),
-            old_row(2, 4, "efgh", 2, user("e"), assistant("fgh")),
-            old_row(3, 1, "XY", 1, assistant("X"), user("Y"), assistant("")),
-            old_row(4, 3, "ij", 4, user("i"), assistant("j")),
-        ]
-        connection.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-        connection.commit()
-
-
-def test_a_log_of_format_1_is_brought_up_to_date(tmp_path: Path) -> None:
-    path = tmp_path / "log.sqlite"
-    make_format_1(path)
-
-    async def scenario(log: SessionLog) -> None:
-        record = await read(log)
-        assert text(record) == "aXYij"
-        assert texts(record) == ["a", "X", "Y", "", "i", "j"]
-        assert [(t.tokens, t.messages, t.created) for t in record.turns] == [
-            (3, 4, 1_700_000_003),
-            (5, 6, 1_700_000_004),
-        ]
-        assert (record.created, record.used, record.fingerprint) == (1_700_000_000, 1_700_000_004, "f1")
-        again = drop_reply(record)  # where the reply begins is not known: its question is rendered again
-        assert (text(again), texts(again)[again.rendered :]) == ("aXY", ["i"])
-        assert (await log.list("a", limit=1)).items == [record.summary]
-        assert (await read(log, "empty")).turns == ()
-        await turn(log, "s", "m", "n")
-        await turn(log, "empty", "m", "n")
-        await log.rewind("a", "s", turn=1)
-        assert text(await read(log)) == "aXY"
-
-    with_log(path, scenario)
-    assert sqlite(path, "SELECT version FROM log_format") == [(FORMAT,)]
-
-    async def again(log: SessionLog) -> None:
-        assert text(await read(log)) == "aXY"
-
-    with_log(path, again)
-
-
-def test_a_log_of_format_2_gives_its_tombstones_to_the_server_that_opens_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_log_of_a_format_that_is_too_old_is_refused(tmp_path: Path, version: int) -> None:
     path = tmp_path / "log.sqlite"
     with_log(path, three_turns)
-    sqlite(
-        path,
-        "DROP TABLE tombstones",
-        "DROP TABLE servers",
-        "CREATE TABLE tombstones (tenant VARCHAR(128), session VARCHAR(128), PRIMARY KEY (tenant, session))",
-        "INSERT INTO tombstones VALUES ('a', 'gone')",
-        "UPDATE log_format SET version = 2",
-    )
-    strangers: list[int] = []
-    for server, there in (("one", [("a", "gone")]), ("two", [])):
-        log = SessionLog(path, server=server, stranger=lambda: strangers.append(1))
-        assert [*log._servers.tombstones()] == there
-        assert len(strangers) == (server == "two")
-        log._database.close()
+    sqlite(path, "DROP TABLE responses", f"UPDATE log_format SET version = {version}")
+    before = path.read_bytes()
+    with pytest.raises(LogUnavailable, match=f"has format {version}.*reads formats 4 to {FORMAT}") as refused:
+        SessionLog(path)
+    assert not isinstance(refused.value, LogDamaged)
+    assert [other.name for other in tmp_path.glob("*damaged*")] == []
+    assert path.read_bytes()[100:] == before[100:]  # SQLite marks in its header how it was opened
 
 
 def test_an_upgraded_log_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
-    make_format_1(tmp_path / "old")
+    with_log(tmp_path / "old", three_turns)
+    as_format_4(tmp_path / "old")
     shapes = []
     for name in ("old", "new"):
         with_log(tmp_path / name, three_turns)
@@ -134,14 +50,33 @@ def test_an_upgraded_log_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
 
 def test_an_upgrade_that_fails_leaves_the_old_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log.sqlite"
-    make_format_1(path)
+    with_log(path, three_turns)
+    as_format_4(path)
     before = sqlite(path, "SELECT sql FROM sqlite_master ORDER BY name")
+
+    def failing(connection: sql.Connection) -> None:
+        upgrade(connection)
+        connection.exec_driver_sql("nonsense")
+
     with monkeypatch.context() as patch:
-        patch.setattr("server.log.upgrade.columns_of", lambda *_: {"nonsense": 1})
+        patch.setattr("server.log.upgrade.upgrade", failing)
         with pytest.raises(LogUnavailable):
             SessionLog(path)
     assert sqlite(path, "SELECT sql FROM sqlite_master ORDER BY name") == before
     with_log(path, lambda log: read(log))
+
+
+def test_a_log_that_lacks_more_than_its_format_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    with_log(path, three_turns)
+    as_format_4(path)
+    sqlite(path, "DROP TABLE responses")
+
+    async def scenario(log: SessionLog) -> None:
+        assert log.salvage is not None
+        assert text(await read(log)) == "abcdefghijkl"
+
+    with_log(path, scenario)
 
 
 def test_other_troubles_than_want_of_storage_do_not_end_it(tmp_path: Path) -> None:

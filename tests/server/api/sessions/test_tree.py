@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from http_context import Site, served
-from log_kit import read, turn, with_log
+from log_kit import as_format_4, read, sqlite, turn, with_log
 
 from server.api.sessions.objects import turn_objects
 from server.log.database import SessionDamaged
@@ -88,32 +88,11 @@ async def test_what_travelled_in_a_capsule_has_no_receipt(site: Site) -> None:
     assert (turn["cache"], turn["preview"], turn["number"]) == (None, "One", 1)
 
 
-def sqlite(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
-
-
 async def two_turns(log: SessionLog) -> None:
     await turn(log, "s", "a", "bcd")
     await turn(log, "s", "e", "fgh")
     await turn(log, "gone", "a", "b")
     await log.delete("a", "gone")
-
-
-def as_format_4(path: Path) -> None:
-    """Take back what format 5 has brought."""
-    sqlite(
-        path,
-        "ALTER TABLE turns DROP COLUMN receipt",
-        "DROP TABLE leases",
-        "DROP TABLE heartbeats",
-        "ALTER TABLE tombstones DROP COLUMN life",
-        "DROP INDEX responses_running",
-        "CREATE INDEX responses_unfinished ON responses (server, status, created)",
-        "UPDATE log_format SET version = 4",
-    )
 
 
 def test_a_log_of_format_4_goes_on_without_receipts_for_its_turns(tmp_path: Path) -> None:
