@@ -35,7 +35,7 @@ async def test_what_is_called_refused_is_refused_and_harmless_values_are_taken(s
         body: dict[str, Any] = {"messages": HELLO, name: {"not": "harmless"}}
         response = await site.http.post("/v1/chat/completions", json=body)
         assert (response.status_code, response.json()["error"]["param"]) == (400, name)
-    for name, values in ((n, v) for n, f in fates.items() for v in re.findall(r"^refused, but for (.*)$", f)):
+    for name, values in ((n, v) for n, f in fates.items() for v in re.findall(r"^refused, except (.*)$", f)):
         harmless = values.split("`, `")[0].strip("`")
         raw = f'{{"messages": [{{"role": "user", "content": "hi"}}], "{name}": {harmless}}}'
         response = await site.http.post(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from server.api import routers
 from server.schemas.strict import Strict
 
 ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 100
 PINNED = ROOT / "tests" / "openai_schema" / "openai.json"
 REQUESTS = {  # endpoint -> what OpenAI's document calls its request
     "POST /v1/chat/completions": "CreateChatCompletionRequest",
@@ -29,29 +31,35 @@ REQUESTS = {  # endpoint -> what OpenAI's document calls its request
 }
 INTRODUCTION = """# The API
 
-Made by `make pages` from the code; a test holds it.
+This page is generated from the code by `make pages`; a test checks that it is up to date.
 
-Every parameter is honoured, or the request is refused with a 400 whose `error.param` names it: nothing is ignored.
-With `--unknown-fields ignore`, unknown fields of bodies are left out, and named in the receipt (`cache.ignored`).
-*Refused, but for* names the values that ask for nothing, and are taken for the sake of clients that send them always.
-`null` means absent. *Extension*: not in OpenAI's document, of which this is {source}.
+Every parameter is honoured, or the request is refused with a 400 whose `error.param` names it.
+Nothing is ignored silently. With `--unknown-fields ignore`, unknown fields of bodies are left out
+and listed in the receipt (`cache.ignored`). `null` means absent.
 
-Errors have OpenAI's shape, `{{"error": {{"message", "type", "param", "code"}}}}`, and below `/v1/messages`
-Anthropic's; they repeat nothing of what was sent. 429, 503 and 409 `session_busy` carry `Retry-After`, in seconds.
+- *Refused, except* lists values that ask for nothing. They are accepted because some clients always
+  send them.
+- *Extension*: not in OpenAI's specification. The specification used here is
+  {source}.
+
+Errors have OpenAI's form, `{{"error": {{"message", "type", "param", "code"}}}}`, and below
+`/v1/messages` Anthropic's. They never repeat what was sent. 429, 503 and 409 `session_busy` have `Retry-After`, in
+seconds.
 
 | status | when |
 |---|---|
-| 400 | the request is wrong: `param` says where |
-| 401 | the key is missing or wrong; 403: without keys, the server is called by a name that it does not know |
-| 404 | there is no such thing, or it is another tenant's |
-| 405, 415 | the method, the content type |
-| 408 | the request did not come in time, or its stream was not read in time |
+| 400 | the request is wrong: `param` names the field |
+| 401 | the key is missing or wrong |
+| 403 | the server has no keys and the request's host name is not allowed (`--allowed-host`) |
+| 404 | the object does not exist, or belongs to another tenant |
+| 405, 415 | wrong method, wrong content type |
+| 408 | the request was not complete in time, or its stream was not read in time |
 | 409 | the session is busy, or exists already |
-| 410 | parts of the session's log are damaged |
+| 410 | rows of the session's log are damaged |
 | 413, 431 | the body is larger than 8 MB, the head than 64 KiB |
-| 429 | too many requests wait |
-| 499 | the turn was cancelled before it said anything |
-| 503 | no engine is ready, or the server is stopping |
+| 429 | too many requests are waiting |
+| 499 | the turn was cancelled before its first token |
+| 503 | the engine is not ready, or the server is stopping |
 | 507 | the server's disk is full |
 """
 
@@ -119,7 +127,7 @@ def rows(model: type[BaseModel], document: Mapping[str, bool] | None) -> Iterato
             fate += f", default {code(default)}" if default not in (None, "", [], {}) else ""
             fate += f", {honoured[name]['description']}" if "description" in honoured[name] else ""
         elif later.get(name):
-            fate = f"refused, but for {', '.join(code(value) for value in later[name])}"
+            fate = f"refused, except {', '.join(code(value) for value in later[name])}"
         else:
             fate = "refused"
         extension = " (extension)" if document is not None and name not in document else ""
@@ -129,7 +137,8 @@ def rows(model: type[BaseModel], document: Mapping[str, bool] | None) -> Iterato
 def section(route: APIRoute) -> list[str]:
     """One endpoint."""
     verb = f"{', '.join(sorted(route.methods or ()))} {route.path}"
-    lines = [f"## {verb}", "", " ".join((route.endpoint.__doc__ or "").split()), ""]
+    purpose = " ".join((route.endpoint.__doc__ or "").split()).replace("``", "`")
+    lines = [f"## {verb}", "", *textwrap.wrap(purpose, WIDTH, break_long_words=False, break_on_hyphens=False), ""]
     body, queries = model_of(route.body_field), route.dependant.query_params
     name = REQUESTS.get(verb)
     document = asked(name) if name else None

@@ -11,7 +11,8 @@ TOPS = ("server", "scheduler", "cache", "tools")
 INTRODUCTION = """\
 # Modules
 
-Made by `make pages` from the modules' docstrings; a test holds it. How they work together: `architecture.md`.
+Generated from the modules' docstrings by `make pages`; a test checks it.
+`architecture.md` explains how they work together.
 """
 
 

@@ -62,12 +62,13 @@ def markdown(results: list[Result]) -> str:
     errors = [max(c.error for c in r.report.checks) for r in right]
     parts = [
         "# Architectures\n",
-        f"Written by `make test-architectures` with transformers {transformers.__version__} and "
-        f"torch {torch.__version__.partition('+')[0]}; the tests in `tests/architectures/` say what was checked.\n",
-        f"Of {len(results)} entries (every causal and sequence-to-sequence language model that transformers lists), "
-        f"{len(right)} answer exactly as a from-scratch forward of the same tokens does: the same greedy tokens, and "
-        "log-probabilities within 1e-4 of the largest logit (2e-2 where the model's own cached and uncached paths "
-        f"differ by design). The largest difference is {max(errors, default=0.0):.0e}. The mode is measured at load.\n",
+        f"Written by `make test-architectures` with transformers {transformers.__version__} and torch\n"
+        f"{torch.__version__.partition('+')[0]}. The tests in `tests/architectures/` define what was checked.\n",
+        f"The {len(results)} entries are all causal and sequence-to-sequence language models that transformers\n"
+        f"lists. {len(right)} of them give the results of a from-scratch forward: the same greedy tokens, and\n"
+        "log-probabilities that differ by at most 1e-4 of the largest logit (2e-2 where the model's own\n"
+        f"cached and uncached forwards differ). The largest difference is {max(errors, default=0.0):.0e}. The mode is\n"
+        "measured at load.\n",
         _grid(_counts(results)),
         "\n## By family and mode\n",
         *_members(right),
@@ -94,13 +95,13 @@ def past_thresholds(results: list[Result]) -> str:
     return "\n".join(
         [
             SECOND,
-            f"Written by `make test-thresholds` with transformers {transformers.__version__} and "
-            f"torch {torch.__version__.partition('+')[0]}: the thresholds of the default configs up to 20,000 "
-            "(windows, chunks, floors, top-k of sparse attention, original contexts), with tiny widths and depths. "
-            "In each entry a session decodes across each of its thresholds, is resumed twice, the second time from "
-            "disk in another engine, until 500 tokens past it, and all of that is fed again as one prompt, while "
-            "other sessions share the steps.\n",
-            f"Of {len(results)} entries {len(right)} are right, with differences of up to "
+            f"Written by `make test-thresholds` with transformers {transformers.__version__} and torch\n"
+            f"{torch.__version__.partition('+')[0]}. The models have the thresholds of the default configs up to\n"
+            "20,000 (windows, chunks, position floors, top-k of sparse attention, original contexts), and tiny widths\n"
+            "and depths. In each entry a session decodes past each of its thresholds by 500 tokens and is\n"
+            "resumed twice, the second time from disk in another engine. All of it is fed again as one prompt.\n"
+            "Other sessions share the steps.\n",
+            f"Of {len(results)} entries {len(right)} are right, with differences of up to\n"
             f"{max(errors, default=0.0):.0e} of the largest logit; {wrong} are wrong.\n",
             _grid(rows),
         ]
@@ -165,4 +166,4 @@ def _lossy(right: list[Result]) -> list[str]:
         for c in r.report.checks
         if c.name == "resume" and c.reused is not None and c.reused < 1
     ]
-    return [f"\nResumed turns reuse the whole history, but for {', '.join(found)}."] if found else []
+    return [f"\nResumed turns reuse the whole history, except for {', '.join(found)}."] if found else []

@@ -30,7 +30,7 @@ class Parameters(Strict):
 
 @router.post("/v1/messages")
 async def create_message(body: MessagesRequest, query: Annotated[Parameters, Query()], request: Request) -> Response:
-    """The reply to a conversation, or with ``session_id`` to what is new in one."""
+    """Generate a message for a whole conversation, or with ``session_id`` for the new messages of a session."""
     made = as_chat(body)
     shows = body.thinking is None or body.thinking.display != "omitted"
 
@@ -44,6 +44,6 @@ async def create_message(body: MessagesRequest, query: Annotated[Parameters, Que
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: PromptRequest, query: Annotated[Parameters, Query()], request: Request) -> Response:
-    """How long the prompt of a message would be."""
+    """Count the tokens of a message's prompt."""
     prompt = await looked_at(as_chat(body), request, named_session(request, body.session_id))
     return answer(TokenCount(len(prompt.ids)))

@@ -38,8 +38,8 @@ Writer = Callable[[ReplyHead, bool], Reply]  # from a head, and whether the turn
 
 @router.post("/v1/chat/completions")
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
-    """The reply to a whole conversation, or with ``session_id`` to what is new in one. A conversation that is to be
-    stored and has no session begins one; a stored chat can be listed and fetched."""
+    """Generate a reply to a whole conversation, or with ``session_id`` to the new messages of a session. A chat with
+    ``store`` and without a session begins one; a stored chat can be listed and fetched."""
     session = named_session(request, body.session_id)
     if session is None and body.store:
         session = Session(request.state.tenant, f"{BEGUN}{uuid.uuid4().hex}", stateful=False)
@@ -48,7 +48,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 
 @router.post("/v1/sessions/{session_id}/chat/completions")
 async def continue_chat(session_id: str, body: ChatRequest, request: Request) -> Response:
-    """The reply to what is new in a session; an unknown one begins here."""
+    """Generate a reply to the new messages of a session; an unknown id begins a session."""
     return await chat(body, request, named_session(request, body.session_id, session_id))
 
 

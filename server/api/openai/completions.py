@@ -30,7 +30,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only
 
 @router.post("/v1/completions")
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    """Continuations of one or several prompts; with a session id, of that session's text."""
+    """Complete one or several prompts; with a session id, continue that session's text."""
     context = context_of(request)
     session = named_session(request, body.session_id)
     name = session.name if session else None

@@ -14,13 +14,13 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """All models: there is one."""
+    """List the models: there is one."""
     return {"object": "list", "data": [model_object(context_of(request))]}
 
 
 @router.get("/v1/models/{model:path}")
 async def retrieve_model(model: str, request: Request) -> dict[str, Any]:
-    """The served model by its name, which may hold slashes."""
+    """Get the served model by its name, which may contain slashes."""
     context = context_of(request)
     if model != context.served_name:
         raise model_not_found("model", context.served_name)

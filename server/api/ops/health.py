@@ -14,9 +14,9 @@ router = APIRouter()
 @router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 only while the engine's loop ticks. Needs no key, tells nothing but the state, and as ``degraded`` what does
-    not work while turns are served: ``session_log_full`` (those that are to be kept are refused), ``disk_failing`` (KV
-    is in memory only)."""
+    """200 only while the engine's loop runs. Needs no key and reports only the state. ``degraded`` lists what fails
+    while turns are served: ``session_log_full`` (turns that would be stored are refused), ``disk_failing`` (KV stays
+    in memory)."""
     context = context_of(request)
     engine = context.engine
     if engine.healthy:
@@ -30,7 +30,7 @@ async def health(request: Request) -> Response:
 @router.head("/health/live", include_in_schema=False)
 @router.get("/health/live")
 async def live(request: Request) -> Response:
-    """503 only when nothing but a restart of the server helps: its engine hangs. 200 also while a model loads, an
+    """503 only if a restart of the server is necessary because its engine hangs. 200 also while a model loads, the
     engine restarts or the server stops. Needs no key."""
     engine = context_of(request).engine
     if engine.state() == "ready" and not engine.healthy:
@@ -40,7 +40,7 @@ async def live(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """Metrics in Prometheus' text format."""
     context = context_of(request)
     context.metrics.engine(context.engine.stats, context.engine.healthy)
     context.metrics.model(context.served_name, context.engine.facts)

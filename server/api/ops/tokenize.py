@@ -96,7 +96,7 @@ class Version(msgspec.Struct, frozen=True):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """Token ids of a text or of a chat."""
+    """Tokenise a text or a chat."""
     context = context_of(request)
     context.check_model(body.model)
     facts = context.facts
@@ -107,7 +107,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """The text of token ids."""
+    """Convert token ids to text."""
     context = context_of(request)
     context.check_model(body.model)
     facts = context.facts
@@ -119,7 +119,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 
 @router.post("/apply-template")
 async def apply_template(body: ChatRequest, request: Request) -> Response:
-    """The prompt of a chat, from the body that ``/v1/chat/completions`` takes."""
+    """Render the prompt of a chat without generating; the body is that of ``/v1/chat/completions``."""
     session = named_session(request, body.session_id)
     prompt = await looked_at(body, request, session)
     text = await context_of(request).tokens.run(context_of(request).tokens.decode, prompt.ids)
@@ -128,13 +128,13 @@ async def apply_template(body: ChatRequest, request: Request) -> Response:
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> dict[str, str | None]:
-    """The tokens that begin and end texts, and the chat template."""
+    """The special tokens and the chat template."""
     return context_of(request).tokens.info
 
 
 @router.get("/version")
 async def version() -> Response:
-    """Which server this is."""
+    """The server's version."""
     return answer(Version(metadata.version("warmturn")))
 
 

@@ -28,7 +28,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/conversations")
 async def create_conversation(body: CreateConversation, request: Request) -> Response:
-    """A conversation, with items to begin from."""
+    """Create a conversation, optionally with items."""
     context, tenant = context_of(request), request.state.tenant
     session = Session(tenant, uuid.uuid4().hex, stateful=True)
     _, messages = await gathered(context, tenant, session.name, [], body.items, "items")
@@ -39,7 +39,7 @@ async def create_conversation(body: CreateConversation, request: Request) -> Res
 
 @router.get("/v1/conversations/{conversation_id}")
 async def retrieve_conversation(conversation_id: str, request: Request) -> Response:
-    """When it began, and its metadata."""
+    """Get a conversation."""
     session = named(request, conversation_id)
     summary = await context_of(request).log.summary(session.tenant, session.name)
     if summary is None:
@@ -49,7 +49,7 @@ async def retrieve_conversation(conversation_id: str, request: Request) -> Respo
 
 @router.post("/v1/conversations/{conversation_id}")
 async def update_conversation(conversation_id: str, body: UpdateConversation, request: Request) -> Response:
-    """Other metadata; a response may be running."""
+    """Change a conversation's metadata, also while a response is running."""
     context, session = context_of(request), named(request, conversation_id)
     await known(context, session)
     summary = await context.log.update(session.tenant, session.name, metadata=body.metadata or {})
@@ -58,7 +58,7 @@ async def update_conversation(conversation_id: str, body: UpdateConversation, re
 
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
-    """Remove it for ever, with its items and responses. One that runs ends."""
+    """Delete a conversation with its items and responses. A running response ends."""
     if not await end_session(context_of(request), named(request, conversation_id)):
         raise no_conversation()
     return body_of(objects.ConversationDeleted(conversation_id))
@@ -68,7 +68,7 @@ async def delete_conversation(conversation_id: str, request: Request) -> Respons
 async def create_items(
     conversation_id: str, body: AddItems, query: Annotated[Including, Query()], request: Request
 ) -> Response:
-    """More items at the end, which the next response reads."""
+    """Append items, which the next response reads."""
     context, session = context_of(request), named(request, conversation_id)
     async with context.log.holding(session.tenant, session.name):
         record = await known(context, session)
@@ -80,7 +80,7 @@ async def create_items(
 
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(conversation_id: str, query: Annotated[ListItems, Query()], request: Request) -> Response:
-    """A page of items."""
+    """List the items of a conversation."""
     context, session = context_of(request), named(request, conversation_id)
     record = await known(context, session)
     items = [item for _, item in items_of(record.messages, session.name)]
@@ -91,15 +91,15 @@ async def list_items(conversation_id: str, query: Annotated[ListItems, Query()],
 async def retrieve_item(
     conversation_id: str, item_id: str, query: Annotated[Including, Query()], request: Request
 ) -> Response:
-    """One item."""
+    """Get an item."""
     context, session = context_of(request), named(request, conversation_id)
     return body_of(found(await known(context, session), session, item_id)[1])
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
-    """Take an item out of the timeline. What came before stays as it is, with its cache; what came behind stays too,
-    and is computed anew with the next response."""
+    """Remove an item from the timeline. The items before it keep their KV; those after it are computed again with
+    the next response."""
     context, session = context_of(request), named(request, conversation_id)
     async with context.log.holding(session.tenant, session.name):
         record = await known(context, session)

@@ -66,7 +66,7 @@ NAMES = {  # of a chat's parameters -> of ours
 
 @router.post("/v1/responses")
 async def create_response(body: ResponseRequest, request: Request) -> Response:
-    """The answer to an input, behind what a conversation or an earlier response holds."""
+    """Generate a response, optionally continuing a conversation or an earlier response."""
     context, tenant = context_of(request), request.state.tenant
     context.check(body, None, choices=1)
     key = idempotency_of(request, body)
@@ -97,7 +97,7 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: InputRequest, request: Request) -> Response:
-    """How many tokens the prompt of a response would have."""
+    """Count the tokens of a response's prompt."""
     context, tenant = context_of(request), request.state.tenant
     context.check(body, None, choices=1)
     _, prompt = await prepared(context, tenant, body, await looked_at(context, tenant, body))
@@ -114,7 +114,7 @@ async def compact() -> Response:
 async def retrieve_response(
     response_id: str, query: Annotated[RetrieveResponse, Query()], request: Request
 ) -> Response:
-    """A response, also while it runs; or the events of one that runs in the background, or has."""
+    """Get a response, also while it runs; with ``stream``, the events of a background response."""
     context, tenant = context_of(request), request.state.tenant
     running = background_of(request).get(tenant, response_id)
     start = 0 if query.starting_after is None else query.starting_after + 1
@@ -140,7 +140,7 @@ async def retrieve_response(
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request) -> Response:
-    """Remove a response. A chain that has none any more goes with it."""
+    """Delete a response, and its chain if it was the last one."""
     context, tenant = context_of(request), request.state.tenant
     place = parsed_id(response_id, "resp")
     if place is None:
@@ -166,7 +166,7 @@ async def end_chain(context: ServerContext, tenant: str, name: str) -> None:
 
 
 async def cancel_response(response_id: str, request: Request) -> Response:
-    """End a response in the background; one that is over stays as it is."""
+    """Cancel a background response; one that has ended is not changed."""
     context, tenant = context_of(request), request.state.tenant
     running = background_of(request).get(tenant, response_id)
     if running is not None:
@@ -185,7 +185,7 @@ router.add_api_route(
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(response_id: str, query: Annotated[ListItems, Query()], request: Request) -> Response:
-    """What a response was asked, item by item."""
+    """List the input items of a response."""
     _, stored = await stored_response(context_of(request), request.state.tenant, response_id)
     if stored is None:
         raise no_response()

@@ -32,7 +32,7 @@ router = APIRouter()  # bodies are capsules here, not JSON
 
 @router.get("/v1/sessions/{session_id}/export")
 async def export_session(session_id: str, query: Annotated[ExportSession, Query()], request: Request) -> Response:
-    """The session as a capsule, as of now: a turn that runs is not in it."""
+    """Export the session as a capsule. A running turn is not included."""
     context, session = context_of(request), named(request, session_id)
     async with AsyncExitStack() as stack:
         if await context.log.summary(session.tenant, session.name) is None:
@@ -64,7 +64,7 @@ async def packed(context: ServerContext, session: Session, folder: Path, with_kv
 
 @router.post("/v1/sessions/import", status_code=201)
 async def import_session(query: Annotated[ImportSession, Query()], request: Request) -> Response:
-    """A new session out of a capsule. Its cache is taken if it is of the served model and sound."""
+    """Create a session from a capsule. Its KV is used if it fits the served model and is undamaged."""
     context, transfers = context_of(request), transfers_of(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != MEDIA_TYPE:
         raise ApiError(415, f"The body must be a capsule: Content-Type: {MEDIA_TYPE}.")

@@ -82,7 +82,7 @@ def places() -> Iterator[None]:
 
 @router.post("/v1/sessions", status_code=201)
 async def create_session(body: CreateSession, request: Request) -> Response:
-    """A session before its first turn, with a past to begin from."""
+    """Create a session, optionally with messages to begin from."""
     context = context_of(request)
     messages = [message.plain() for message in body.messages]
     check_calls([], messages)
@@ -111,7 +111,7 @@ def pinned_until(seconds: int) -> int | None:
 
 @router.get("/v1/sessions")
 async def list_sessions(query: Annotated[ListSessions, Query()], request: Request) -> Response:
-    """A page of the tenant's sessions."""
+    """List the tenant's sessions."""
     context = context_of(request)
     try:
         page = await context.log.list(
@@ -133,7 +133,7 @@ async def list_sessions(query: Annotated[ListSessions, Query()], request: Reques
 
 @router.get("/v1/sessions/{session_id}")
 async def retrieve_session(session_id: str, request: Request) -> Response:
-    """All about one session but its text."""
+    """Get a session, without its text."""
     context, session = context_of(request), named(request, session_id)
     summary = await context.log.summary(session.tenant, session.name)
     if summary is None:
@@ -143,14 +143,14 @@ async def retrieve_session(session_id: str, request: Request) -> Response:
 
 @router.get("/v1/sessions/{session_id}/turns")
 async def list_turns(session_id: str, request: Request) -> Response:
-    """The turns of the current timeline."""
+    """List the turns of the current timeline."""
     record = await found(context_of(request), named(request, session_id))
     return body_of(objects.TurnList(objects.turn_objects(record)))
 
 
 @router.get("/v1/sessions/{session_id}/tree")
 async def retrieve_tree(session_id: str, request: Request) -> Response:
-    """The session with all that shares a past with it: the turns of each, what they cost, where the cache is."""
+    """Get the session and all sessions forked from it or its ancestors, with their turns, costs and KV."""
     context, session = context_of(request), named(request, session_id)
     family = await context.log.family(session.tenant, session.name)
     found = await asyncio.gather(*(objects.branch(context, session.tenant, member) for member in family.members))
@@ -160,14 +160,14 @@ async def retrieve_tree(session_id: str, request: Request) -> Response:
 
 @router.get("/v1/sessions/{session_id}/messages")
 async def list_messages(session_id: str, request: Request) -> Response:
-    """The messages of the current timeline."""
+    """List the messages of the current timeline."""
     record = await found(context_of(request), named(request, session_id))
     return body_of(objects.MessageList(objects.message_objects(record)))
 
 
 @router.post("/v1/sessions/{session_id}")
 async def update_session(session_id: str, body: UpdateSession, request: Request) -> Response:
-    """Other metadata, another end, a pin; a turn may be running."""
+    """Change metadata, TTL or pin, also while a turn is running."""
     context, session = context_of(request), named(request, session_id)
     until = UNSET if body.pin_seconds is None else pinned_until(body.pin_seconds)
     summary = await context.log.update(
@@ -184,7 +184,7 @@ async def update_session(session_id: str, body: UpdateSession, request: Request)
 
 @router.post("/v1/sessions/{session_id}/fork", status_code=201)
 async def fork_session(session_id: str, body: ForkSession, request: Request) -> Response:
-    """A new session with the same past, whose cache is shared as long as it is the same."""
+    """Create a session with the same history, which shares its KV."""
     context, session = context_of(request), named(request, session_id)
     new = Session(session.tenant, body.id or new_id(), stateful=True)
     with ExitStack() as held:
@@ -198,7 +198,7 @@ async def fork_session(session_id: str, body: ForkSession, request: Request) -> 
 
 @router.post("/v1/sessions/{session_id}/rewind")
 async def rewind_session(session_id: str, body: RewindSession, request: Request) -> Response:
-    """Back to the end of a turn, or to a token."""
+    """Cut the session back to the end of a turn, or to a token."""
     context, session = context_of(request), named(request, session_id)
     async with context.log.holding(session.tenant, session.name):
         reply = expect = None
@@ -217,7 +217,7 @@ async def rewind_session(session_id: str, body: RewindSession, request: Request)
 async def edit_message(
     session_id: str, index: Annotated[int, PathParameter(ge=0, le=INT32)], body: EditMessage, request: Request
 ) -> Response:
-    """Another content for a message. What came behind it is dropped, and the next turn reads the new one."""
+    """Replace the content of a message. Everything after it is dropped."""
     context, session = context_of(request), named(request, session_id)
     if context.engine.facts is not None:
         check_bytes([body.text], context.engine.facts, "content")
@@ -229,7 +229,7 @@ async def edit_message(
 
 @router.post("/v1/sessions/{session_id}/regenerate")
 async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> Response:
-    """Another reply to the last user message, from the very same prompt. The old one stays until this one is
+    """Generate the last reply again, from exactly the same prompt. The old reply stays until the new one is
     committed."""
     context, session = context_of(request), named_session(request, body.session_id, session_id)
     assert session is not None
@@ -252,8 +252,8 @@ async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> R
 
 
 async def cancel_turn(session_id: str, request: Request) -> Response:
-    """Stop the turn that runs. What it said so far is committed with its KV, under the finish reason `cancelled`, which
-    its client is told too; one that has said nothing is not a turn. Answered when it is over."""
+    """Stop the running turn and commit what it has generated, with its KV and the finish reason `cancelled`. A turn
+    that has generated nothing is not committed. The request is answered when the turn has ended."""
     context, session = context_of(request), named(request, session_id)
     over = context.log.end_of_hold(session.tenant, session.name)
     if over is None:
@@ -276,7 +276,7 @@ router.add_api_route("/v1/sessions/{session_id}/cancel", cancel_turn, methods=["
 
 @router.delete("/v1/sessions/{session_id}")
 async def delete_session(session_id: str, request: Request) -> Response:
-    """Remove it for ever. A running turn ends as cancelled."""
+    """Delete the session for good. A running turn ends with an error."""
     session = named(request, session_id)
     if not await end_session(context_of(request), session):
         raise UnknownSession

@@ -23,7 +23,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.get("/v1/chat/completions")
 async def list_chat_completions(query: Annotated[objects.ListChats, Query()], request: Request) -> Response:
-    """A page of the tenant's stored chats, the oldest first unless ``order`` says otherwise."""
+    """List the tenant's stored chats, the oldest first by default."""
     page = await context_of(request).log.chats.page(
         request.state.tenant,
         limit=query.limit,
@@ -40,7 +40,7 @@ async def list_chat_completions(query: Annotated[objects.ListChats, Query()], re
 
 @router.get("/v1/chat/completions/{completion_id}")
 async def retrieve_chat_completion(completion_id: str, request: Request) -> Response:
-    """A chat that was stored."""
+    """Get a stored chat."""
     return body_of((await found(request, completion_id)).body)
 
 
@@ -48,7 +48,7 @@ async def retrieve_chat_completion(completion_id: str, request: Request) -> Resp
 async def list_chat_messages(
     completion_id: str, query: Annotated[objects.ListChatMessages, Query()], request: Request
 ) -> Response:
-    """The messages that the request of a stored chat sent."""
+    """List the messages of a stored chat's request."""
     chat = await found(request, completion_id)
     told = objects.messages_of(chat)
     if query.order == "desc":
@@ -63,7 +63,7 @@ async def list_chat_messages(
 
 @router.post("/v1/chat/completions/{completion_id}")
 async def update_chat_completion(completion_id: str, body: objects.UpdateChat, request: Request) -> Response:
-    """Other metadata for a stored chat; that of its session stays."""
+    """Replace the metadata of a stored chat; that of its session is not changed."""
     metadata: dict[str, Any] = body.metadata or {}
     chat = await context_of(request).log.chats.update(request.state.tenant, completion_id, metadata)
     if chat is None:
@@ -73,7 +73,7 @@ async def update_chat_completion(completion_id: str, body: objects.UpdateChat, r
 
 @router.delete("/v1/chat/completions/{completion_id}")
 async def delete_chat_completion(completion_id: str, request: Request) -> Response:
-    """Remove a stored chat. The session that it began goes with it, if nothing else was said there."""
+    """Delete a stored chat, and the session that it began if that has no other turns."""
     context, tenant = context_of(request), request.state.tenant
     left = await context.log.chats.delete(tenant, completion_id)
     place = parsed(completion_id)
