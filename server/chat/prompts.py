@@ -189,7 +189,7 @@ def completion_prompts(
             new, text = tokens.encode(given, special=not before), given
         else:
             check_ids(given, facts.vocab_size, "prompt")
-            room(Prompt(given), body, facts, "prompt")  # before any time is spent on decoding them
+            room(Prompt(given), body, facts)  # before any time is spent on decoding them
             new, text = given, tokens.decode(given)
         if not before and not new:
             raise bad_request("prompt cannot be empty: this model needs at least one token.", "prompt", "invalid_value")
@@ -241,9 +241,10 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         )
 
 
-def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts, param: str) -> int | None:
-    """The most tokens to generate, None where that is open: the limit, lowered to what is left where it ``yields``.
-    Refuses a prompt that leaves no room for that; without a limit, for the minimum; without that, for one."""
+def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts) -> int | None:
+    """The most tokens to generate, None where that is open: the limit, lowered to what is left where it ``yields``,
+    or the endpoint's default, which always is. Raises a 400 for a prompt that leaves no room for the limit; without
+    one, for the minimum; without that, for one."""
     limit, least = body.token_limit, max(1, body.min_tokens)
     left = facts.max_context - fed(prompt, facts)
     if limit is not None and body.yields:
@@ -253,8 +254,10 @@ def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts, param: str) -> in
         raise too_long(
             f"This model's context is {facts.max_context} tokens; the prompt has {len(prompt.ids)}"
             + (f" and {wanted} are to be generated." if wanted > 1 else "."),
-            param,
+            body.PROMPT,
         )
+    if limit is None and body.default_limit is not None:
+        return min(max(body.default_limit, body.min_tokens), left)
     return limit
 
 

@@ -12,11 +12,13 @@ from server.schemas.strict import Harmless, wrong
 from server.schemas.vendor_fields import LATER as LATER_OF_VENDORS
 
 MAX_PROMPTS = 128
+DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint only
 
 
 class CompletionRequest(GenerationRequest):
     """``POST /v1/completions``."""
 
+    PROMPT: ClassVar[str] = "prompt"
     LATER: ClassVar[Harmless] = {**LATER_EVERYWHERE, **LATER_OF_VENDORS, "store": (False,), "metadata": ({},)}
     prompt: (
         str
@@ -54,6 +56,10 @@ class CompletionRequest(GenerationRequest):
         return self.n if self.best_of is None else self.best_of
 
     @property
+    def choices(self) -> int:
+        return self.candidates * len(self.prompts)
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt: a text or token ids."""
         if isinstance(self.prompt, str):
@@ -67,11 +73,18 @@ class CompletionRequest(GenerationRequest):
         return self.max_tokens
 
     @property
+    def default_limit(self) -> int | None:
+        return DEFAULT_MAX_TOKENS
+
+    @property
     def token_logprobs(self) -> int | None:
         return self.n_probs or self.logprobs
 
     @property
-    def prompt_alternatives(self) -> int | None:
-        """For how many alternatives of the prompt's tokens log-probabilities are needed; None for none at all."""
+    def computed_logprobs(self) -> int | None:
+        ranked = self.candidates > self.n and self.token_logprobs is None
+        return 0 if ranked else self.token_logprobs
+
+    def computed_prompt_logprobs(self, choice: int) -> int | None:
         asked = [self.prompt_logprobs, self.token_logprobs if self.echo else None]
         return max((most for most in asked if most is not None), default=None)

@@ -26,6 +26,8 @@ from server.schemas.vendor_fields import VendorFields
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
 MAX_CHOICES = 16
+MAX_WORDS = 100
+MAX_WORD_CHARS = 100
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
 HALF_AN_HOUR, DAY = 1800, 86_400  # seconds
@@ -115,8 +117,12 @@ LATER_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
 
 
 class TurnRequest(Strict):
-    """What every endpoint that generates has: how to sample, when to end, and whether to stream."""
+    """What every endpoint that generates has: how to sample, when to end, and whether to stream.
 
+    ``PROMPT`` is the field that holds the prompt, as errors name it.
+    """
+
+    PROMPT: ClassVar[str]
     model: str = Field("", max_length=512)
     temperature: Temperature | None = Field(None, description=default("1.0"))
     top_p: TopP | None = Field(None, description=default("1.0"))
@@ -131,6 +137,10 @@ class TurnRequest(Strict):
     stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] = Field(default_factory=list)
     min_tokens: int = Field(0, ge=0, le=INT32)
     ignore_eos: bool = False
+    bad_words: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]], Field(max_length=MAX_WORDS)
+    ] = Field(default_factory=list)
+    skip_special_tokens: bool = True
     stream: bool = False
     user: str = Field("", max_length=512)  # the client's own note about its user; kept out of everything
 
@@ -175,9 +185,34 @@ class TurnRequest(Strict):
         return False
 
     @property
+    def default_limit(self) -> int | None:
+        """The most tokens that are generated without a ``token_limit``; None: as many as fit."""
+        return None
+
+    @property
+    def candidates(self) -> int:
+        """Choices of each prompt that are generated."""
+        return 1
+
+    @property
+    def choices(self) -> int:
+        """All choices that are generated."""
+        return self.candidates
+
+    @property
     def token_logprobs(self) -> int | None:
         """For how many alternatives of each token log-probabilities are wanted; None for none at all."""
         raise AssertionError("each endpoint names its own")
+
+    @property
+    def computed_logprobs(self) -> int | None:
+        """The same for what the engine computes, also where the client is not told."""
+        return self.token_logprobs
+
+    def computed_prompt_logprobs(self, choice: int) -> int | None:
+        """For how many alternatives of each token of the prompt the engine computes log-probabilities with choice
+        number ``choice``; None for none at all."""
+        return None
 
     def sampling(self, choice: int, silent: Generation, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
         """How choice number ``choice`` draws: with a seed of its own, so that choices differ and repeat. ``silent``
@@ -226,6 +261,10 @@ class GenerationRequest(Formatted, VendorFields, TurnRequest):
         return self
 
     @property
+    def candidates(self) -> int:
+        return self.n
+
+    @property
     def salt(self) -> str:
         return self.unshared or super().salt
 
@@ -240,6 +279,7 @@ class Prediction(Strict):
 class ReplyRequest(Tooled, GenerationRequest):
     """A chat without its messages: how the reply is to be made."""
 
+    PROMPT: ClassVar[str] = "messages"
     LATER: ClassVar[Harmless] = {
         **LATER_EVERYWHERE,
         **LATER_OF_VENDORS,
@@ -289,6 +329,9 @@ class ReplyRequest(Tooled, GenerationRequest):
     @property
     def token_logprobs(self) -> int | None:
         return self.n_probs or ((self.top_logprobs or 0) if self.logprobs else None)
+
+    def computed_prompt_logprobs(self, choice: int) -> int | None:
+        return self.prompt_logprobs if choice == 0 else None  # it is the same for all choices
 
     @property
     def echoed(self) -> str:

@@ -15,8 +15,6 @@ from scheduler.protocol import TokenLogprob
 from server.schemas.objects import PromptLogprob
 from server.schemas.strict import Strict, wrong
 
-MAX_WORDS = 100
-MAX_WORD_CHARS = 100
 FLOOR = -9999.0  # what OpenAI writes for impossible tokens; JSON has no infinity
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
@@ -41,10 +39,6 @@ class VendorFields(Strict):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    bad_words: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=MAX_WORD_CHARS)]], Field(max_length=MAX_WORDS)
-    ] = Field(default_factory=list)
-    skip_special_tokens: bool = True
     cache_prompt: bool = True
     n_probs: int = Field(0, ge=0, le=20)
 

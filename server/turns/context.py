@@ -64,14 +64,14 @@ class ServerContext:
         if name not in ("", self.served_name):
             raise model_not_found("model", self.served_name)
 
-    def check(self, body: TurnRequest, session: Session | None, choices: int) -> ModelFacts:
+    def check(self, body: TurnRequest, session: Session | None) -> ModelFacts:
         """Everything about a request that can be told without its prompt. Raises a 503 while no turn is taken."""
         self.check_model(body.model)
         if self.engine.state() == "stopping":
             raise unavailable("The server is shutting down.", STOPPING_RETRY)
-        if session is not None and choices > 1:
+        if session is not None and body.choices > 1:
             message = "A session has one timeline: a request that names one asks for one choice."
-            raise bad_request(message, "n" if isinstance(body, GenerationRequest) and body.n > 1 else "prompt")
+            raise bad_request(message, "n" if isinstance(body, GenerationRequest) and body.n > 1 else body.PROMPT)
         if session is not None and body.salt:
             param = "cache_prompt: false" if body.cache_salt is None else "cache_salt"
             message = f"{param} is for requests that keep nothing: what a session or a stored response has is reused."

@@ -41,39 +41,35 @@ def idempotency_of(request: Request, body: TurnRequest) -> Idempotency | None:
     return Idempotency(keys[0], hashlib.sha256(asked.encode()).hexdigest())
 
 
-async def replayed(
-    request: Request,
-    body: TurnRequest,
+async def replay_turn(
     context: ServerContext,
-    session: Session | None,
-    reply: Callable[[int], Reply],
+    session: Session,
+    idempotency: Idempotency,
+    stream: bool,
+    make_reply: Callable[[int], Reply],
 ) -> Response | None:
-    """The answer of the turn that was committed under this request's key; None when there is none, or no key.
+    """The answer of the turn that was committed under an idempotency key; None when there is none.
 
-    ``reply`` makes the endpoint's objects for a creation time in Unix seconds. The session must be claimed: then no
-    first attempt is running. Raises a 422 when the key stands for another request.
+    ``make_reply`` makes the endpoint's objects for a creation time in Unix seconds. The session must be claimed: then
+    no first attempt is running. Raises a 422 when the key stands for another request.
     """
-    idempotency = idempotency_of(request, body)
-    if idempotency is None or session is None:
-        return None
     found = await context.log.replay(session.tenant, session.name, idempotency.key)
     if found is None:
         return None
     if found.request_hash != idempotency.request_hash:
         raise other_request()
-    made = reply(found.created)
+    reply = make_reply(found.created)
     headers = {**headers_of(session), "idempotent-replayed": "true"}
     draft = PartialReply(
         FinishedReply({**found.reply, "content": found.reply["content"][found.reply.get("begun", 0) :]})
     )
     usage = _usage(found, await context.tokens.run(thought, context.tokens, found.reply))
-    if body.stream:
-        return EventStream(
-            _events(made, draft, usage, found), lambda: None, headers, done=made.done, failed=made.failed
-        )
+    if stream:
+        events = _events(reply, draft, usage, found)
+        return EventStream(events, lambda: None, headers, done=reply.done, failed=reply.failed)
     draft.add(Delta(""))
     draft.finish = _finish(found)
-    answer = encoder.encode(made.body([draft], usage, None))
+    answer = encoder.encode(reply.body([draft], usage, None))
     return Response(answer, headers=headers, media_type="application/json")
 
 

@@ -3,87 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.requests import Request
 from starlette.responses import Response
 
-from scheduler.protocol import Submit
 from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
 from server.http.sse import EventStream, while_connected
 from server.log.identity import Session
-from server.log.retries import Idempotency
-from server.log.timeline import Message, SessionRecord
+from server.log.timeline import Message
 from server.schemas.objects import CachedTokens, CacheReceipt, CompletionTokens, Usage
-from server.schemas.requests import TurnRequest
 from server.schemas.strict import ignored
 from server.telemetry import log_context, traces
 from server.turns.choices import Choices
-from server.turns.context import ServerContext, headers_of
+from server.turns.context import headers_of
+from server.turns.pending_turn import PendingTurn
 from server.turns.receipt import PromptHistory, receipt_of, summed
 from server.turns.replies import Reply, encoder
+from server.turns.reply_rules import ReplyRules
 from server.turns.request_usage import RequestUsage
 
 TOGETHER = 16  # deltas of a reply that is told as a whole: it need not be read token by token
 
 
 class TurnRunner:
-    """Runs ``submits`` (``len(submits) / len(prompts)`` choices per prompt, prompt by prompt) and writes ``reply``.
+    """Runs a turn on ``prompts`` (``body.candidates`` choices each) under ``rules``, and writes ``reply``.
 
-    ``drafts`` read the choices; None: all of their text is content. The session is committed before the client can
-    know that the turn has ended, and not at all if the client leaves before that. ``record`` is what the log held of
-    it when the prompt was made.
+    The session is committed before the client can know that the turn has ended, and not at all if the client leaves
+    before that.
     """
 
-    def __init__(
-        self,
-        context: ServerContext,
-        body: TurnRequest,
-        session: Session | None,
-        record: SessionRecord | None,
-        prompts: Sequence[Prompt],
-        submits: Sequence[Submit],
-        reply: Reply,
-        idempotency: Idempotency | None,
-        drafts: Sequence[PartialReply] | None = None,
-    ) -> None:
-        self._face = context
-        self._session = session
-        self._record = record
+    def __init__(self, turn: PendingTurn, prompts: Sequence[Prompt], rules: ReplyRules, reply: Reply) -> None:
+        """Raises a 400 for a prompt that leaves no room for a reply."""
+        context, body = turn.context, turn.body
+        self._turn = turn
+        self._context = context
+        self._session = turn.session
+        self._record = turn.record
         self._prompts = prompts
-        self._submits = submits
+        self._submits = turn.submits(prompts, rules)
         self._reply = reply
-        self._stream = body.stream
-        self._idempotency = None if session is None else idempotency
-        self._drafts = [PartialReply() for _ in submits] if drafts is None else drafts
+        self._drafts = [PartialReply(rules.parser()) for _ in self._submits]
         self._fingerprint = context.fingerprint
         self._ignored = ignored()
-        limit = submits[0].stopping.max_tokens
+        limit = self._submits[0].stopping.max_tokens
         asked = body.token_limit
         self._limit = limit if limit is not None and asked is not None and limit < asked else UNSET
-        self._past = PromptHistory.of(session, record, context.facts, self._fingerprint, submits[0])
+        self._past = PromptHistory.of(turn.session, turn.record, context.facts, self._fingerprint, self._submits[0])
 
-    async def respond(self, request: Request, held: ExitStack) -> Response:
-        """The response, once its status is certain. ``held`` has the session's claim; the caller closes it, unless the
-        response is a stream, which takes what it holds until all is over."""
-        choices = self.submitted(request.state.started, 1 if self._stream else TOGETHER)
-        held.callback(choices.close)
-        if not self._stream:
-            body = await while_connected(request.receive, self._whole(choices))
-            return Response(body, headers=headers_of(self._session), media_type="application/json")
-        await while_connected(request.receive, choices.opened())
+    async def respond(self) -> Response:
+        """The response, once its status is certain. A stream keeps the session's claim until it is over; otherwise the
+        claim stays with whoever opened the turn."""
+        turn, reply = self._turn, self._reply
+        receive, headers = turn.request.receive, headers_of(self._session)
+        choices = self.submit(1 if turn.body.stream else TOGETHER)
+        turn.claim.callback(choices.close)
+        if not turn.body.stream:
+            body = await while_connected(receive, self._whole(choices))
+            return Response(body, headers=headers, media_type="application/json")
+        await while_connected(receive, choices.opened())
         events = self.events(choices)
-        reply = self._reply
-        close = held.pop_all().close
-        return EventStream(events, close, headers_of(self._session), done=reply.done, failed=reply.failed)
+        return EventStream(events, turn.claim.pop_all().close, headers, done=reply.done, failed=reply.failed)
 
-    def submitted(self, started: float, patience: int = 1) -> Choices:
-        """The turns, handed to the engine; the caller closes them. ``started`` is when the request came, by
-        ``time.perf_counter``; ``patience``: see ``Choices``. Raises EngineUnavailable."""
-        context, head = self._face, self._reply.head
+    def submit(self, patience: int = 1) -> Choices:
+        """Hand the turns to the engine; the caller closes them. ``patience``: see ``Choices``. Raises
+        EngineUnavailable."""
+        context, head, started = self._context, self._reply.head, self._turn.request.state.started
         name = None if self._session is None else self._session.name
         log_context.note(session=name, turn=self._submits[0].turn)
         operation, choices = self._reply.operation, len(self._submits)
@@ -136,7 +122,7 @@ class TurnRunner:
         assert receipt is not None
         cache = self._cache(choices)
         beside = self._reply.beside(draft, self._usage(choices), cache)
-        await self._face.log.commit(
+        await self._context.log.commit(
             session.tenant,
             session.name,
             tokens=[*prompt.ids, *draft.tokens],
@@ -146,12 +132,12 @@ class TurnRunner:
             finish_reason=draft.finish,
             cached=receipt.cached,
             receipt=encoder.encode(cache).decode(),
-            idempotency=self._idempotency,
+            idempotency=self._turn.idempotency,
             beside=beside,
             expect=0 if self._record is None else self._record.version,
         )
         if self._record is not None and self._record.tokens:
-            self._face.metrics.committed(cache.recomputed, None if cache.miss is None else cache.miss.reason)
+            self._context.metrics.committed(cache.recomputed, None if cache.miss is None else cache.miss.reason)
 
     @property
     def _per_prompt(self) -> int:
@@ -175,7 +161,7 @@ class TurnRunner:
         receipts = []
         for prompt, receipt in zip(self._prompts, choices.receipts[:: self._per_prompt], strict=True):
             assert receipt is not None
-            receipts.append(receipt_of(prompt, receipt, self._past, self._face.tokens.decode))
+            receipts.append(receipt_of(prompt, receipt, self._past, self._context.tokens.decode))
         watches = choices.account.watches[:: self._per_prompt]
         cost = summed(receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None))
         return msgspec.structs.replace(cost, max_tokens=self._limit, ignored=self._ignored or UNSET)

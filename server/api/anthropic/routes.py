@@ -34,12 +34,12 @@ async def create_message(body: MessagesRequest, query: Annotated[Parameters, Que
     made = as_chat(body)
     shows = body.thinking is None or body.thinking.display != "omitted"
 
-    def writer(head: ReplyHead, replayed: bool) -> Reply:
+    def make_reply(head: ReplyHead) -> Reply:
         named = replace(head, id=head.id.replace("chatcmpl-", "msg_"))
         stops = made.stop or ()
         return AnthropicReply(named, request.state.request_id, made.keep_seconds, made.token_limit, shows, stops)
 
-    return await chat(made, request, named_session(request, body.session_id), writer)
+    return await chat(made, request, named_session(request, body.session_id), make_reply)
 
 
 @router.post("/v1/messages/count_tokens")

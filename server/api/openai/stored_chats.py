@@ -72,8 +72,8 @@ def messages_of(chat: StoredChat) -> list[dict[str, Any]]:
     ]
 
 
-def asked(body: ReplyRequest, sampling: Sampling, request_id: str | None) -> dict[str, Any]:
-    """How a chat was asked for, as it is kept with what was answered."""
+def request_fields(body: ReplyRequest, sampling: Sampling, request_id: str | None) -> dict[str, Any]:
+    """The parameters of a stored chat's request, as they are kept with its answer."""
     told = body.model_dump(mode="json", by_alias=True, include={"tool_choice", "response_format"})
     return {
         **told,
@@ -89,7 +89,7 @@ def asked(body: ReplyRequest, sampling: Sampling, request_id: str | None) -> dic
     }
 
 
-def sent(body: ReplyRequest, before: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages that a request sent; one that sends none answers the last message ``before`` its reply."""
+def request_messages(body: ReplyRequest, before: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of a stored chat's request; one that has none answers the last message ``before`` its reply."""
     messages = [message.plain() for message in body.messages] if isinstance(body, ChatRequest) else before[-1:]
     return [{name: message[name] for name in TOLD if name in message} for message in messages]

@@ -79,14 +79,14 @@ class BackgroundResponses:
         return self._running.get((tenant, response))
 
     def start(
-        self, session: Session, reply: ResponseReply, exchange: TurnRunner, choices: Choices, held: ExitStack
+        self, session: Session, reply: ResponseReply, runner: TurnRunner, choices: Choices, held: ExitStack
     ) -> None:
         """Run a response whose turn was submitted. ``held`` is closed when it is over."""
         id = session.tenant, reply.head.id
         running = self._running[id] = RunningResponse(reply, choices)
         kept = held.pop_all()
         kept.callback(self._running.pop, id)
-        running.task = asyncio.create_task(self._run(session, running, exchange, choices))
+        running.task = asyncio.create_task(self._run(session, running, runner, choices))
         running.task.add_done_callback(lambda _: kept.close())
         running.task.add_done_callback(lambda _: running.released.set())
 
@@ -105,12 +105,12 @@ class BackgroundResponses:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, session: Session, running: RunningResponse, exchange: TurnRunner, choices: Choices) -> None:
+    async def _run(self, session: Session, running: RunningResponse, runner: TurnRunner, choices: Choices) -> None:
         reply = running.reply
         assert reply.recording is not None
         try:
             await choices.opened()
-            async for _ in exchange.events(choices):
+            async for _ in runner.events(choices):
                 pass  # the reply records them
         except asyncio.CancelledError:
             if not running.cancelled:

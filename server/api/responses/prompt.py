@@ -55,7 +55,7 @@ def response_prompt(
     prompt = within(whole, continuation(tokens, facts, shown(led), visible(new), wish))
     if body.truncation == "auto" and fed(prompt, facts) > limit_of(body, facts):
         return shortened(body, tokens, facts, whole, wish)
-    room(prompt, body, facts, "input")
+    room(prompt, body, facts)
     return prompt
 
 
@@ -136,7 +136,7 @@ def shortened(
     prompt = cut(users[-1] if users else 0)
     if prompt is None:
         raise too_long(f"input is far longer than this model's context of {facts.max_context} tokens.", "input")
-    room(prompt, body, facts, "input")
+    room(prompt, body, facts)
     return prompt
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -15,7 +14,6 @@ from fastapi import APIRouter, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from scheduler.protocol import Submit, pack_ids
 from server.api.responses import objects as objects
 from server.api.responses.background import background_of
 from server.api.responses.branches import (
@@ -37,9 +35,7 @@ from server.api.responses.reply import ResponseReply, events_of
 from server.api.responses.schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
 from server.api.sessions.objects import body_of
 from server.api.sessions.routes import end_held
-from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
-from server.chat.tool_prompts import calls_of, is_read, reply_grammar
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute
 from server.http.sse import EventStream
@@ -50,8 +46,10 @@ from server.log.retries import Idempotency
 from server.schemas.items import Item, new_id, parsed_id
 from server.schemas.requests import either
 from server.turns.context import ServerContext, context_of, headers_of
+from server.turns.pending_turn import PendingTurn
 from server.turns.replay import idempotency_of, other_request
 from server.turns.replies import ReplyHead
+from server.turns.reply_rules import chat_rules
 from server.turns.turn_runner import TurnRunner
 
 router = APIRouter(route_class=JsonRoute)
@@ -68,39 +66,40 @@ NAMES = {  # of a chat's parameters -> of ours
 async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Generate a response, optionally continuing a conversation or an earlier response."""
     context, tenant = context_of(request), request.state.tenant
-    context.check(body, None, choices=1)
+    context.check(body, None)
     key = idempotency_of(request, body)
     if key is not None and not body.store:
         raise bad_request(
             "Idempotency-Key needs store: true: a retry is answered with what is stored.", "Idempotency-Key"
         )
-    with ExitStack() as held:
+    with ExitStack() as claim:
         if body.background:
-            held.enter_context(background_of(request).slot())
-        branch = await branch_of(context, tenant, body, body.store, key, held)
-        context.check(body, branch.session, choices=1)
-        if key is not None and (again := await replayed(context, tenant, body, branch, key)) is not None:
-            return again
-        items, prompt = await prepared(context, tenant, body, branch)
-        if (other := await unless_rewritten(context, branch, prompt, key, held)) is not None:
+            claim.enter_context(background_of(request).slot())
+        branch = await branch_of(context, tenant, body, body.store, key, claim)
+        context.check(body, branch.session)
+        if key is not None and (answer := await replay_response(context, tenant, body, branch, key)) is not None:
+            return answer
+        items, prompt = await prepare_prompt(context, tenant, body, branch)
+        if (other := await unless_rewritten(context, branch, prompt, key, claim)) is not None:
             branch = other
-            items, prompt = await prepared(context, tenant, body, branch)
-        submit, draft = await turn_of(context, tenant, body, branch, prompt)
+            items, prompt = await prepare_prompt(context, tenant, body, branch)
+        with response_parameter_names():
+            format, parallel = body.text.format.formatted, body.parallel_tool_calls
+            rules = await chat_rules(context, body, prompt, format, body.chosen, parallel)
         if body.background and branch.is_new:
-            branch = await begun(context, branch)
-        reply = reply_of(context, body, branch, items)
-        exchange = TurnRunner(context, body, branch.session, branch.past, [prompt], [submit], reply, key, [draft])
-        if body.background:
-            return await in_background(context, body, branch.session, exchange, reply, request, held)
-        return await exchange.respond(request, held)
+            branch = await create_session(context, branch)
+        turn = PendingTurn(request, body, context, branch.session, branch.past, key, claim)
+        reply = new_reply(context, body, branch, items)
+        runner = TurnRunner(turn, [prompt], rules, reply)
+        return await (run_in_background(turn, runner, reply) if body.background else runner.respond())
 
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: InputRequest, request: Request) -> Response:
     """Count the tokens of a response's prompt."""
     context, tenant = context_of(request), request.state.tenant
-    context.check(body, None, choices=1)
-    _, prompt = await prepared(context, tenant, body, await looked_at(context, tenant, body))
+    context.check(body, None)
+    _, prompt = await prepare_prompt(context, tenant, body, await looked_at(context, tenant, body))
     return body_of(objects.InputTokens(len(prompt.ids)))
 
 
@@ -124,7 +123,7 @@ async def retrieve_response(
                 await running.released.wait()  # who reads that it is over may go on from it at once
             return body_of(running.reply.response)
         assert running.reply.recording is not None
-        return told(running.reply.recording.follow(start))
+        return stream_events(running.reply.recording.follow(start))
     stored = await settled(context, tenant, response_id)
     if stored.status in UNFINISHED:
         if query.stream:
@@ -135,7 +134,7 @@ async def retrieve_response(
         return Response(stored.body, media_type="application/json")
     if not json.loads(stored.body)["background"]:
         raise bad_request("stream needs a response that was created with background: true.", "stream", "invalid_value")
-    return told(each(events_of(stored, start)))
+    return stream_events(each(events_of(stored, start)))
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -195,7 +194,7 @@ async def list_input_items(response_id: str, query: Annotated[ListItems, Query()
 # --- how a response is made -----------------------------------------------------------------------------------
 
 
-async def prepared(
+async def prepare_prompt(
     context: ServerContext, tenant: str, body: InputRequest, branch: ResponseBranch
 ) -> tuple[list[Item], Prompt]:
     """The items of the input, and the prompt they make."""
@@ -207,7 +206,7 @@ async def prepared(
     return items, prompt
 
 
-def reply_of(
+def new_reply(
     context: ServerContext, body: ResponseRequest, branch: ResponseBranch, items: Sequence[Item]
 ) -> ResponseReply:
     """The response before it has said anything."""
@@ -255,34 +254,9 @@ def reply_of(
     )
 
 
-async def turn_of(
-    context: ServerContext, tenant: str, body: ResponseRequest, branch: ResponseBranch, prompt: Prompt
-) -> tuple[Submit, PartialReply]:
-    """The turn that makes the response, and what reads it. Raises a 400 for tools and formats that cannot be."""
-    dialect, format = context.tokens.dialect, body.text.format.formatted
-    with in_our_words():
-        calls = calls_of(prompt.rendering.tools, body.chosen, body.parallel_tool_calls)
-        grammar = await reply_grammar(format, calls, prompt.tail, context.tokens, context.grammars)
-    reasons = format.wanted() is None or calls.constrained  # otherwise the format shapes the first word
-    submit = Submit(
-        turn=uuid.uuid4().hex,
-        tenant=tenant,
-        prompt=pack_ids(prompt.ids),
-        session=None if branch.session is None else branch.session.name,
-        sampling=body.sampling(0, context.facts.generation),
-        stopping=body.stopping(body.token_limit, context.facts.generation),
-        logprobs=body.token_logprobs,
-        grammar=grammar,
-        special=is_read(dialect, calls),
-        salt=body.salt,
-        keep_until=body.keep_until,
-    )
-    return submit, PartialReply(dialect.reading(prompt.tail, calls, reasons=reasons))
-
-
 @contextmanager
-def in_our_words() -> Iterator[None]:
-    """What is wrong with tools or formats, with the parameters as they are called here."""
+def response_parameter_names() -> Iterator[None]:
+    """Name parameters in errors about tools and formats as responses do, not as chats."""
     try:
         yield
     except ApiError as error:
@@ -296,33 +270,29 @@ def in_our_words() -> Iterator[None]:
 # --- in the background ----------------------------------------------------------------------------------------
 
 
-async def in_background(
-    context: ServerContext,
-    body: ResponseRequest,
-    session: Session | None,
-    exchange: TurnRunner,
-    reply: ResponseReply,
-    request: Request,
-    held: ExitStack,
-) -> Response:
+async def run_in_background(turn: PendingTurn, runner: TurnRunner, reply: ResponseReply) -> Response:
     """Start it, and answer at once: with the response as it is queued, or with its events from the first one on."""
-    recording = reply.recording
+    session, recording = turn.session, reply.recording
     assert session is not None
     assert recording is not None
-    choices = exchange.submitted(request.state.started)
+    choices = runner.submit()
     try:
         queued = reply.response
-        await context.log.responses.put(session.tenant, session.name, reply.stored())
+        await turn.context.log.responses.put(session.tenant, session.name, reply.stored())
     except BaseException:
         choices.close()
         raise
     for event in reply.begin():
         reply.event(event)
-    background_of(request).start(session, reply, exchange, choices, held)
-    return told(recording.follow(0), session) if body.stream else body_of(queued)
+    background_of(turn.request).start(session, reply, runner, choices, turn.claim)
+    if turn.body.stream:
+        return stream_events(recording.follow(0), session)
+    response = body_of(queued)
+    response.headers.update(headers_of(session))
+    return response
 
 
-async def begun(context: ServerContext, branch: ResponseBranch) -> ResponseBranch:
+async def create_session(context: ServerContext, branch: ResponseBranch) -> ResponseBranch:
     """The branch with its session there before the turn: nothing is in it yet, whatever the prompt follows."""
     session = branch.session
     assert session is not None
@@ -335,7 +305,7 @@ async def begun(context: ServerContext, branch: ResponseBranch) -> ResponseBranc
 # --- what was made before -------------------------------------------------------------------------------------
 
 
-async def replayed(
+async def replay_response(
     context: ServerContext, tenant: str, body: ResponseRequest, branch: ResponseBranch, key: Idempotency
 ) -> Response | None:
     """The response that was made under this key; None when there is none. Raises a 422 when the key stands for another
@@ -360,8 +330,8 @@ async def replayed(
     return None
 
 
-def told(events: AsyncGenerator[bytes], session: Session | None = None) -> EventStream:
-    """Events as a response; whoever leaves ends nothing but the telling."""
+def stream_events(events: AsyncGenerator[bytes], session: Session | None = None) -> EventStream:
+    """Events as a response; a client that leaves does not end the response."""
     return EventStream(events, lambda: None, headers_of(session), done=b"")
 
 

@@ -216,6 +216,7 @@ class InputRequest(TurnRequest):
     """``POST /v1/responses/input_tokens``, and what a response has in common with it: all that makes the prompt."""
 
     LATER: ClassVar[Later] = {"personality": (), "prompt": ()}
+    PROMPT: ClassVar[str] = "input"
     input: Input | None = None
     instructions: str | None = None
     previous_response_id: Id | None = None

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from msgspec import UNSET
 from starlette.responses import Response
 
-from server.api.openai.chat import answer, chat_replay
+from server.api.openai.chat import replay_chat, run_chat
 from server.api.sessions import objects as objects
 from server.api.sessions.objects import body_of, seen, session_object
 from server.api.sessions.schemas import (
@@ -41,7 +41,7 @@ from server.log.timeline import NoSuchPlace, SessionRecord, UnknownSession, drop
 from server.schemas.messages import check_calls
 from server.schemas.requests import INT32, ReplyRequest
 from server.turns.context import ServerContext, context_of
-from server.turns.replay import replayed
+from server.turns.pending_turn import open_turn
 
 router = APIRouter(route_class=JsonRoute)
 DELETE_SECONDS = CANCEL_SECONDS = 10.0  # for a running turn to end once it was told to
@@ -231,24 +231,23 @@ async def edit_message(
 async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> Response:
     """Generate the last reply again, from exactly the same prompt. The old reply stays until the new one is
     committed."""
-    context, session = context_of(request), named_session(request, body.session_id, session_id)
-    assert session is not None
-    facts = context.check(body, session, choices=body.n)
-    with ExitStack() as held:
-        record = await context.open(session, held)
+    session = named_session(request, body.session_id, session_id)
+    with ExitStack() as claim:
+        turn = await open_turn(request, body, session, claim)
+        context, record = turn.context, turn.record
         if record is None:
             raise UnknownSession
-        if (again := await replayed(request, body, context, session, chat_replay(body, context, session))) is not None:
-            return again
+        if (answer := await replay_chat(turn, body)) is not None:
+            return answer
         before = drop_reply(record)
         if not before.messages or before.messages[-1]["role"] not in ("user", "tool"):
             message = "There is nothing to answer: the session ends with no user or tool message, answered or not."
             raise bad_request(message, code="nothing_to_answer")
-        prompt = await context.tokens.run(same_prompt, body, context.tokens, facts, before)
+        prompt = await context.tokens.run(same_prompt, body, context.tokens, context.facts, before)
         old = record.messages[-1]
         if old.get("begun") and prompt.ids == before.tokens:  # which end with what its client began the reply with
             prompt = replace(prompt, said=old["content"][: old["begun"]])
-        return await answer(body, request, context, session, record, prompt, held)
+        return await run_chat(turn, body, prompt)
 
 
 async def cancel_turn(session_id: str, request: Request) -> Response:

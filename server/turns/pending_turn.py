@@ -1,0 +1,100 @@
+"""A request's turn until it runs: the request checked, its session claimed, an earlier answer looked up."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from scheduler.protocol import Submit, pack_ids
+from server.chat.prompts import Prompt, room
+from server.log.identity import Session
+from server.log.retries import Idempotency
+from server.log.timeline import SessionRecord
+from server.schemas.requests import TurnRequest
+from server.turns.context import ServerContext, context_of
+from server.turns.replay import idempotency_of, replay_turn
+from server.turns.replies import Reply, ReplyHead
+from server.turns.reply_rules import ReplyRules
+
+
+@dataclass(frozen=True)
+class PendingTurn:
+    """What every endpoint that generates has of a request before there is a prompt.
+
+    ``session`` takes the turn; None: nothing is kept. ``record`` is what the log holds of it now (None: nothing),
+    whether or not the prompt builds on it: the commit fails with SessionMoved if the log is further by then, and the
+    receipt tells what of it could not be reused. ``idempotency`` is the client's key for the request. ``claim`` holds
+    the session until the response is over.
+    """
+
+    request: Request
+    body: TurnRequest
+    context: ServerContext
+    session: Session | None
+    record: SessionRecord | None
+    idempotency: Idempotency | None
+    claim: ExitStack
+
+    @property
+    def continued(self) -> SessionRecord | None:
+        """The record that the request's messages or text are added to; None where the request carries all of it."""
+        return self.record if self.session is not None and self.session.stateful else None
+
+    def reply_head(self, prefix: str, created: int | None = None) -> ReplyHead:
+        """The head of the reply's objects, with an id that begins with ``prefix``. ``created`` is in Unix seconds;
+        None: now."""
+        context, name = self.context, None if self.session is None else self.session.name
+        return ReplyHead.new(prefix, context.served_name, context.facts.fingerprint, name, created)
+
+    async def replay(self, make_reply: Callable[[int], Reply]) -> Response | None:
+        """The answer of the turn that was committed under the request's idempotency key; None when there is none.
+
+        ``make_reply`` makes the endpoint's objects for a creation time in Unix seconds. Raises a 422 when the key
+        stands for another request.
+        """
+        if self.session is None or self.idempotency is None:
+            return None
+        return await replay_turn(self.context, self.session, self.idempotency, self.body.stream, make_reply)
+
+    def submits(self, prompts: Sequence[Prompt], rules: ReplyRules) -> list[Submit]:
+        """What the engine is told: ``body.candidates`` turns per prompt, prompt by prompt. Raises a 400 for a prompt
+        that leaves no room for a reply."""
+        body, facts = self.body, self.context.facts
+        salt, keep_until = body.salt, body.keep_until
+        made = []
+        for prompt in prompts:
+            stopping = body.stopping(room(prompt, body, facts), facts.generation)
+            ids = pack_ids(prompt.ids)
+            for choice in range(body.candidates):
+                submit = Submit(
+                    turn=uuid.uuid4().hex,
+                    tenant=self.request.state.tenant,
+                    prompt=ids,
+                    session=None if self.session is None else self.session.name,
+                    sampling=body.sampling(choice, facts.generation, rules.bad_words),
+                    stopping=stopping,
+                    logprobs=body.computed_logprobs,
+                    prompt_logprobs=body.computed_prompt_logprobs(choice),
+                    grammar=rules.grammar,
+                    special=rules.needs_special_tokens or not body.skip_special_tokens,
+                    salt=salt,
+                    keep_until=keep_until,
+                )
+                made.append(submit)
+        return made
+
+
+async def open_turn(request: Request, body: TurnRequest, session: Session | None, claim: ExitStack) -> PendingTurn:
+    """Check a request, and claim the session that it names for as long as ``claim`` is open.
+
+    Raises a 400 or 404 for a request that cannot be served, SessionBusy, LogFull while the log can take nothing.
+    """
+    context = context_of(request)
+    context.check(body, session)
+    record = await context.open(session, claim)
+    return PendingTurn(request, body, context, session, record, idempotency_of(request, body), claim)

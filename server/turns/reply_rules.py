@@ -1,0 +1,80 @@
+"""What a reply may be and how its text is read: its grammar, words that it may not hold, its parser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from server.chat.bad_words import banned
+from server.chat.call_rules import NO_CALLS, CallRules
+from server.chat.dialect import Dialect
+from server.chat.prompts import Prompt
+from server.chat.reply_parser import PlainParser, ReplyParser
+from server.chat.tool_prompts import calls_of, is_read, reply_grammar
+from server.errors import bad_request
+from server.schemas.formats import Formatted, format_grammar
+from server.schemas.requests import TurnRequest
+from server.schemas.tools import ToolChoice
+from server.turns.context import ServerContext
+
+
+@dataclass(frozen=True)
+class ReplyRules:
+    """Of all choices of one request. ``grammar`` is what a reply must match (None: anything), ``bad_words`` the token
+    ids that it may not hold, ``calls`` the tools that it may call. ``dialect`` reads it, behind a prompt that ends with
+    ``tail``; None: all of it is content. ``reasons`` false: its first word is content, and none of it reasoning.
+    """
+
+    grammar: str | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    calls: CallRules = field(default_factory=lambda: NO_CALLS)
+    dialect: Dialect | None = None
+    tail: str = ""
+    reasons: bool = True
+
+    def parser(self) -> ReplyParser:
+        """A new parser, for one choice."""
+        if self.dialect is None:
+            return PlainParser()
+        return self.dialect.reading(self.tail, self.calls, reasons=self.reasons)
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether the parser can only find calls and reasoning in a text that shows special tokens."""
+        return self.dialect is not None and is_read(self.dialect, self.calls, reasons=self.reasons)
+
+
+async def chat_rules(
+    context: ServerContext,
+    body: TurnRequest,
+    prompt: Prompt,
+    format: Formatted,
+    tool_choice: ToolChoice | None,
+    parallel_tool_calls: bool,
+) -> ReplyRules:
+    """The rules of a reply to a conversation: it may call the tools in force, and is parsed in the model's dialect.
+
+    Raises a 400 that names the parameter for tools and formats that cannot be enforced.
+    """
+    calls = calls_of(prompt.rendering.tools, tool_choice, parallel_tool_calls)
+    grammar = await reply_grammar(format, calls, prompt.tail, context.tokens, context.grammars)
+    # A reply whose first word a format shapes, or that continues a message of the request, does not reason first.
+    reasons = not prompt.said and (format.wanted() is None or calls.constrained)
+    words = await bad_word_ids(context, body, grammar)
+    return ReplyRules(grammar, words, calls, context.tokens.dialect, prompt.tail, reasons)
+
+
+async def text_rules(context: ServerContext, body: TurnRequest, format: Formatted) -> ReplyRules:
+    """The rules of a text that continues a prompt as it is: all of it is content. Raises a 400 that names the
+    parameter."""
+    grammar = await format_grammar(format, context.grammars)
+    return ReplyRules(grammar, await bad_word_ids(context, body, grammar))
+
+
+async def bad_word_ids(context: ServerContext, body: TurnRequest, grammar: str | None) -> tuple[tuple[int, ...], ...]:
+    """The token ids of the request's ``bad_words``. Raises a 400 where a grammar decides which words may come."""
+    if not body.bad_words:
+        return ()
+    if grammar is not None:
+        message = "bad_words cannot be used where a format or a call of tools decides which words may come."
+        raise bad_request(message, "bad_words", "invalid_value")
+    return await context.tokens.run(banned, body.bad_words, context.tokens, context.facts.vocab_size)
