@@ -1,0 +1,83 @@
+"""A turn is the same at every endpoint: what one of them honours, checks and answers, all of them do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from http_context import HELLO, Site, served
+from template_styles import NO_TOOLS, tokens_with
+
+from scheduler.protocol import Submit
+from server.chat.bad_words import banned
+from server.chat.tokenizer import ChatTokenizer
+
+KEY = {"Idempotency-Key": "k"}
+PATHS = {  # each endpoint with the least that it takes
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/responses": {"input": "Hello"},
+}
+FORMATTED = {
+    "/v1/chat/completions": {"response_format": {"type": "json_object"}},
+    "/v1/completions": {"response_format": {"type": "json_object"}},
+    "/v1/responses": {"text": {"format": {"type": "json_object"}}},
+}
+
+
+def special_marks() -> ChatTokenizer:
+    """The demo model's tokenizer with a template that marks reasoning with special tokens."""
+    marked = "{% if m.thinking %}<|im_start|>{{ m.thinking }}<|im_end|>{% endif %}{{ m.content }}"
+    return tokens_with(NO_TOOLS.replace("{{ m.content }}", marked))
+
+
+async def submitted(site: Site, path: str, **body: Any) -> Submit:
+    """What the engine gets for a request."""
+    answer = await site.http.post(path, json={**PATHS[path], **body})
+    assert answer.status_code == 200, answer.text
+    return site.engine.submitted[-1]
+
+
+@served(tokens=special_marks)
+async def test_special_tokens_are_shown_to_parsers_that_read_them_only(site: Site) -> None:
+    shown = {path: (await submitted(site, path)).special for path in PATHS}
+    assert shown == {"/v1/chat/completions": True, "/v1/completions": False, "/v1/responses": True}
+    for path, body in FORMATTED.items():  # a reply in a format does not reason: its text is read as it is
+        assert (await submitted(site, path, **body)).special is False, path
+
+
+@pytest.mark.parametrize("path", PATHS)
+@served(tokens=special_marks)
+async def test_every_endpoint_takes_bad_words_and_special_tokens(site: Site, path: str) -> None:
+    submit = await submitted(site, path, bad_words=["friend"], skip_special_tokens=False)
+    tokens: ChatTokenizer = site.app.state.context.tokens
+    assert submit.sampling.bad_words == banned(["friend"], tokens, 1024) != ()
+    assert submit.special is True
+    answer = await site.http.post(path, json={**PATHS[path], **FORMATTED[path], "bad_words": ["friend"]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "bad_words")
+
+
+@served()
+async def test_a_regenerated_chat_that_is_stored_keeps_its_id_when_it_is_repeated(site: Site) -> None:
+    await site.chat(session_id="s")
+    path, body = "/v1/sessions/s/regenerate", {"store": True}
+    first, again = [await site.http.post(path, json=body, headers=KEY) for _ in range(2)]
+    assert again.headers["idempotent-replayed"] == "true"
+    assert again.json()["id"] == first.json()["id"]
+    assert (await site.http.get(f"/v1/chat/completions/{again.json()['id']}")).status_code == 200
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
+@served()
+async def test_every_response_of_a_session_names_it_in_its_headers(site: Site, more: dict[str, Any]) -> None:
+    conversation = (await site.http.post("/v1/conversations", json={})).json()["id"]
+    answer = await site.http.post("/v1/responses", json={"input": "Hello", "conversation": conversation, **more})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-session-id"] == conversation.removeprefix("conv_")
+
+
+@served()
+async def test_a_completion_without_a_limit_has_the_endpoints_default(site: Site) -> None:
+    limits = {path: (await submitted(site, path)).stopping.max_tokens for path in PATHS}
+    assert limits == {"/v1/chat/completions": None, "/v1/completions": 16, "/v1/responses": None}
+    assert (await submitted(site, "/v1/completions", min_tokens=20)).stopping.max_tokens == 20
