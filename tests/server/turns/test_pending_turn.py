@@ -13,12 +13,12 @@ from server.chat.bad_words import banned
 from server.chat.tokenizer import ChatTokenizer
 
 KEY = {"Idempotency-Key": "k"}
-PATHS = {  # each endpoint with the least that it takes
+PATHS: dict[str, dict[str, Any]] = {  # each endpoint with the least that it takes
     "/v1/chat/completions": {"messages": HELLO},
     "/v1/completions": {"prompt": "Hello"},
     "/v1/responses": {"input": "Hello"},
 }
-FORMATTED = {
+FORMATTED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"response_format": {"type": "json_object"}},
     "/v1/completions": {"response_format": {"type": "json_object"}},
     "/v1/responses": {"text": {"format": {"type": "json_object"}}},
