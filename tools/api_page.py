@@ -43,8 +43,8 @@ and listed in the receipt (`cache.ignored`). `null` means absent.
   {source}.
 
 Errors have OpenAI's form, `{{"error": {{"message", "type", "param", "code"}}}}`, and below
-`/v1/messages` Anthropic's. They never repeat what was sent. 429, 503 and 409 `session_busy` have `Retry-After`, in
-seconds.
+`/v1/messages` Anthropic's. They never repeat what was sent. 429, 503 and 409 `session_busy` have
+`Retry-After`, in seconds.
 
 | status | when |
 |---|---|
