@@ -29,14 +29,14 @@ class BenchConfig(BaseSettings):
     target: str = Field(
         default=DEMO,
         min_length=1,
-        description="the address of a running server that speaks OpenAI's API, or a model to serve for it: hub id or "
-        "folder, demo: the bundled one",
+        description="address of a running server with OpenAI's API, or a model to serve: hub id or folder; "
+        "demo: the bundled one",
         json_schema_extra={"metavar": "URL|MODEL", "positional": True},
     )
     url: str | None = Field(
         default=None,
         pattern=r"^https?://[^/\s]",
-        description="the address of a running server, as other commands are told it",
+        description="address of a running server, as in other commands",
         json_schema_extra={"default": "none", "form": ADDRESS},
     )
     model: str | None = Field(
@@ -49,29 +49,29 @@ class BenchConfig(BaseSettings):
         default=None,
         pattern=r"^[!-~]+$",
         repr=False,
-        description="with a URL: bearer key, if the server wants one",
+        description="with a URL: bearer key, if the server needs one",
         json_schema_extra={"metavar": "KEY", "default": "none", "form": VISIBLE},
     )
     pid: Count | None = Field(
         default=None,
-        description="with a URL: the server's process, to count its CPU seconds",
-        json_schema_extra={"default": "whoever listens there on this machine"},
+        description="with a URL: the server's process, for its CPU seconds",
+        json_schema_extra={"default": "the process that listens there on this machine"},
     )
     session_header: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9-]{1,64}$",
-        description="header that names each chat, for routers: X-Session-ID",
+        description="header with the name of each chat, for routers: X-Session-ID",
         json_schema_extra={"metavar": "NAME", "default": "none"},
     )
     sessions: Counts = Field(
         default=[1, 4, 16],
-        description="chats at once, one load for each number",
+        description="chats at the same time; each number is a load of its own",
         json_schema_extra={"metavar": "N,N,...", "default": "1,4,16", "commas": True},
     )
     turns: Count = Field(default=4, description="turns of each chat", json_schema_extra={"metavar": "N"})
     history: Counts = Field(
         default=[],
-        description="lengths of history, in tokens, on which a short turn is measured",
+        description="lengths of history, in tokens, after which a short turn is measured",
         json_schema_extra={"metavar": "N,N,...", "default": "none", "commas": True},
     )
     threads: Count = Field(
@@ -85,7 +85,7 @@ class BenchConfig(BaseSettings):
         json_schema_extra={"metavar": "FILE", "default": "none"},
     )
     as_json: bool = Field(
-        default=False, description="print the figures as JSON", json_schema_extra={"flag": "--json", "default": "no"}
+        default=False, description="print the results as JSON", json_schema_extra={"flag": "--json", "default": "no"}
     )
     serve_flags: list[str] = Field(
         default=[],

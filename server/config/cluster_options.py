@@ -16,31 +16,31 @@ class ClusterConfig(ServeConfig):
     replicas: Count = Field(default=2, description="servers that share the sessions")
     max_replicas: Count | None = Field(
         default=None,
-        description="servers while there is much to do; they come and go with the requests",
+        description="most servers; Ray adds and removes them with the load",
         json_schema_extra={"metavar": "REPLICAS", "default": "as many as --replicas"},
     )
     replica_requests: Count = Field(
         default=16,
-        description="running requests per replica that --max-replicas aims at",
+        description="running requests per replica that Ray aims at with --max-replicas",
         json_schema_extra={"metavar": "REQUESTS"},
     )
     replica_cpus: float = Field(
         default=1.0,
         ge=0,
         allow_inf_nan=False,
-        description="cores that Ray keeps for a replica; without a GPU also the threads that compute in it",
+        description="cores that Ray reserves for a replica; without a GPU also its compute threads",
         json_schema_extra={"metavar": "CORES", "default": "1"},
     )
     ray_address: str | None = Field(
         default=None,
         min_length=1,
-        description="a Ray cluster that is there, HOST:PORT or auto: it is told of the replicas, and the command ends",
-        json_schema_extra={"metavar": "ADDRESS", "default": "one of its own on this machine"},
+        description="existing Ray cluster, HOST:PORT or auto: the replicas are deployed to it, and the command ends",
+        json_schema_extra={"metavar": "ADDRESS", "default": "a new one on this machine"},
     )
     env_file: Path | None = Field(
         default=None,
-        description="a file of WARMTURN_API_KEY=..., WARMTURN_DATABASE=..., WARMTURN_REMOTE=... and variables of other "
-        "programs, as systemd's EnvironmentFile, with mode 0600; it is at this path on each node, where the replicas "
-        "read it, and Ray is told the path only",
+        description="file with WARMTURN_API_KEY=..., WARMTURN_DATABASE=..., WARMTURN_REMOTE=... and variables of other "
+        "programs, in the format of systemd's EnvironmentFile, with mode 0600; at the same path on each node, where "
+        "the replicas read it; Ray gets only the path",
         json_schema_extra={"metavar": "FILE", "default": "none"},
     )

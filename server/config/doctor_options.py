@@ -14,7 +14,7 @@ class DoctorConfig(ServeConfig):
         default=DEMO,
         min_length=1,
         description="hub id or folder of a model to load and measure; demo: the bundled one",
-        json_schema_extra={"metavar": "MODEL", "positional": True, "default": "none, only the machine is looked at"},
+        json_schema_extra={"metavar": "MODEL", "positional": True, "default": "none: only the machine is checked"},
     )
     as_json: bool = Field(
         default=False, description="print the findings as JSON", json_schema_extra={"flag": "--json", "default": "no"}

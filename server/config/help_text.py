@@ -1,10 +1,18 @@
-"""What ``--help`` tells beyond single flags: how they are grouped, examples, files, environment and exit statuses."""
+"""The parts of ``--help`` besides single flags: groups, examples, files, environment and exit statuses."""
 
 from __future__ import annotations
 
-# Which flags stand together, by the names of their fields, in the order in which they are shown.
+# The groups of flags, by the names of their fields, in the order of the help.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "where it listens": ("host", "port", "api_key", "allowed_host", "allow_origin", "unknown_fields", "client_seconds"),
+    "network and clients": (
+        "host",
+        "port",
+        "api_key",
+        "allowed_host",
+        "allow_origin",
+        "unknown_fields",
+        "client_seconds",
+    ),
     "the model": (
         "device",
         "dtype",
@@ -14,8 +22,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "response_template",
         "generation_config",
     ),
-    "the log of sessions": ("data_dir", "database", "durability", "max_capsule"),
-    "where KV lies, fastest first": (
+    "session log": ("data_dir", "database", "durability", "max_capsule"),
+    "KV tiers, fastest first": (
         "kv_memory",
         "host_memory",
         "disk_space",
@@ -26,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tenant_share",
     ),
     "load": ("max_running", "max_step_tokens", "max_queued", "drain_seconds"),
-    "what it tells of itself": ("log_format", "log_level", "metrics_compat"),
+    "logs and metrics": ("log_format", "log_level", "metrics_compat"),
 }
 
 PROGRAM = """\
@@ -34,18 +42,18 @@ Each command has its own help: warmturn COMMAND --help.
 
 examples:
   warmturn serve                        the bundled demo model on port 8000
-  warmturn chat                         talk to it, in another terminal
-  warmturn doctor org/model             would that model run here, and how well
-  warmturn bench                        how fast is this machine
+  warmturn chat                         a chat with it, in another terminal
+  warmturn doctor org/model             checks whether that model runs here
+  warmturn bench                        measures the speed of this machine
 
 exit status:
-  0  it is done
-  1  a server refused it, or it could not be done in full
+  0  success
+  1  a server refused the request, or it could not be completed
   2  the command line or the environment is wrong; one line says where
 
 Every flag is also an environment variable, which its help names: WARMTURN_...
 for serve, cluster and doctor, WARMTURN_CHAT_... for chat and sessions,
-WARMTURN_BENCH_... for bench. A flag wins over its variable.
+WARMTURN_BENCH_... for bench. A flag overrides its variable.
 """
 
 SERVE = """\
@@ -61,32 +69,32 @@ examples:
   warmturn serve org/model --kv-memory 8GiB --disk-space 200GiB
 
 environment besides the flags:
-  HF_HOME, HF_TOKEN, HF_HUB_OFFLINE   where hub models are kept, the key for
-                                      those that need one, 1: no network
+  HF_HOME, HF_TOKEN, HF_HUB_OFFLINE   folder of hub models, token for those
+                                      that need one, 1: no network
   OMP_NUM_THREADS                     compute threads on a CPU
-  CUDA_VISIBLE_DEVICES                which GPUs may be used
-  CXX                                 the compiler of the CPU kernels
-  OTEL_EXPORTER_OTLP_ENDPOINT, ...    where traces are sent, with the extra otel
+  CUDA_VISIBLE_DEVICES                GPUs that may be used
+  CXX                                 compiler of the CPU kernels
+  OTEL_EXPORTER_OTLP_ENDPOINT, ...    collector of traces, with the extra otel
 
-files, below --data-dir:
-  log.sqlite   the sessions: back this up
-  kv/          KV cache on disk: may be lost at any time
-  verdicts/    what was measured of models, so that restarts compute alike
+files in --data-dir:
+  log.sqlite   the session log: back this up
+  kv/          KV cache on disk: can be deleted while the server is stopped
+  verdicts/    measurements of models, so that restarts give equal results
 
 signals:
-  SIGTERM, SIGINT   end in order: running turns finish, KV is written; a
-                    second one ends at once and loses no committed turn
+  SIGTERM, SIGINT   stop: running turns finish, KV is written; a second one
+                    stops at once and loses no committed turn
 
 exit status:
-  0  told to end
-  2  it cannot serve: one line on standard error says why; warmturn doctor
-     with the same arguments looks further
+  0  stopped by a signal
+  2  it cannot serve: one line on standard error says why; run warmturn doctor
+     with the same arguments for more
 """
 
 CHAT = """\
 keys:
-  Ctrl-C   stop the reply; what was said stays; twice: leave that turn out
-  Ctrl-D   leave; the session stays, --session goes on with it
+  Ctrl-C   stop the reply and keep it; twice: drop the turn
+  Ctrl-D   leave; the session stays, --session continues it
 
 examples:
   warmturn chat
@@ -95,7 +103,7 @@ examples:
 
 exit status:
   0  left with Ctrl-D, or at the end of the input
-  2  no server answers, or it does not accept the key
+  2  no server answers, or it refuses the key
 """
 
 SESSIONS = """\
@@ -108,18 +116,18 @@ examples:
   warmturn sessions export alice alice.zip
 
 exit status:
-  0  done
+  0  success
   1  the server refused; one line on standard error says why
   2  the command line is wrong, or no server answers
 """
 
 VERB = """\
-exit status: 0 done, 1 the server refused, 2 wrong command or no server.
+exit status: 0 success, 1 the server refused, 2 wrong command or no server.
 """
 
 CLUSTER = """\
 It takes every flag and variable of warmturn serve, for each of its servers, and
-needs the extra ray. docs/cluster.md tells how the servers share sessions.
+needs the extra ray. docs/cluster.md explains how the servers share sessions.
 
 examples:
   warmturn cluster --replicas 2
@@ -127,19 +135,19 @@ examples:
   warmturn cluster --database postgresql://host/log --remote s3://bucket/kv
 
 exit status:
-  0  told to end, or the Ray cluster of --ray-address was told
+  0  stopped by a signal, or deployed to the Ray cluster of --ray-address
   2  it cannot serve: one line on standard error says why
 """
 
 DOCTOR = """\
-It takes every flag and variable of warmturn serve: put doctor where serve
-stood, and what that server would meet is looked at. Each line is ok, a warning
-(it runs, but not as it could) or a fault (it does not run), with what to do.
+It takes every flag and variable of warmturn serve and checks what a server
+started with them would find. Each line is ok, a warning (it runs, but not as
+well as it could) or a fault (it does not run), with what to do.
 
-With a MODEL it is loaded and measured in an engine of its own, without a disk
-tier; beside a server that runs already this takes as much memory once more.
-Nothing stays behind but compiled kernels: the file that measures the disk is
-removed. Every check has a time limit, and one that reaches it is told as such.
+A MODEL is loaded and measured in a separate engine without a disk tier. If a
+server is running already, this needs the same memory again. Only compiled
+kernels are kept; the file that measures the disk is removed. Every check has a
+time limit, and a check that reaches it is reported.
 
 examples:
   warmturn doctor
@@ -157,10 +165,10 @@ The load: chats of random words (20 to 60 in, 32 to 96 tokens out a turn), the
 whole history sent again each turn as OpenAI's clients do, at temperature 0; the
 same for every server. --history adds turns of 16 words on long histories. Where
 a server refuses ignore_eos, which makes replies equally long, or another field,
-the load goes without it and the report says so.
+the load leaves it out and the report says so.
 
 CPU seconds are those of the server's whole process tree, for a server on this
-Linux machine: on a shared machine compare them, not wall time.
+Linux machine. On a shared machine compare these and not wall time.
 
 examples:
   warmturn bench
@@ -170,7 +178,7 @@ examples:
 
 exit status:
   0  every turn was answered
-  1  some were not, or no server was there to answer
+  1  some were not, or there was no server
   2  the command line or the environment is wrong
 """
 

@@ -1,4 +1,4 @@
-"""Every knob once: its name, type, unit, default and sentence.
+"""The options of `warmturn serve`: name, type, unit, default and description of each.
 
 The command line (``server.config.command_line``), the environment and ``--help`` are made from these fields.
 """
@@ -101,16 +101,16 @@ class ServeConfig(BaseSettings):
     api_key: ApiKeys = Field(
         default={},
         description="a tenant's name and its bearer key, repeatable (environment: a comma list); "
-        "without any key everyone who reaches the port is served",
+        "without keys everyone who reaches the port is served",
         json_schema_extra={"metavar": "NAME=KEY", "default": "none"},
     )
     data_dir: Path = Field(
         default_factory=default_data_dir,
-        description="folder of the session log and of KV on disk, for one server at a time",
+        description="folder of the session log and of KV on disk; for one server at a time",
         json_schema_extra={"metavar": "DIR", "default": "$XDG_DATA_HOME/warmturn or ~/.local/share/warmturn"},
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="where the model runs; auto: cuda if there"
+        default="auto", description="where the model runs; auto: cuda if there is a GPU"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="type of the weights and the KV cache; auto: as the model was saved"
@@ -128,17 +128,17 @@ class ServeConfig(BaseSettings):
     )
     kv_memory: Memory | None = Field(
         default=None,
-        description="KV cache on the device (with tensor parallel on each), in bytes: 512M, 4G, 4GiB",
-        json_schema_extra={"metavar": "BYTES", "default": "measured from what is free"},
+        description="KV cache on the device (with tensor parallelism on each), in bytes: 512M, 4G, 4GiB",
+        json_schema_extra={"metavar": "BYTES", "default": "measured from free memory"},
     )
     host_memory: Memory | None = Field(
         default=None,
-        description="KV cache in host memory for sessions pushed off the device, in bytes",
+        description="KV cache in host memory for sessions offloaded from the device, in bytes",
         json_schema_extra={"metavar": "BYTES", "default": "0 on CPU, a quarter of the memory with CUDA"},
     )
     tensor_parallel: Count = Field(
         default=1,
-        description="processes among which the model is divided, a GPU for each with CUDA",
+        description="processes that share the model; with CUDA each has a GPU",
         json_schema_extra={"metavar": "RANKS"},
     )
     max_running: Count = Field(
@@ -151,81 +151,80 @@ class ServeConfig(BaseSettings):
     )
     max_queued: Count = Field(
         default=1024,
-        description="turns that may wait; more are answered with 429",
+        description="turns that may wait; further requests get 429",
         json_schema_extra={"metavar": "TURNS"},
     )
 
     durability: Literal["process", "power"] = Field(
         default="process",
-        description="what an answered turn outlives: the death of the server, or that of the machine too "
+        description="what an answered turn survives: process: a crash of the server; power: a crash of the machine too "
         "(every commit waits for the disk)",
     )
     database: str | None = Field(
         default=None,
         min_length=1,
         repr=False,  # it may hold a password
-        description="the session log in a database: postgresql://user@host/name, which several servers may share; "
-        "a password is safer in the environment",
+        description="database of the session log: postgresql://user@host/name, which several servers may share; "
+        "put a password into the environment, not on the command line",
         json_schema_extra={"metavar": "URL", "default": "SQLite in the data dir"},
     )
     client_seconds: float = Field(
         default=30.0,
         gt=0,
         allow_inf_nan=False,
-        description="how long a client may take to send a request (longer if it is large) or leave an answer unread",
+        description="time limit for a client to send a request (longer if it is large) or to read an answer",
         json_schema_extra={"metavar": "SECONDS", "default": "30"},
     )
     allowed_host: Hosts = Field(
         default=[],
-        description="a name under which the server is reached, repeatable (environment: a comma list), needed where "
-        "there is no key; addresses and localhost always are allowed, * allows every name",
+        description="a host name that clients may use, repeatable (environment: a comma list); needed without keys; "
+        "IP addresses and localhost are always allowed, * allows every name",
         json_schema_extra={"metavar": "NAME", "default": "none"},
     )
     allow_origin: Origins = Field(
         default=[],
-        description="the origin of web pages whose scripts may call the API (CORS), repeatable (environment: a comma "
-        "list); * allows every page, which without keys is everybody whose browser reaches the port",
+        description="an origin whose web pages may call the API (CORS), repeatable (environment: a comma list); "
+        "* allows every page: without keys, any page in a browser that reaches the port",
         json_schema_extra={"metavar": "ORIGIN", "default": "none"},
     )
     unknown_fields: Literal["refuse", "ignore"] = Field(
         default="refuse",
-        description="what becomes of fields of requests that this server does not know: the request is refused with "
-        "their name, or they are left out and named in the receipt",
+        description="unknown fields of requests: refuse: answer 400 with the field's name; "
+        "ignore: leave them out and list them in the receipt",
     )
     response_template: Path | None = Field(
         default=None,
-        description="what tells reasoning, content and calls of replies apart: a response template of transformers, "
-        "as JSON",
+        description="how replies write reasoning, content and tool calls: a response template of transformers, as JSON",
         json_schema_extra={"metavar": "FILE", "default": "the tokenizer's, else measured"},
     )
     generation_config: str = Field(
         default="model",
         min_length=1,
-        description="what holds where a request does not say how to sample and which texts end a reply; model: its own "
-        "generation config; openai: OpenAI's defaults; or a generation config as JSON",
+        description="defaults of sampling parameters and stop strings: model: the model's generation config; "
+        "openai: OpenAI's; or a generation config as JSON",
         json_schema_extra={"metavar": "model|openai|FILE"},
     )
     drain_seconds: float = Field(
         default=30.0,
         ge=0,
         allow_inf_nan=False,
-        description="how long running turns may go on after SIGTERM, and then, up to 30 s, KV be written to disk",
+        description="how long running turns may continue after SIGTERM; then KV is written for as long, at most 30 s",
         json_schema_extra={"metavar": "SECONDS", "default": "30"},
     )
     disk_space: Memory | None = Field(
         default=None,
-        description="KV cache on disk, in the data dir, in bytes; 0: none",
-        json_schema_extra={"metavar": "BYTES", "default": "a tenth of what is free"},
+        description="KV cache on disk, in the data dir, in bytes; 0: no disk tier",
+        json_schema_extra={"metavar": "BYTES", "default": "a tenth of the free space"},
     )
     disk_floor: Memory | None = Field(
         default=None,
-        description="what KV leaves free on that disk, in bytes",
-        json_schema_extra={"metavar": "BYTES", "default": "a twentieth of the disk, at most 5 GiB"},
+        description="free space that KV leaves on that disk, in bytes",
+        json_schema_extra={"metavar": "BYTES", "default": "5 % of the disk, at most 5 GiB"},
     )
     remote: str | None = Field(
         default=None,
         repr=False,  # so may this
-        description="KV cache below the disk, as an fsspec URL: s3://bucket/folder, gs://..., file:///shared/folder",
+        description="remote KV cache, as an fsspec URL: s3://bucket/folder, gs://..., file:///shared/folder",
         json_schema_extra={"metavar": "URL", "default": "none"},
     )
     remote_space: Memory | None = Field(
@@ -235,31 +234,30 @@ class ServeConfig(BaseSettings):
     )
     kv_at_rest: Literal["exact", "int8", "fp8"] = Field(
         default="exact",
-        description="how KV is written to disk: as it is, or rounded to a half or less of its size",
+        description="how KV is written to disk: exact, or rounded to half its size or less",
     )
     tenant_share: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="part of every KV tier that one tenant may hold when others need the room",
+        description="part of every KV tier that a tenant may hold when others need the room",
         json_schema_extra={"metavar": "FRACTION", "default": "1"},
     )
     max_capsule: Annotated[ByteSize, Field(ge=1)] = Field(
         default=ByteSize(4 * 2**30),
-        description="largest session file that may be imported, in bytes",
+        description="largest session file that can be imported, in bytes",
         json_schema_extra={"metavar": "BYTES", "default": "4GiB"},
     )
 
     log_format: Literal["text", "json"] = Field(
         default="text",
-        description="what is logged, on standard error: lines for a person at a terminal, or one JSON object a line, "
-        "also for every request",
+        description="form of the log on standard error: text, or one JSON object per line, also for every request",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="the least that is logged; debug: with text, too, a line for every request"
+        default="info", description="lowest level that is logged; debug: also every request as text"
     )
     metrics_compat: Literal["none", "vllm"] = Field(
-        default="none", description="names under which /metrics shows its figures once more, for dashboards and routers"
+        default="none", description="additional names for metrics, for dashboards and routers"
     )
 
     @field_validator("model")
@@ -279,7 +277,7 @@ class ServeConfig(BaseSettings):
             if path is not None:
                 json.loads(path.expanduser().read_text())
         except (OSError, ValueError, RecursionError):
-            raise ValueError("a file of JSON is needed") from None
+            raise ValueError("a JSON file is needed") from None
         return path
 
     @field_validator("generation_config")
@@ -289,7 +287,7 @@ class ServeConfig(BaseSettings):
             return chosen
         path = Path(chosen).expanduser()
         if not path.exists():
-            raise ValueError("model, openai or a file of JSON is needed")
+            raise ValueError("model, openai or a JSON file is needed")
         return str(path.resolve())  # the engine runs elsewhere
 
     @field_validator("remote")
@@ -354,13 +352,13 @@ class ClientConfig(BaseSettings):
     url: str = Field(
         default="http://127.0.0.1:8000",
         pattern=r"^https?://[^/\s]",
-        description="where the server listens",
+        description="address of the server",
         json_schema_extra={"form": ADDRESS},
     )
     api_key: str | None = Field(
         default=None,
         pattern=r"^[!-~]+$",
-        description="bearer key, if the server wants one",
+        description="bearer key, if the server needs one",
         json_schema_extra={"metavar": "KEY", "default": "none", "form": VISIBLE},
     )
 
@@ -377,7 +375,7 @@ class ChatConfig(ClientConfig):
     session: str = Field(
         default_factory=lambda: f"chat-{uuid.uuid4().hex[:12]}",
         pattern=r"^[A-Za-z0-9._:@-]{1,128}$",
-        description="session to begin or to go on with",
+        description="session to begin or to continue",
         json_schema_extra={
             "metavar": "NAME",
             "default": "a new one",

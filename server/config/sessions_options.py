@@ -55,83 +55,81 @@ def seconds_or_none(text: str) -> int | None:
 
 
 SESSION = Argument("session", "its id", "SESSION")
-NEW_ID = Argument("--id", "id of the new session (default: one that the server makes)", "ID")
+NEW_ID = Argument("--id", "id of the new session (default: chosen by the server)", "ID")
 METADATA = Argument("--metadata", "a pair, repeatable", "KEY=VALUE", many=True)
-JSON = Argument("--json", "print what the server answers, as JSON")
+JSON = Argument("--json", "print the server's answer as JSON")
 
 VERBS: dict[str, tuple[str, tuple[Argument, ...]]] = {
     "list": (
-        "The sessions, those used last first.",
+        "List sessions, the most recently used first.",
         (
             Argument("--limit", "at most so many, 1 to 100 (default: 20)", "N", int),
-            Argument("--after", "those behind this one in the list", "SESSION"),
-            Argument("--order", "desc: used last first (default); asc: used last at the end", "asc|desc"),
+            Argument("--after", "those after this one in the list", "SESSION"),
+            Argument("--order", "desc: most recently used first (default); asc: last", "asc|desc"),
             Argument("--prefix", "only ids that begin with this", "TEXT"),
-            Argument("--used-after", "only those used later, in Unix seconds", "TIME", int),
-            Argument("--used-before", "only those used earlier, in Unix seconds", "TIME", int),
+            Argument("--used-after", "only those used after this time, in Unix seconds", "TIME", int),
+            Argument("--used-before", "only those used before this time, in Unix seconds", "TIME", int),
             Argument("--metadata", "only those with this pair, repeatable", "KEY=VALUE", many=True),
         ),
     ),
-    "show": ("All about one session, and where its cache lies.", (SESSION,)),
-    "turns": ("Its turns.", (SESSION,)),
-    "messages": ("Its messages.", (SESSION,)),
+    "show": ("Show a session, and which tiers hold its KV.", (SESSION,)),
+    "turns": ("List its turns.", (SESSION,)),
+    "messages": ("List its messages.", (SESSION,)),
     "create": (
-        "Make a session before its first turn.",
+        "Create a session before its first turn.",
         (
-            Argument("session", "its id (default: one that the server makes)", "SESSION", optional=True),
-            Argument(
-                "--message", "what it begins with, repeatable; ROLE: system, user, assistant", "ROLE=TEXT", many=True
-            ),
+            Argument("session", "its id (default: chosen by the server)", "SESSION", optional=True),
+            Argument("--message", "first messages, repeatable; ROLE: system, user, assistant", "ROLE=TEXT", many=True),
             METADATA,
-            Argument("--ttl", "delete it when it was not used for so long", "SECONDS", int),
-            Argument("--pin", "keep its cache before that of others for so long", "SECONDS", int),
+            Argument("--ttl", "delete it when it has not been used for so long", "SECONDS", int),
+            Argument("--pin", "evict its KV last for so long", "SECONDS", int),
         ),
     ),
     "fork": (
-        "Copy it: a new session with the same past.",
+        "Create a session with the same history.",
         (SESSION, NEW_ID, Argument("--turn", "the last turn that is copied (default: all)", "N", int)),
     ),
     "rewind": (
-        "Drop what came last.",
+        "Cut it back to an earlier turn or token.",
         (
             SESSION,
-            Argument("--turn", "the last turn that stays; 0: none", "N", int),
-            Argument("--tokens", "how many tokens stay", "N", int),
+            Argument("--turn", "the last turn that is kept; 0: none", "N", int),
+            Argument("--tokens", "the number of tokens that are kept", "N", int),
         ),
     ),
     "edit": (
-        "Replace a message, and drop everything behind it.",
+        "Replace a message and drop everything after it.",
         (
             SESSION,
-            Argument("index", "which: 0 is the first", "INDEX", int),
+            Argument("index", "index of the message; 0 is the first", "INDEX", int),
             Argument("content", "the new text", "TEXT"),
         ),
     ),
     "regenerate": (
-        "Answer the last user message (again).",
+        "Generate the last reply again.",
         (
             SESSION,
-            Argument("--temperature", "0: always the likeliest token", "NUMBER", float),
-            Argument("--max-tokens", "at most so many", "N", int),
-            Argument("--seed", "the same seed, the same reply", "N", int),
+            Argument("--temperature", "0: always the most likely token", "NUMBER", float),
+            Argument("--max-tokens", "most tokens of the reply", "N", int),
+            Argument("--seed", "equal seeds give equal replies", "N", int),
         ),
     ),
-    "cancel": ("Stop its running turn; what was said so far stays.", (SESSION,)),
+    "cancel": ("Stop its running turn and keep what it has generated.", (SESSION,)),
     "pin": (
-        "Keep its cache before that of others for a time.",
-        (SESSION, Argument("seconds", "for how long; 0: no longer", "SECONDS", int)),
+        "Evict its KV last for some time.",
+        (SESSION, Argument("seconds", "for how long; 0: unpin", "SECONDS", int)),
     ),
     "ttl": (
-        "Delete it by itself when it was not used for a time.",
+        "Delete it automatically when it has not been used for some time.",
         (SESSION, Argument("seconds", "for how long; none: never", "SECONDS|none", seconds_or_none)),
     ),
-    "delete": ("Delete it for ever, a running turn too.", (SESSION,)),
+    "delete": ("Delete it for good; a running turn ends.", (SESSION,)),
     "export": (
-        "Write it into a file: log and cache.",
+        "Write it to a file: log and KV.",
         (SESSION, Argument("file", "the file to write", "FILE"), Argument("--no-kv", "only the log")),
     ),
     "import": (
-        "Make a session out of an exported file.",
+        "Create a session from an exported file.",
         (
             Argument("file", "the file to read", "FILE"),
             Argument("--id", "id of the new session (default: as in the file)", "ID"),

@@ -199,7 +199,7 @@ def test_a_database_is_never_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("serve --max-running 0", "--max-running: expected 1 or more"),
         ("serve --max-context 1.5", "--max-context: expected a whole number"),
         ("serve --response-template /nowhere.json", "--response-template: "),
-        ("serve --generation-config /nowhere.json", "--generation-config: model, openai or a file of JSON is needed"),
+        ("serve --generation-config /nowhere.json", "--generation-config: model, openai or a JSON file is needed"),
         ("serve --drain-seconds -1", "--drain-seconds: "),
         ("serve --drain-seconds inf", "--drain-seconds: "),
         ("serve --durability fsync", "--durability: invalid choice"),
