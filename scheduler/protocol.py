@@ -8,6 +8,7 @@ request; the engine answers with one ``StepOutputs`` per step. This module is th
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -75,6 +76,10 @@ class Stopping(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+    def allows_end(self, ids: Sequence[int], start: int) -> bool:
+        """Whether what comes next may end the reply ``ids[start:]``: it has its fewest tokens."""
+        return len(ids) - start >= self.min_tokens
 
 
 class Generation(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from server.log.session_log import SessionLog
 from server.middleware.access import Access, LastResort
 from server.middleware.auth import Guard, Hosts, Keyring
 from server.middleware.cors import Cors
-from server.middleware.overload import Overload
+from server.middleware.overload import Overload, TurnRoutes
 from server.telemetry import traces
 from server.telemetry.vllm_names import VllmNames
 from server.turns.context import ServerContext
@@ -78,10 +78,10 @@ def create_app(
     app.include_router(page_routes.router)
     error_responses.install(app)
     app.add_middleware(LastResort)
-    turns = [route for router in routers() for route in router.routes]
+    turns = TurnRoutes(route for router in routers() for route in router.routes)
 
     def before(rest: ASGIApp) -> ASGIApp:
-        guard = Guard(Overload(Dispatch(rest, turns), engine), Keyring(api_keys), Hosts(allowed_hosts))
+        guard = Guard(Overload(Dispatch(rest, turns), engine, turns), Keyring(api_keys), Hosts(allowed_hosts))
         access = Access(guard, context.metrics)
         return Cors(access, allowed_origins) if allowed_origins else access
 

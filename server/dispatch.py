@@ -4,7 +4,7 @@ once for each endpoint."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from re import Pattern
 from typing import Any, get_type_hints
 
@@ -12,12 +12,11 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.body import body_of, tell_ignored
 from server.http.error_responses import ANSWERED, on_error
-from server.middleware.overload import TURNS, template_of
+from server.middleware.overload import TurnRoutes
 from server.schemas.strict import validated
 
 
@@ -55,17 +54,14 @@ class Dispatch:
     """ASGI app in front of the framework's: what becomes a turn goes to its endpoint, the rest to ``app``, and so do
     requests with parameters in their URL and those of which the framework makes a span."""
 
-    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, routes: TurnRoutes) -> None:
         self.app = app
-        self._endpoints = {
-            route.path: Endpoint(route)
-            for route in routes
-            if isinstance(route, APIRoute) and route.path in TURNS and "POST" in (route.methods or ())
-        }
+        self._routes = routes
+        self._endpoints = {path: Endpoint(route) for path, route in routes.by_path.items()}
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         plain = not scope.get("query_string") and scope.get("fastapi.telemetry") is None
-        template = template_of(scope) if plain else None
+        template = self._routes.template_of(scope) if plain else None
         if template is None:
             return self.app(scope, receive, send)
         return run(self._endpoints[template], scope, receive, send)

@@ -95,11 +95,11 @@ class Sampler:
         return logits
 
     def _forbidden(self, turn: Turn) -> list[int]:
-        """Tokens that would end the turn before ``min_tokens``. With a grammar an end of sequence always ends it: where
+        """Tokens that would end the turn before it may end. With a grammar an end of sequence always ends it: where
         that is to be ignored, it comes last.
         """
         stopping = turn.request.stopping
-        early = turn.generated < stopping.min_tokens
+        early = not turn.may_end
         ends = early and not stopping.ignore_eos
         if turn.constraint is not None:
             ends = early or stopping.ignore_eos

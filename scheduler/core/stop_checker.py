@@ -38,13 +38,13 @@ class StopChecker:
 
     def check(self, turn: Turn, sampled: SampledToken) -> DrawnToken:
         """Append the token to its turn. Raises ``Broken`` where the turn's grammar does, and what decoding raises."""
+        may_end = turn.may_end
         turn.append(sampled.token)
         complete = turn.constraint is not None and turn.constraint.accept(sampled.token)
         drawn, stopping = DrawnToken(turn, sampled), turn.request.stopping
-        free = turn.generated > stopping.min_tokens
-        if free and sampled.token in stopping.stop_token_ids:
+        if may_end and sampled.token in stopping.stop_token_ids:
             drawn.reason, drawn.stop, drawn.shown = FinishReason.STOP, sampled.token, False
-        elif sampled.token in self._ends and (turn.constraint is not None or (free and not stopping.ignore_eos)):
+        elif sampled.token in self._ends and (turn.constraint is not None or (may_end and not stopping.ignore_eos)):
             drawn.reason, drawn.shown = FinishReason.STOP, False
         elif complete:
             drawn.reason = FinishReason.STOP
@@ -78,6 +78,5 @@ class StopChecker:
 def _text(drawn: DrawnToken) -> str:
     """What the token releases: all that was held back, if it ends the turn."""
     turn = drawn.turn
-    may_stop = turn.generated >= turn.request.stopping.min_tokens
-    text = turn.text.push(drawn.sampled.token, may_stop=may_stop) if drawn.shown else ""
+    text = turn.text.push(drawn.sampled.token, may_stop=turn.may_end) if drawn.shown else ""
     return text if drawn.reason is None else text + turn.text.flush()

@@ -81,6 +81,11 @@ class Turn:
         return self.request.stopping.max_tokens
 
     @property
+    def may_end(self) -> bool:
+        """Whether the next token, or the text so far, may end the turn."""
+        return self.request.stopping.allows_end(self.ids, self.prompt_length)
+
+    @property
     def reusable(self) -> bool:
         """Whether cached tokens may be skipped: not where their logits are still asked for."""
         return self.request.prompt_logprobs is None or self.generated > 0

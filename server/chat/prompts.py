@@ -245,7 +245,7 @@ def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts) -> int | None:
     """The most tokens to generate, None where that is open: the limit, lowered to what is left where it ``yields``,
     or the endpoint's default, which always is. Raises a 400 for a prompt that leaves no room for the limit; without
     one, for the minimum; without that, for one."""
-    limit, least = body.token_limit, max(1, body.min_tokens)
+    limit, least = body.token_limit, body.least_tokens
     left = facts.max_context - fed(prompt, facts)
     if limit is not None and body.yields:
         limit = min(limit, max(left, least))
@@ -257,7 +257,7 @@ def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts) -> int | None:
             body.PROMPT,
         )
     if limit is None and body.default_limit is not None:
-        return min(max(body.default_limit, body.min_tokens), left)
+        return min(max(body.default_limit, least), left)
     return limit
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -19,6 +19,21 @@ from server.schemas.json_body import parse
 logger = logging.getLogger("warmturn.http")
 MAX_BYTES = 8 * 1024 * 1024
 INLINE_BYTES = 32 * 1024  # larger bodies are parsed on a thread
+
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+def takes_turn(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint whose requests become turns, in a decorator below that of the route: they are refused early
+    while the engine is full, and take the short way of ``server.dispatch``."""
+    endpoint.takes_turn = True  # type: ignore[attr-defined]
+    return endpoint
+
+
+def is_turn_route(route: object) -> TypeGuard[APIRoute]:
+    """Whether a route's endpoint is marked by ``takes_turn``."""
+    return isinstance(route, APIRoute) and getattr(route.endpoint, "takes_turn", False)
 
 
 class ParsedRequest(Request):

@@ -5,36 +5,33 @@ with enough of them the server has no time left for those that it serves."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from types import SimpleNamespace
 
-from starlette.routing import compile_path
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.engine.engine import Engine, TurnRefused
+from server.http.body import is_turn_route
 from server.http.error_responses import as_api_error, error_response
 
-TURNS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/sessions/{session_id}/chat/completions",
-    "/v1/sessions/{session_id}/regenerate",
-)
 
-EXACT = frozenset(template for template in TURNS if "{" not in template)
-PATTERNS = [(compile_path(template)[0], template) for template in TURNS if "{" in template]
+class TurnRoutes:
+    """Finds the route of a request that may become a turn. ``by_path`` has the routes by their path templates."""
 
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        """``routes``: all of the app; those of turns are marked by ``takes_turn``."""
+        self.by_path = {route.path: route for route in routes if is_turn_route(route)}
+        self._patterns = [(route.path_regex, path) for path, route in self.by_path.items() if "{" in path]
 
-def template_of(scope: Scope) -> str | None:
-    """That of the path, where the request may become a turn."""
-    if scope["type"] != "http" or scope["method"] != "POST":
-        return None
-    path = scope["path"]
-    if path in EXACT:
-        return str(path)
-    return next((template for pattern, template in PATTERNS if pattern.match(path)), None)
+    def template_of(self, scope: Scope) -> str | None:
+        """The path template of a request's route; None for a request that becomes no turn."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None
+        path = scope["path"]
+        if path in self.by_path and "{" not in path:
+            return str(path)
+        return next((template for pattern, template in self._patterns if pattern.match(path)), None)
 
 
 class Overload:
@@ -42,13 +39,14 @@ class Overload:
     the tenant's turns find no place in the engine's queue. Its body is taken off the wire and dropped, as a client that
     still writes would not see the answer."""
 
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+    def __init__(self, app: ASGIApp, engine: Engine, routes: TurnRoutes) -> None:
         self.app = app
         self.engine = engine
+        self._routes = routes
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         tenant = scope.get("state", {}).get("tenant")  # none on the paths that everybody may take
-        template = None if tenant is None else template_of(scope)
+        template = None if tenant is None else self._routes.template_of(scope)
         if template is None:
             return self.app(scope, receive, send)
         refusal = self.engine.turns_away(tenant)

@@ -180,6 +180,11 @@ class TurnRequest(Strict):
         raise AssertionError("each endpoint names its own")
 
     @property
+    def least_tokens(self) -> int:
+        """The fewest tokens that a reply without a ``token_limit`` has."""
+        return max(1, self.min_tokens)
+
+    @property
     def yields(self) -> bool:
         """Whether a ``token_limit`` beyond the context is lowered to what is left of that; else it is refused."""
         return False

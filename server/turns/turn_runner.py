@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
+from server.http.body import is_turn_route
 from server.http.sse import EventStream, while_connected
 from server.log.identity import Session
 from server.log.timeline import Message
@@ -69,6 +70,7 @@ class TurnRunner:
     def submit(self, patience: int = 1) -> Choices:
         """Hand the turns to the engine; the caller closes them. ``patience``: see ``Choices``. Raises
         EngineUnavailable."""
+        assert is_turn_route(self._turn.request.scope["route"]), "the endpoint needs the decorator takes_turn"
         context, head, started = self._context, self._reply.head, self._turn.request.state.started
         name = None if self._session is None else self._session.name
         log_context.note(session=name, turn=self._submits[0].turn)

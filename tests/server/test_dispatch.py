@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from http_context import HELLO, Site, served
 
-from server import dispatch
-from server.middleware.overload import TURNS
+from server.api import routers
+from server.middleware.overload import TurnRoutes
 
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO},
@@ -46,7 +46,7 @@ async def told(site: Site, template: str, data: bytes, **headers: str) -> tuple[
     return answer.status_code, json.dumps(body), kept
 
 
-@pytest.mark.parametrize("template", TURNS)
+@pytest.mark.parametrize("template", GOOD)
 @served()
 async def test_the_short_way_tells_what_the_framework_tells(
     site: Site, template: str, monkeypatch: pytest.MonkeyPatch
@@ -55,12 +55,16 @@ async def test_the_short_way_tells_what_the_framework_tells(
     asked = [(data, dict[str, str]()) for data in bodies]
     asked += [(b"{}", {"content-type": "text/plain"}), (b"{}", {"content-encoding": "gzip"})]
     short = [await told(site, template, data, **headers) for data, headers in asked]
-    monkeypatch.setattr(dispatch, "template_of", lambda scope: None)
+    monkeypatch.setattr(TurnRoutes, "template_of", lambda self, scope: None)
     assert short == [await told(site, template, data, **headers) for data, headers in asked]
     assert sum(status == 400 for status, _, _ in short) > len(RAW)
 
 
-@pytest.mark.parametrize("template", TURNS)
+def test_these_are_all_endpoints_of_turns() -> None:
+    assert {*GOOD} == {*TurnRoutes(route for router in routers() for route in router.routes).by_path}
+
+
+@pytest.mark.parametrize("template", GOOD)
 @served()
 async def test_turns_do_not_pass_the_framework(site: Site, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await site.chat(url("/v1/sessions/{session_id}/chat/completions"))).status_code == 200

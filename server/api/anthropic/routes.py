@@ -14,7 +14,7 @@ from server.api.anthropic.reply import AnthropicReply
 from server.api.anthropic.schemas import MessagesRequest, PromptRequest
 from server.api.openai.chat import chat
 from server.api.ops.tokenize import answer, looked_at
-from server.http.body import JsonRoute
+from server.http.body import JsonRoute, takes_turn
 from server.log.identity import named_session
 from server.schemas.strict import Strict
 from server.turns.replies import Reply, ReplyHead
@@ -29,6 +29,7 @@ class Parameters(Strict):
 
 
 @router.post("/v1/messages")
+@takes_turn
 async def create_message(body: MessagesRequest, query: Annotated[Parameters, Query()], request: Request) -> Response:
     """Generate a message for a whole conversation, or with ``session_id`` for the new messages of a session."""
     made = as_chat(body)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from server.api.openai.stored_chats import BEGUN, request_fields, request_messages
 from server.chat.prompts import Prompt, chat_prompt
 from server.errors import bad_request
-from server.http.body import JsonRoute
+from server.http.body import JsonRoute, takes_turn
 from server.log.identity import Session, named_session
 from server.schemas.requests import ChatRequest, ReplyRequest
 from server.schemas.vendor_fields import NO_WISH, TokenOptions
@@ -30,6 +30,7 @@ ReplyMaker = Callable[[ReplyHead], Reply]
 
 
 @router.post("/v1/chat/completions")
+@takes_turn
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Generate a reply to a whole conversation, or with ``session_id`` to the new messages of a session. A chat with
     ``store`` and without a session begins one; a stored chat can be listed and fetched."""
@@ -40,6 +41,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
 
 
 @router.post("/v1/sessions/{session_id}/chat/completions")
+@takes_turn
 async def continue_chat(session_id: str, body: ChatRequest, request: Request) -> Response:
     """Generate a reply to the new messages of a session; an unknown id begins a session."""
     return await chat(body, request, named_session(request, body.session_id, session_id))

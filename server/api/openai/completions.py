@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.chat.prompts import Prompt, completion_prompts
-from server.http.body import JsonRoute
+from server.http.body import JsonRoute, takes_turn
 from server.log.identity import named_session
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.vendor_fields import TokenOptions
@@ -22,6 +22,7 @@ router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/completions")
+@takes_turn
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Complete one or several prompts; with a session id, continue that session's text."""
     session = named_session(request, body.session_id)

@@ -142,7 +142,7 @@ def shortened(
 
 def limit_of(body: InputRequest, facts: ModelFacts) -> int:
     """Tokens that the prompt may have."""
-    wanted = max(1, body.min_tokens) if body.token_limit is None else body.token_limit
+    wanted = body.least_tokens if body.token_limit is None else body.token_limit
     return max(1, facts.max_context - wanted)
 
 

@@ -37,7 +37,7 @@ from server.api.sessions.objects import body_of
 from server.api.sessions.routes import end_held
 from server.chat.prompts import Prompt
 from server.errors import ApiError, bad_request
-from server.http.body import JsonRoute
+from server.http.body import JsonRoute, takes_turn
 from server.http.sse import EventStream
 from server.log.claims import SessionBusy
 from server.log.identity import Session
@@ -63,6 +63,7 @@ NAMES = {  # of a chat's parameters -> of ours
 
 
 @router.post("/v1/responses")
+@takes_turn
 async def create_response(body: ResponseRequest, request: Request) -> Response:
     """Generate a response, optionally continuing a conversation or an earlier response."""
     context, tenant = context_of(request), request.state.tenant

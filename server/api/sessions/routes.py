@@ -34,7 +34,7 @@ from server.api.sessions.schemas import (
 from server.chat.cutting import cut_reply
 from server.chat.prompts import check_bytes, same_prompt
 from server.errors import ApiError, bad_request
-from server.http.body import JsonRoute
+from server.http.body import JsonRoute, takes_turn
 from server.log.claims import SessionBusy
 from server.log.identity import Session, named_session
 from server.log.timeline import NoSuchPlace, SessionRecord, UnknownSession, drop_reply
@@ -228,6 +228,7 @@ async def edit_message(
 
 
 @router.post("/v1/sessions/{session_id}/regenerate")
+@takes_turn
 async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> Response:
     """Generate the last reply again, from exactly the same prompt. The old reply stays until the new one is
     committed."""

@@ -9,15 +9,19 @@ import pytest
 from fastapi.routing import APIRoute
 from http_context import Site, served
 
+from server.api import routers
+from server.api.openai.completions import create_completion
 from server.engine.engine import TurnRefused
-from server.middleware.overload import TURNS, Overload
+from server.middleware.overload import Overload, TurnRoutes
 
+ROUTES = TurnRoutes(route for router in routers() for route in router.routes)
 KEYS = {"ann": "key-a", "bob": "key-b"}
 
 
 @served()
 async def test_the_routes_of_turns_refuse_and_no_other(site: Site) -> None:
-    """Where a turn may begin is where ``submit`` can be reached: a new such route belongs to ``overload.TURNS``."""
+    turns = set(ROUTES.by_path)
+    assert len(turns) > 5
     site.engine.full_for = {"default"}
     refused = set()
     paths = {route.path for route in site.app.routes if isinstance(route, APIRoute) and "POST" in (route.methods or ())}
@@ -27,12 +31,20 @@ async def test_the_routes_of_turns_refuse_and_no_other(site: Site) -> None:
             refused.add(path)
             assert answer.headers["retry-after"] == "1"
             assert answer.headers["x-request-id"]
-    assert refused == set(TURNS)
+    assert refused == turns
     assert not site.engine.submitted
     counted = (await site.http.get("/metrics")).text
-    for path in TURNS:
+    for path in turns:
         assert f'route="{path}",status="429"' in counted
     assert (await site.http.post("/health")).status_code == 405
+
+
+@served()
+async def test_an_endpoint_that_is_not_marked_takes_no_turn(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever adds one is told at its first request."""
+    monkeypatch.delattr(create_completion, "takes_turn")
+    assert (await site.complete()).status_code == 500
+    assert not site.engine.submitted
 
 
 @served()
@@ -91,5 +103,5 @@ def test_the_body_is_taken_off_the_wire(leaves: bool) -> None:
         raise AssertionError
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "state": {"tenant": "a"}}
-    asyncio.run(Overload(never, Full())(scope, receive, send))  # type: ignore[arg-type]
+    asyncio.run(Overload(never, Full(), ROUTES)(scope, receive, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == 429
