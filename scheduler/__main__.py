@@ -5,6 +5,7 @@ The configuration is read after torch is imported, and before transformers: it t
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from scheduler.protocol import EngineConfig
 def main() -> int:
     """Read the configuration, then load and serve; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
+    gc.disable()  # what is imported stays
     import_torch()
     line = sys.stdin.buffer.readline()
     if not line:  # the server is gone before it has configured an engine
@@ -27,6 +29,8 @@ def main() -> int:
     spare(config)
     from scheduler import process
 
+    gc.freeze()
+    gc.enable()
     return process.main(config)
 
 

@@ -161,6 +161,7 @@ def seldom_collected() -> None:
     that requests hold (0.3 s of walking where 1,300 of them wait) seldom is, as what they leave is in no cycles."""
     gc.freeze()
     gc.set_threshold(*COLLECTED)
+    gc.enable()
 
 
 async def ended(task: asyncio.Task[None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import ipaddress
 import logging
 import os
@@ -44,6 +45,7 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
     log_context.configure(config.log_format, config.log_level)
     quiet()
     without_torch()
+    gc.disable()  # until ``seldom_collected``: what is imported stays
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
         look_for(config.source)
         if not config.api_key and not is_loopback(listener):

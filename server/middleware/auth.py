@@ -66,11 +66,16 @@ class Hosts:
             name = name if bracket else ""
         else:
             name = host.partition(":")[0].removesuffix(".")
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return len(given) == 1 and name in self._names
-        return len(given) == 1
+        return len(given) == 1 and (name in self._names or is_address(name))
+
+
+def is_address(name: str) -> bool:
+    """Whether it is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class Guard:

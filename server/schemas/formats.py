@@ -168,7 +168,9 @@ class Formatted(Strict):
         return next(iter(self._formats()), None)
 
     def _formats(self) -> list[Wanted]:
-        found = []
+        found: list[Wanted] = []
+        if self.model_fields_set.isdisjoint(Formatted.model_fields):
+            return found
         match self.response_format:
             case ObjectFormat():
                 found.append(Wanted("response_format", "json", ANY_OBJECT))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextvars import ContextVar
+from functools import cache
 from typing import ClassVar, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -54,7 +55,7 @@ class Strict(BaseModel):
         if not isinstance(data, dict):
             return data
         kept = {}
-        known = {field.alias or name for name, field in cls.model_fields.items()}
+        known = known_fields(cls)
         for name, value in data.items():
             if value is None and name not in cls.NULLS and (name in known or name in cls.LATER):
                 continue
@@ -65,6 +66,12 @@ class Strict(BaseModel):
             elif not any(type(value) is type(harmless) and value == harmless for harmless in cls.LATER[name]):
                 raise PydanticCustomError("unsupported", "is not supported by this server yet", {"field": name})
         return kept
+
+
+@cache
+def known_fields(model: type[BaseModel]) -> frozenset[str]:
+    """The names of a model's fields, as clients write them."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 def wrong(field: str, message: str) -> PydanticCustomError:
