@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from server.log.session_log import SessionLog
-from server.log.timeline import Message, SessionRecord, TurnRecord, locate
+from server.log.timeline import Message, NewTurn, SessionRecord, TurnRecord, locate
 
 Where = Path | str
 
@@ -53,20 +53,23 @@ def texts(record: SessionRecord) -> list[str]:
     return [message["content"] for message in record.messages]
 
 
+OPTIONS = ("idempotency", "extras", "expect")
+
+
 async def turn(log: SessionLog, session: str, ask: str, reply: str, tenant: str = "a", **facts: Any) -> TurnRecord:
-    """One more turn: a token per character, first the question's and then the reply's."""
+    """One more turn: a token per character, first the question's and then the reply's. ``facts`` are fields of NewTurn
+    or options of ``commit``."""
     record = await log.get(tenant, session)
     before = [] if record is None else record.tokens
     said = [] if record is None else record.messages
     prompt = [*before, *map(ord, ask)]
-    return await log.commit(
-        tenant,
-        session,
+    new = NewTurn(
         tokens=[*prompt, *map(ord, reply)],
         messages=[*said, user(ask), assistant(reply)],
         prompt_tokens=len(prompt),
-        **{"fingerprint": "f1", "finish_reason": "stop", **facts},
+        **{"fingerprint": "f1", "finish_reason": "stop", **{k: v for k, v in facts.items() if k not in OPTIONS}},
     )
+    return await log.commit(tenant, session, new, **{k: v for k, v in facts.items() if k in OPTIONS})
 
 
 async def three_turns(log: SessionLog, session: str = "s") -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sql
 
 from server.log.database import Database
-from server.log.leases import InThread
+from server.log.log_thread import LogThread
 from server.log.response_rows import StoredResponse, count, put, read, response_of
 from server.log.session_rows import find
 from server.log.stored import alive
@@ -59,10 +59,10 @@ def text(value: object) -> str:
 class ChatLog:
     """The stored chats of sessions. A session that is deleted, or over, has none. The verbs raise LogUnavailable."""
 
-    def __init__(self, database: Database, server: str, in_thread: InThread) -> None:
+    def __init__(self, database: Database, server: str, thread: LogThread) -> None:
         self._database = database
         self._server = server
-        self._in_thread = in_thread
+        self._thread = thread
 
     async def get(self, tenant: str, id: str) -> StoredChat | None:
         """A chat; None if it is unknown."""
@@ -76,7 +76,7 @@ class ChatLog:
             stored = None if row is None else read(connection, row, key)
             return None if stored is None else StoredChat.of(stored)
 
-        return await self._in_thread(lambda: self._database.read(work))
+        return await self._thread.read(work)
 
     async def update(self, tenant: str, id: str, metadata: Mapping[str, str]) -> StoredChat | None:
         """Other metadata; its session's stays. None if it is unknown."""
@@ -94,7 +94,7 @@ class ChatLog:
             put(connection, row, self._server, changed)
             return StoredChat.of(changed)
 
-        return await self._in_thread(lambda: self._database.write(work))
+        return await self._thread.write(work)
 
     async def delete(self, tenant: str, id: str) -> int | None:
         """Remove a chat; how many chats and responses its session has left, None if it is unknown."""
@@ -110,9 +110,9 @@ class ChatLog:
             this = responses.c.session_id == row.id, responses.c.key == key
             return count(connection, row) if connection.execute(sql.delete(responses).where(*this)).rowcount else None
 
-        left = await self._in_thread(lambda: self._database.write(work))
+        left = await self._thread.write(work)
         if left is not None:
-            await self._in_thread(self._database.wipe)
+            await self._thread.run(self._database.wipe)
         return left
 
     async def page(
@@ -156,7 +156,7 @@ class ChatLog:
             stored = None if row is None else read(connection, row, key)
             return None if row is None or stored is None else (stored.created, row.id, stored.row or 0)
 
-        return await self._in_thread(lambda: self._database.read(work))
+        return await self._thread.read(work)
 
     async def _rows(
         self, tenant: str, place: Place | None, descending: bool, limit: int
@@ -179,4 +179,4 @@ class ChatLog:
                 found.append(((row.created, row.session_id, row.row), chat))
             return found
 
-        return await self._in_thread(lambda: self._database.read(work))
+        return await self._thread.read(work)

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy.exc import IntegrityError
 
 from server.log.claims import Key, SessionBusy
 from server.log.database import Database, LogFull, LogLocked, LogUnavailable
+from server.log.log_thread import LogThread
 from server.log.tables import heartbeats, leases
 from server.log.timeline import SessionMoved
-
-T = TypeVar("T")
 
 BEAT_SECONDS = 2.0  # between two heartbeats
 DEAD_SECONDS = 10.0  # without one until a server is dead to the others
@@ -43,12 +42,6 @@ LOCK = sql.select(leases.c.id).where(OF_ROW).with_for_update()
 FREE = sql.delete(leases).where(OF_ROW)
 
 SPENT = 0  # in place of a number: what the lease was for is written, and it is gone
-
-
-class InThread(Protocol):
-    """Runs blocking work on the log's thread."""
-
-    def __call__(self, work: Callable[[], T]) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ class Leases:
 
     # --- on the event loop --------------------------------------------------------------------------------
 
-    async def take(self, key: Key, in_thread: InThread, *, force: bool = False) -> bool:
+    async def take(self, key: Key, thread: LogThread, *, force: bool = False) -> bool:
         """Hold a session among the servers; its claim is held. Whether another server held it until then, which only
         ``force`` takes it from while that lives. Raises SessionBusy, once it is known that it does."""
         if not self.shared:
@@ -96,7 +89,7 @@ class Leases:
         first: Holder | None = None  # as it was when it was first seen, ``since``
         while True:
             dead = first if time.monotonic() - since >= DEAD_SECONDS else None  # whatever the database's clock says
-            found = await in_thread(partial(self._take, key, force, dead))
+            found = await thread.run(partial(self._take, key, force, dead))
             if isinstance(found, bool):
                 return found
             if first is None:

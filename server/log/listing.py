@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sql
 
@@ -11,7 +11,7 @@ from server.log.stored import alive, label, metadata_of, summary_of
 from server.log.tables import labels, sessions
 from server.log.timeline import SessionSummary, UnknownSession
 
-MOST_RELATIVES = 200  # sessions of a family that are told
+MOST_RELATIVES = 200  # sessions of a family that are listed
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class SessionFilter:
     """Which sessions: those that have all of ``metadata``, whose id starts with ``prefix``, last used at or after
     ``used_after`` and before ``used_before`` (Unix seconds)."""
 
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, str] = field(default_factory=dict)
     prefix: str | None = None
     used_after: int | None = None
     used_before: int | None = None
@@ -108,6 +108,6 @@ def family(connection: sql.Connection, tenant: str, session: str, now: float) ->
         forks = [row for row in connection.execute(query.limit(MOST_RELATIVES + 1)) if row.session not in rows]
         rows |= {row.session: row for row in forks}
         parents = [row.session for row in forks]
-    told = [*rows.values()][:MOST_RELATIVES]
-    metadata = metadata_of(connection, [row.id for row in told])
-    return SessionFamily(root, [summary_of(row, metadata[row.id], now) for row in told], len(rows) > len(told))
+    members = [*rows.values()][:MOST_RELATIVES]
+    metadata = metadata_of(connection, [row.id for row in members])
+    return SessionFamily(root, [summary_of(row, metadata[row.id], now) for row in members], len(rows) > len(members))

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sql
 
 from server.log.database import Database
-from server.log.leases import InThread, Leases
+from server.log.leases import Leases
+from server.log.log_thread import LogThread
 from server.log.session_rows import find, known
 from server.log.stored import SessionRow
 from server.log.tables import responses, retries, sessions, unfinished
@@ -117,11 +118,11 @@ class ResponseLog:
     unfinished, while its server does not hold the session or does not live, is nobody's: it is *lost*, and has failed.
     """
 
-    def __init__(self, database: Database, server: str, leases: Leases, in_thread: InThread) -> None:
+    def __init__(self, database: Database, server: str, leases: Leases, thread: LogThread) -> None:
         self._database = database
         self._server = server
         self._leases = leases
-        self._in_thread = in_thread
+        self._thread = thread
 
     def fail_unfinished(self) -> None:
         """What this server was running when it ended has failed. Blocking."""
@@ -134,7 +135,7 @@ class ResponseLog:
             name = sessions.c.tenant + "/" + sessions.c.session  # as leases.name_of writes it
             return ~self._leases.held_by(connection, name, responses.c.server)
 
-        await self._in_thread(lambda: self._fail(lost))
+        await self._thread.run(lambda: self._fail(lost))
 
     def _fail(self, which: Callable[[sql.Connection], sql.ColumnElement[bool]]) -> None:
         """Unfinished responses that nobody runs, one after the other."""
@@ -151,7 +152,7 @@ class ResponseLog:
     async def settled(self, tenant: str, session: str, key: str, *, unwanted: bool = False) -> StoredResponse | None:
         """A response that does not run at this server, as it is: one that is lost has failed. One that another server
         runs is to end if it is ``unwanted``: that server hears of it with its next heartbeat. None as of ``get``."""
-        return await self._in_thread(lambda: self._settled(tenant, session, key, unwanted))
+        return await self._thread.run(lambda: self._settled(tenant, session, key, unwanted))
 
     def _settled(self, tenant: str, session: str, key: str, unwanted: bool) -> StoredResponse | None:
         def look(connection: sql.Connection, lock: bool = False) -> FoundResponse:
@@ -187,7 +188,7 @@ class ResponseLog:
             row = find(connection, tenant, session, time.time())
             return None if row is None else read(connection, row, key)
 
-        return await self._in_thread(lambda: self._database.read(work))
+        return await self._thread.read(work)
 
     async def put(self, tenant: str, session: str, response: StoredResponse) -> None:
         """Write a response that has no turn (yet). Raises UnknownSession, SessionMoved."""
@@ -197,7 +198,7 @@ class ResponseLog:
             self._leases.check(connection, (tenant, session))
             put(connection, row, self._server, response)
 
-        await self._in_thread(lambda: self._database.write(work))
+        await self._thread.write(work)
 
     async def delete(self, tenant: str, session: str, key: str) -> int | None:
         """Remove a response; how many its session has left, None if it is unknown."""
@@ -209,7 +210,7 @@ class ResponseLog:
             this = responses.c.session_id == row.id, responses.c.key == key
             return count(connection, row) if connection.execute(sql.delete(responses).where(*this)).rowcount else None
 
-        return await self._in_thread(lambda: self._database.write(work))
+        return await self._thread.write(work)
 
     async def count(self, tenant: str, session: str) -> int:
         """How many responses a session has."""
@@ -218,7 +219,7 @@ class ResponseLog:
             row = find(connection, tenant, session, time.time())
             return 0 if row is None else count(connection, row)
 
-        return await self._in_thread(lambda: self._database.read(work))
+        return await self._thread.read(work)
 
     async def of_key(self, tenant: str, session: str, key: str) -> tuple[str, StoredResponse | None] | None:
         """What an idempotency key has made in a session: the request's hash, and the response unless it was deleted;
@@ -235,7 +236,7 @@ class ResponseLog:
             of_row = sql.select(responses).where(responses.c.session_id == row.id, responses.c.row == kept.number)
             return kept.request_hash, response_of(row, connection.execute(of_row).one_or_none())
 
-        return await self._in_thread(lambda: self._database.read(work))
+        return await self._thread.read(work)
 
 
 def count(connection: sql.Connection, session: SessionRow) -> int:

@@ -20,7 +20,7 @@ class Servers:
         self._database = database
         self._server = server
 
-    def is_known(self) -> bool:
+    def is_registered(self) -> bool:
         """Whether this server has had a tombstone of everything that was deleted: it is registered, or there is one to
         take over from, after an upgrade."""
         return self._database.read(lambda c: seen(c, self._server) is not None or seen(c, ANYONE) is not None)

@@ -1,30 +1,28 @@
-"""Holds: a session belongs to one turn or change at a time, in this process and among the servers of its log."""
+"""Locks: a session belongs to one turn or change at a time, in this process and among the servers of its log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from typing import TypeVar
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 
 from server.log.claims import Claims, Key
 from server.log.leases import LeaseChanges, Leases
-
-T = TypeVar("T")
+from server.log.log_thread import LogThread
 
 
 class SessionLocks:
-    """Claims and leases, and the log's thread, on which leases are taken and let go between the log's other work."""
+    """Claims and leases. Leases are taken and let go on the log's thread, between its other work."""
 
-    def __init__(self, leases: Leases) -> None:
+    def __init__(self, leases: Leases, thread: LogThread) -> None:
         self._claims = Claims()
         self._leases = leases
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-log")
+        self._thread = thread
 
     async def close(self) -> None:
         """Finish what was begun, and free what is still held."""
-        await asyncio.to_thread(self._thread.shutdown)
+        await self._thread.close()
         await asyncio.to_thread(self._leases.end)
 
     @asynccontextmanager
@@ -74,13 +72,6 @@ class SessionLocks:
     async def _lease(self, key: Key, stack: ExitStack, force: bool = False) -> bool:
         if not self._leases.shared:
             return False
-        stack.callback(self._let_go, key)  # also where the wait is cut off while the lease is being taken
-        return await self._leases.take(key, self._in_thread, force=force)
-
-    def _let_go(self, key: Key) -> None:
-        with suppress(RuntimeError):  # the log is closed, and all is free
-            self._thread.submit(self._leases.let_go, key)
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        # Shielded: a client that leaves must not cut a commit off from its result.
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+        # Also where the wait is cut off while the lease is being taken.
+        stack.callback(self._thread.submit, partial(self._leases.let_go, key))
+        return await self._leases.take(key, self._thread, force=force)

@@ -129,6 +129,21 @@ class SessionRecord:
 
 
 @dataclass(frozen=True)
+class NewTurn:
+    """A turn that is to be committed. ``tokens`` and ``messages`` are the session's whole timeline with it, and must
+    not be changed afterwards. Its reply is the last of ``messages`` and begins at token ``prompt_tokens`` (None: it is
+    not known where). The rest is as in TurnRecord."""
+
+    tokens: Sequence[int]
+    messages: Sequence[Message]
+    fingerprint: str
+    finish_reason: str
+    prompt_tokens: int | None = None
+    cached: int = 0
+    receipt: str | None = None
+
+
+@dataclass(frozen=True)
 class Place:
     """Where a rewind ends: ``turns`` turns and ``tokens`` tokens are left. ``reply`` is the token at which the reply
     begins that is cut there: read ``record.tokens[reply:tokens]`` for what is left of it; None: no reply is cut."""
@@ -243,38 +258,30 @@ class Timeline:
         return (self.turns[turns - 1].tokens, self.turns[turns - 1].messages) if turns else (0, 0)
 
 
-def turn_row(
-    timeline: Timeline,
-    tokens: array[int],
-    messages: Sequence[Message],
-    prompt_tokens: int,
-    *,
-    cached: int,
-    fingerprint: str,
-    finish_reason: str,
-    receipt: str | None,
-    now: int,
-) -> Row:
-    """One more turn that makes these the whole timeline: what is common is kept, and so are the turns that end in it.
+def turn_row(timeline: Timeline, turn: NewTurn, now: int) -> Row:
+    """The row of a turn: what its timeline and the one so far have in common is kept, and so are the turns that end in
+    it.
 
     The row holds its reply also where that says the same as the one it replaces, so that a replay needs no other row.
     """
+    tokens, messages = array("i", turn.tokens), turn.messages
+    prompt_tokens = len(tokens) if turn.prompt_tokens is None else turn.prompt_tokens
     keep_tokens = common_prefix(timeline.tokens, tokens)
     is_reply = bool(messages) and messages[-1]["role"] == "assistant"
     keep_messages = common_prefix(timeline.messages, messages[:-1] if is_reply else messages)
     return Row(
         "turn",
         now,
-        fingerprint,
+        turn.fingerprint,
         turns_within(timeline.turns, min(keep_tokens, prompt_tokens), keep_messages),
         keep_tokens,
         tokens[keep_tokens:],
         keep_messages,
         messages[keep_messages:],
         prompt_tokens,
-        cached,
-        finish_reason,
-        receipt,
+        turn.cached,
+        turn.finish_reason,
+        turn.receipt,
     )
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import sqlalchemy as sql
 
+from server.log.claims import Key
 from server.log.database import SessionDamaged
 from server.log.stored import SessionRow, row_of
 from server.log.tables import turns
 from server.log.timeline import Row, Timeline
-
-Key = tuple[str, str]  # tenant, session
 
 REMEMBERED = 256  # sessions
 REMEMBERED_BYTES = 64 * 2**20  # of the rows that these are the fold of
@@ -38,33 +37,33 @@ class TimelineCache:
     """The timelines used last. One that may hold what was not committed has to be forgotten."""
 
     def __init__(self) -> None:
-        self._folds: OrderedDict[Key, CachedTimeline] = OrderedDict()
+        self._timelines: OrderedDict[Key, CachedTimeline] = OrderedDict()
 
     def read(self, connection: sql.Connection, row: SessionRow) -> CachedTimeline:
         """The timeline as the database has it: what is in memory of it, and the rows since. Raises SessionDamaged."""
         key = row.tenant, row.session
-        fold = self._folds.pop(key, None)
+        cached = self._timelines.pop(key, None)
         # Another id: deleted and begun again. Fewer rows: a database that was set back.
-        if fold is None or fold.id != row.id or fold.timeline.number > row.rows:
-            fold = CachedTimeline(row.id)
-        if fold.timeline.number < row.rows:
-            newer = sql.select(turns).where(turns.c.session_id == row.id, turns.c.number > fold.timeline.number)
+        if cached is None or cached.id != row.id or cached.timeline.number > row.rows:
+            cached = CachedTimeline(row.id)
+        if cached.timeline.number < row.rows:
+            newer = sql.select(turns).where(turns.c.session_id == row.id, turns.c.number > cached.timeline.number)
             for stored in connection.execute(newer.order_by(turns.c.number)).mappings():
-                if stored["number"] != fold.timeline.number + 1:
+                if stored["number"] != cached.timeline.number + 1:
                     break
                 columns = dict(**stored)
-                fold.apply(row_of(*key, columns), columns)
-        if fold.timeline.number != row.rows:
+                cached.apply(row_of(*key, columns), columns)
+        if cached.timeline.number != row.rows:
             raise SessionDamaged("a row of the session log is missing")
-        self._folds[key] = fold
-        while len(self._folds) > 1 and self._too_much():
-            self._folds.popitem(last=False)
-        return fold
+        self._timelines[key] = cached
+        while len(self._timelines) > 1 and self._too_much():
+            self._timelines.popitem(last=False)
+        return cached
 
     def forget(self, key: Key) -> None:
         """Read this session anew next time."""
-        self._folds.pop(key, None)
+        self._timelines.pop(key, None)
 
     def _too_much(self) -> bool:
-        size = sum(fold.size for fold in self._folds.values())
-        return len(self._folds) > REMEMBERED or size > REMEMBERED_BYTES
+        size = sum(cached.size for cached in self._timelines.values())
+        return len(self._timelines) > REMEMBERED or size > REMEMBERED_BYTES

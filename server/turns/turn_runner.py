@@ -13,7 +13,7 @@ from server.chat.prompts import Prompt
 from server.http.body import is_turn_route
 from server.http.sse import EventStream, while_connected
 from server.log.identity import Session
-from server.log.timeline import Message
+from server.log.timeline import Message, NewTurn
 from server.schemas.objects import CachedTokens, CacheReceipt, CompletionTokens, Usage
 from server.schemas.strict import ignored
 from server.telemetry import log_context, traces
@@ -123,10 +123,7 @@ class TurnRunner:
         assert draft.finish is not None
         assert receipt is not None
         cache = self._cache(choices)
-        beside = self._reply.beside(draft, self._usage(choices), cache)
-        await self._context.log.commit(
-            session.tenant,
-            session.name,
+        turn = NewTurn(
             tokens=[*prompt.ids, *draft.tokens],
             messages=[*prompt.messages, with_beginning(prompt.said, self._reply.message(draft))],
             prompt_tokens=len(prompt.ids),
@@ -134,8 +131,13 @@ class TurnRunner:
             finish_reason=draft.finish,
             cached=receipt.cached,
             receipt=encoder.encode(cache).decode(),
+        )
+        await self._context.log.commit(
+            session.tenant,
+            session.name,
+            turn,
             idempotency=self._turn.idempotency,
-            beside=beside,
+            extras=self._reply.beside(draft, self._usage(choices), cache),
             expect=0 if self._record is None else self._record.version,
         )
         if self._record is not None and self._record.tokens:

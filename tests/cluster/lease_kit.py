@@ -13,7 +13,7 @@ from log_kit import assistant, user, with_made
 
 from server.log.session_log import SessionLog
 from server.log.tables import heartbeats, leases
-from server.log.timeline import SessionRecord, TurnRecord
+from server.log.timeline import NewTurn, SessionRecord, TurnRecord
 
 S = ("a", "s")
 NAMES = ("one", "two", "three", "four")
@@ -81,10 +81,12 @@ async def say(log: SessionLog, record: SessionRecord | None, ask: str, reply: st
     return await log.commit(
         "a",
         session,
-        tokens=[*before, *map(ord, ask + reply)],
-        messages=[*said, user(ask), assistant(reply)],
-        prompt_tokens=len(before) + len(ask),
-        fingerprint="f1",
-        finish_reason="stop",
+        NewTurn(
+            tokens=[*before, *map(ord, ask + reply)],
+            messages=[*said, user(ask), assistant(reply)],
+            prompt_tokens=len(before) + len(ask),
+            fingerprint="f1",
+            finish_reason="stop",
+        ),
         expect=0 if record is None else record.version,
     )

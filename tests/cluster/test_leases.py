@@ -287,7 +287,7 @@ def test_responses_of_a_dead_server_have_failed_and_stay_so(shared: str) -> None
             assert stored is not None
             assert stored.status == "failed"
             with pytest.raises(SessionMoved):
-                await turn(one, "s", "x", "y", beside=TurnExtras(replace(queued, status="completed")))
+                await turn(one, "s", "x", "y", extras=TurnExtras(replace(queued, status="completed")))
             assert await two.responses.get("a", "s", "k") == stored
 
     with_servers(shared, scenario)

@@ -87,7 +87,7 @@ def test_its_server_tells_so_while_it_runs_another_one_on_the_session(shared: st
             assert await status(two, "k1", unwanted=True) == "queued"
             assert await one.beat() == leases.LeaseChanges(unwanted=frozenset({(*S, "k1")}))
             assert await status(one, "k1") == "failed"
-            await turn(one, "s", "x", "y", beside=TurnExtras(StoredResponse("k2", "completed", 1, "{}", "[]")))
+            await turn(one, "s", "x", "y", extras=TurnExtras(StoredResponse("k2", "completed", 1, "{}", "[]")))
         assert await status(two, "k2") == "completed"
 
     with_servers(shared, scenario)
@@ -101,7 +101,7 @@ def test_a_cancel_ends_no_other_response(shared: str) -> None:
         loop, reading = asyncio.get_running_loop(), two._database.read
 
         async def meanwhile() -> None:
-            await turn(one, "s", "x", "y", beside=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
+            await turn(one, "s", "x", "y", extras=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
 
         def look(work: Callable[[sql.Connection], T]) -> T:
             found = reading(work)
@@ -129,7 +129,7 @@ def test_a_dead_server_that_comes_back_completes_nothing(shared: str) -> None:
             dies(two, "one")
             assert await status(two, "k1") == "failed"
             with pytest.raises(SessionMoved):
-                await turn(one, "s", "x", "y", beside=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
+                await turn(one, "s", "x", "y", extras=TurnExtras(StoredResponse("k1", "completed", 1, "{}", "[]")))
         assert text(await read(two)) == "abcdefghijkl"
         assert await status(one, "k1") == "failed"
 

@@ -22,6 +22,7 @@ from cache.tiers.segment_folder import file_name, folder_of
 from server.log.database import SessionDamaged
 from server.log.recovery.salvage import Salvage
 from server.log.session_log import SessionLog
+from server.log.timeline import NewTurn
 
 DAMAGES = int(os.environ.get("CRASH_DAMAGES", "1000"))
 SESSIONS = 4
@@ -122,11 +123,13 @@ async def write_log(path: Path, turns: range, copy: Path | None = None) -> list[
             await log.commit(
                 "ab"[number % 2],
                 f"s{number}",
-                tokens=tokens,
-                messages=[{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)],
-                prompt_tokens=len(tokens) - 3,
-                fingerprint="f" * 32,
-                finish_reason="stop",
+                NewTurn(
+                    tokens=tokens,
+                    messages=[{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)],
+                    prompt_tokens=len(tokens) - 3,
+                    fingerprint="f" * 32,
+                    finish_reason="stop",
+                ),
             )
             told.append(await everything(log))
     if copy is not None:

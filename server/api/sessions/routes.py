@@ -37,6 +37,7 @@ from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.log.claims import SessionBusy
 from server.log.identity import Session, named_session
+from server.log.listing import SessionFilter
 from server.log.timeline import NoSuchPlace, SessionRecord, UnknownSession, drop_reply
 from server.schemas.messages import check_calls
 from server.schemas.requests import INT32, ReplyRequest
@@ -114,15 +115,10 @@ async def list_sessions(query: Annotated[ListSessions, Query()], request: Reques
     """List the tenant's sessions."""
     context = context_of(request)
     try:
-        page = await context.log.list(
-            request.state.tenant,
-            limit=query.limit,
-            after=query.after,
-            descending=query.order == "desc",
-            metadata=query.metadata,
-            prefix=query.prefix,
-            used_after=query.used_after,
-            used_before=query.used_before,
+        chosen = SessionFilter(query.metadata or {}, query.prefix, query.used_after, query.used_before)
+        descending = query.order == "desc"
+        page = await context.log.page(
+            request.state.tenant, chosen, limit=query.limit, after=query.after, descending=descending
         )
     except UnknownSession:
         raise ApiError(404, "There is no such session.", param="after", code="session_not_found") from None

@@ -35,14 +35,14 @@ def running(where: Where, name: str, status: str, stored: StoredResponse = STORE
 
 def test_it_is_written_with_its_turn_or_not_at_all(where: Where) -> None:
     async def scenario(log: SessionLog) -> None:
-        made = await turn(log, "s", "a", "b", beside=TurnExtras(STORED, ttl=60, parent=("p", 3)))
+        made = await turn(log, "s", "a", "b", extras=TurnExtras(STORED, ttl=60, parent=("p", 3)))
         assert await log.responses.get("a", "s", "k") == replace(STORED, row=1)
         summary = await log.summary("a", "s")
         assert summary is not None
         assert (summary.ttl, summary.parent) == (60, ("p", 3))
         assert turn_of_row((await read(log)).turns, 1) == made
         with pytest.raises(SessionMoved):
-            await turn(log, "s", "c", "d", beside=TurnExtras(replace(STORED, key="l")), expect=1)
+            await turn(log, "s", "c", "d", extras=TurnExtras(replace(STORED, key="l")), expect=1)
         assert await log.responses.get("a", "s", "l") is None
         for tenant, session, key in (("b", "s", "k"), ("a", "t", "k"), ("a", "s", "K")):
             assert await log.responses.get(tenant, session, key) is None
@@ -91,8 +91,8 @@ def test_messages_are_revised_and_what_was_said_before_stays(where: Where) -> No
 @pytest.mark.parametrize("how", ["delete", "expire", "beneath a new one"])
 def test_it_goes_with_its_session(where: Where, how: str) -> None:
     async def scenario(log: SessionLog) -> None:
-        await turn(log, "s", "a", "b", beside=TurnExtras(STORED, ttl=1))
-        await turn(log, "t", "a", "b", beside=TurnExtras(STORED))
+        await turn(log, "s", "a", "b", extras=TurnExtras(STORED, ttl=1))
+        await turn(log, "t", "a", "b", extras=TurnExtras(STORED))
         if how == "delete":
             await log.delete("a", "s")
         elif how == "expire":
@@ -109,8 +109,8 @@ def test_it_goes_with_its_session(where: Where, how: str) -> None:
 
 def test_it_is_deleted_alone(where: Where) -> None:
     async def scenario(log: SessionLog) -> None:
-        await turn(log, "s", "a", "b", beside=TurnExtras(STORED))
-        await turn(log, "s", "c", "d", beside=TurnExtras(replace(STORED, key="l")))
+        await turn(log, "s", "a", "b", extras=TurnExtras(STORED))
+        await turn(log, "s", "c", "d", extras=TurnExtras(replace(STORED, key="l")))
         assert await log.responses.delete("a", "s", "x") is None
         assert await log.responses.delete("b", "s", "k") is None
         assert await log.responses.delete("a", "s", "k") == 1
@@ -123,7 +123,7 @@ def test_it_is_deleted_alone(where: Where) -> None:
 
 def test_what_a_key_has_made_is_found_by_it(where: Where) -> None:
     async def scenario(log: SessionLog) -> None:
-        await turn(log, "s", "a", "b", beside=TurnExtras(STORED), idempotency=Idempotency("one", "hash"))
+        await turn(log, "s", "a", "b", extras=TurnExtras(STORED), idempotency=Idempotency("one", "hash"))
         assert await log.responses.of_key("a", "s", "one") == ("hash", replace(STORED, row=1))
         assert await log.responses.of_key("a", "s", "two") is None
         assert await log.responses.of_key("b", "s", "one") is None
@@ -192,7 +192,7 @@ def test_without_its_session_it_is_not_written(where: Where) -> None:
 )
 def test_one_that_is_damaged_is_not_there(tmp_path: Path, change: str) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, lambda log: turn(log, "s", "a", "b", beside=TurnExtras(STORED)))
+    with_log(path, lambda log: turn(log, "s", "a", "b", extras=TurnExtras(STORED)))
     sqlite(path, f"UPDATE responses SET {change}")
     with_log(path, lambda log: same(log, None))
     with_log(path, read)
@@ -200,7 +200,7 @@ def test_one_that_is_damaged_is_not_there(tmp_path: Path, change: str) -> None:
 
 def test_a_log_without_their_table_is_salvaged_without_them(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
-    with_log(path, lambda log: turn(log, "s", "a", "b", beside=TurnExtras(STORED)))
+    with_log(path, lambda log: turn(log, "s", "a", "b", extras=TurnExtras(STORED)))
     sqlite(path, "DROP TABLE responses")
     with_log(path, lambda log: same(log, None))
 
@@ -210,8 +210,8 @@ def test_salvage_keeps_those_that_are_whole(tmp_path: Path) -> None:
 
     async def before(log: SessionLog) -> None:
         for name in "st":
-            await turn(log, name, "a", "b", beside=TurnExtras(STORED))
-            await turn(log, name, "c", "d", beside=TurnExtras(replace(STORED, key="l")))
+            await turn(log, name, "a", "b", extras=TurnExtras(STORED))
+            await turn(log, name, "c", "d", extras=TurnExtras(replace(STORED, key="l")))
 
     with_log(path, before)
     sqlite(path, "UPDATE responses SET body = 'x' WHERE session_id = 1 AND key = 'l'")

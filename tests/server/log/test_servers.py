@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from server.log.database import LogFull, LogUnavailable
 from server.log.session_log import SessionLog
-from server.log.timeline import SessionExists, SessionMoved, TurnRecord
+from server.log.timeline import NewTurn, SessionExists, SessionMoved, TurnRecord
 
 
 def test_servers_see_each_others_turns(where: Where) -> None:
@@ -26,7 +26,7 @@ def test_servers_see_each_others_turns(where: Where) -> None:
         await two.rewind("a", "s", turn=1)
         await one.update("a", "s", metadata={"k": "v"})
         assert await read(one) == await read(two)
-        assert (await two.list("a", limit=2)).items == [(await read(one)).summary]
+        assert (await two.page("a", limit=2)).items == [(await read(one)).summary]
 
     with_logs(where, 2, scenario)
 
@@ -60,10 +60,12 @@ def test_of_turns_that_were_built_on_the_same_state_one_is_committed(where: Wher
                 log.commit(
                     "a",
                     "s",
-                    tokens=[number] * count,
-                    messages=[user(str(number))] * count,
-                    fingerprint="f",
-                    finish_reason="stop",
+                    NewTurn(
+                        tokens=[number] * count,
+                        messages=[user(str(number))] * count,
+                        fingerprint="f",
+                        finish_reason="stop",
+                    ),
                     expect=version,
                 )
                 for number, log in enumerate(logs)
@@ -81,7 +83,9 @@ def test_of_turns_that_were_built_on_the_same_state_one_is_committed(where: Wher
 def test_turns_that_expect_nothing_are_all_committed(where: Where) -> None:
     async def scenario(*logs: SessionLog) -> None:
         tries = [
-            log.commit("a", "s", tokens=[number], messages=[user(str(number))], fingerprint="f", finish_reason="stop")
+            log.commit(
+                "a", "s", NewTurn(tokens=[number], messages=[user(str(number))], fingerprint="f", finish_reason="stop")
+            )
             for number, log in enumerate(logs)
         ]
         await asyncio.gather(*tries)
@@ -120,15 +124,15 @@ def test_a_deletion_races_with_turns(where: Where) -> None:
 def test_a_read_is_of_one_state_whatever_is_committed_meanwhile(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(one: SessionLog, two: SessionLog) -> None:
         await three_turns(one)
-        fold = one._ledger._folds.read
+        read_timeline = one._timelines.read
 
         def meanwhile(connection: Any, row: Any) -> Any:
             monkeypatch.undo()
-            two._ledger.edit("a", "s", 0, "new", None, 0.0)  # between the row of the session and those of its timeline
-            return fold(connection, row)
+            asyncio.run(two.edit("a", "s", 0, "new"))  # between the session's row and those of its timeline
+            return read_timeline(connection, row)
 
-        one._ledger._folds.forget(("a", "s"))
-        monkeypatch.setattr(one._ledger._folds, "read", meanwhile)
+        one._timelines.forget(("a", "s"))
+        monkeypatch.setattr(one._timelines, "read", meanwhile)
         record = await one.get("a", "s")
         assert record is not None
         assert text(record) == "abcdefghijkl"

@@ -15,7 +15,7 @@ import pytest
 from server.log.claims import SessionBusy
 from server.log.database import LogUnavailable
 from server.log.session_log import SessionLog
-from server.log.timeline import Message, common_prefix
+from server.log.timeline import Message, NewTurn, common_prefix
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
@@ -34,7 +34,7 @@ def with_log(path: Path, scenario: Callable[[SessionLog], Awaitable[None]]) -> N
 
 
 async def commit(log: SessionLog, session: str, tokens: list[int], messages: list[Message], tenant: str = "a") -> None:
-    await log.commit(tenant, session, tokens=tokens, messages=messages, fingerprint="f1", finish_reason="stop")
+    await log.commit(tenant, session, NewTurn(tokens=tokens, messages=messages, fingerprint="f1", finish_reason="stop"))
 
 
 def says(*texts: str) -> list[Message]:
@@ -101,7 +101,7 @@ def test_a_changed_record_does_not_change_the_log(tmp_path: Path) -> None:
 def test_another_models_record_is_returned_with_its_fingerprint(tmp_path: Path) -> None:
     async def scenario(log: SessionLog) -> None:
         await commit(log, "s", [1], [])
-        await log.commit("a", "s", tokens=[2], messages=[], fingerprint="f2", finish_reason="length")
+        await log.commit("a", "s", NewTurn(tokens=[2], messages=[], fingerprint="f2", finish_reason="length"))
         record = await log.get("a", "s")
         assert record is not None
         assert (record.tokens, record.fingerprint) == ([2], "f2")
@@ -167,7 +167,7 @@ def test_a_session_that_is_no_longer_remembered_is_read_again(tmp_path: Path, mo
     async def scenario(log: SessionLog) -> None:
         for session in ("a", "b", "c", "d"):
             await commit(log, session, [1, 2, ord(session)], says(session))
-            assert len(log._ledger._folds._folds) <= 2
+            assert len(log._timelines._timelines) <= 2
         for session in ("a", "b", "c", "d"):
             await commit(log, session, [1, 2, ord(session), 4], says(session))
             record = await log.get("a", session)
@@ -182,13 +182,14 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from server.log.session_log import SessionLog
+from server.log.timeline import NewTurn
 
 async def main():
     log = SessionLog(Path(sys.argv[1]))
     for turn in range(1, 10_000):
         tokens = list(range(turn * 3))
         messages = [{"role": "user", "content": str(n)} for n in range(turn)]
-        await log.commit("a", "s", tokens=tokens, messages=messages, fingerprint="f", finish_reason="stop")
+        await log.commit("a", "s", NewTurn(tokens, messages, "f", "stop"))
         print(turn, flush=True)
 
 asyncio.run(main())

@@ -8,23 +8,25 @@ import msgspec
 import pytest
 from log_kit import Where, assistant, read, text, texts, three_turns, turn, user, with_log
 
+from server.log.listing import SessionFilter
 from server.log.portable import InvalidLog, PortableLog
 from server.log.retries import CommittedTurn, Idempotency
 from server.log.session_log import SessionLog
-from server.log.timeline import SessionExists, SessionMoved, SessionRecord, UnknownSession
+from server.log.timeline import NewTurn, SessionExists, SessionMoved, SessionRecord, UnknownSession
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The log's time: its one item, to be set."""
     time = [1_700_000_000.0]
-    monkeypatch.setattr("server.log.session_log.now", lambda: time[0])
+    monkeypatch.setattr("server.log.session_table.now", lambda: time[0])
     return time
 
 
-async def listed(log: SessionLog, tenant: str = "a", **filters: Any) -> list[str]:
+async def listed(log: SessionLog, tenant: str = "a", descending: bool = True, **filters: Any) -> list[str]:
     """The ids of the first page."""
-    return [item.id for item in (await log.list(tenant, **{"limit": 9, **filters})).items]
+    page = await log.page(tenant, SessionFilter(**filters), limit=9, descending=descending)
+    return [item.id for item in page.items]
 
 
 def test_the_list_is_ordered_by_last_use(where: Where, clock: list[float]) -> None:
@@ -39,7 +41,7 @@ def test_the_list_is_ordered_by_last_use(where: Where, clock: list[float]) -> No
         await log.update("a", "one", metadata={"k": "v"})  # is no use
         assert await listed(log) == ["two", "three", "one"]
         assert await listed(log, descending=False) == ["one", "three", "two"]
-        (item,) = (await log.list("a", limit=1)).items
+        (item,) = (await log.page("a", limit=1)).items
         assert (item.turns, item.tokens, item.messages, item.used) == (2, 4, 4, int(clock[0]))
         assert item == (await read(log, "two")).summary
 
@@ -56,13 +58,13 @@ def test_pages_show_every_session_once(where: Where, clock: list[float], descend
         after = None
         more = True
         while more:
-            page = await log.list("a", limit=3, after=after, descending=descending)
+            page = await log.page("a", limit=3, after=after, descending=descending)
             found += [item.id for item in page.items]
             after, more = found[-1], page.has_more
         assert found == sorted(found, reverse=descending)
         assert len(set(found)) == len(found) == 7
         with pytest.raises(UnknownSession):
-            await log.list("a", limit=3, after="nobody")
+            await log.page("a", limit=3, after="nobody")
 
     with_log(where, scenario)
 
@@ -121,7 +123,7 @@ def test_a_session_ends_its_ttl_after_its_last_change(where: Where, clock: list[
             lambda: log.fork("a", "s", "t"),
             lambda: log.rewind("a", "s", turn=0),
             lambda: log.rows("a", "s"),
-            lambda: log.list("a", limit=9, after="s"),
+            lambda: log.page("a", limit=9, after="s"),
         ):
             with pytest.raises(UnknownSession):
                 await verb()
@@ -133,7 +135,7 @@ def test_a_session_ends_its_ttl_after_its_last_change(where: Where, clock: list[
 
 
 def test_sessions_expire_a_few_at_a_time(where: Where, clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.log.ledger.EXPIRED_AT_ONCE", 2)
+    monkeypatch.setattr("server.log.session_log.EXPIRED_AT_ONCE", 2)
 
     async def scenario(log: SessionLog) -> None:
         for number in range(5):
@@ -174,7 +176,10 @@ def test_a_turn_that_was_running_when_its_session_expired_is_committed(where: Wh
             clock[0] += 20
             assert await log.expire(clock[0]) == []
             await log.commit(
-                "a", "s", tokens=[1], messages=[user("m")], fingerprint="f", finish_reason="stop", expect=version
+                "a",
+                "s",
+                NewTurn(tokens=[1], messages=[user("m")], fingerprint="f", finish_reason="stop"),
+                expect=version,
             )
         assert (await read(log)).tokens == [1]
 

@@ -283,13 +283,13 @@ def test_timelines_in_memory_are_bounded_by_their_size(tmp_path: Path, monkeypat
     monkeypatch.setattr("server.log.timeline_cache.REMEMBERED_BYTES", 10_000)
 
     async def scenario(log: SessionLog) -> None:
-        folds = log._ledger._folds._folds
+        cached = log._timelines._timelines
         for number in range(20):
             await turn(log, f"s{number}", "a", "b" * 500)  # about 2.5 kB
-            assert len(folds) <= 4
+            assert len(cached) <= 4
         await turn(log, "large", "a", "b" * 10_000)
         await read(log, "large")
-        assert [*folds] == [("a", "large")]
+        assert [*cached] == [("a", "large")]
         for number in range(20):
             assert text(await read(log, f"s{number}")) == "a" + "b" * 500
 

@@ -7,7 +7,7 @@ from log_kit import Where, assistant, read, rewind_to_token, text, texts, three_
 
 from server.log.retries import Idempotency
 from server.log.session_log import SessionLog
-from server.log.timeline import NoSuchPlace, Place, SessionExists, UnknownSession, drop_reply, locate
+from server.log.timeline import NewTurn, NoSuchPlace, Place, SessionExists, UnknownSession, drop_reply, locate
 
 
 def test_a_turn_tells_where_its_reply_is(where: Where) -> None:
@@ -31,7 +31,7 @@ def test_a_turn_that_leaves_the_logged_timeline_drops_the_turns_behind(where: Wh
         messages = [user("a"), assistant("bcd"), user("X"), assistant("Y")]
         tokens = [*map(ord, "abcdXY")]
         await log.commit(
-            "a", "s", tokens=tokens, messages=messages, prompt_tokens=5, fingerprint="f1", finish_reason="stop"
+            "a", "s", NewTurn(tokens=tokens, messages=messages, prompt_tokens=5, fingerprint="f1", finish_reason="stop")
         )
         record = await read(log)
         assert (text(record), texts(record)) == ("abcdXY", ["a", "bcd", "X", "Y"])
@@ -47,11 +47,13 @@ def test_a_turn_whose_reply_begins_before_another_ones_end_drops_that_one(where:
         await log.commit(
             "a",
             "s",
-            tokens=[*map(ord, "abcdefghijklmn")],
-            messages=[*said, user("m"), assistant("n")],
-            prompt_tokens=6,
-            fingerprint="f1",
-            finish_reason="stop",
+            NewTurn(
+                tokens=[*map(ord, "abcdefghijklmn")],
+                messages=[*said, user("m"), assistant("n")],
+                prompt_tokens=6,
+                fingerprint="f1",
+                finish_reason="stop",
+            ),
         )
         assert [t.tokens for t in (await read(log)).turns] == [4, 14]
 
@@ -131,11 +133,13 @@ def test_what_was_edited_is_rendered_by_the_next_turn(where: Where) -> None:
         await log.commit(
             "a",
             "s",
-            tokens=[*map(ord, "abcdEF")],
-            messages=[user("a"), assistant("bcd"), user("E"), assistant("F")],
-            prompt_tokens=5,
-            fingerprint="f1",
-            finish_reason="stop",
+            NewTurn(
+                tokens=[*map(ord, "abcdEF")],
+                messages=[user("a"), assistant("bcd"), user("E"), assistant("F")],
+                prompt_tokens=5,
+                fingerprint="f1",
+                finish_reason="stop",
+            ),
         )
         record = await read(log)
         assert (texts(record), record.rendered, len(record.turns)) == (["a", "bcd", "E", "F"], 4, 2)
@@ -154,11 +158,13 @@ def test_another_reply_takes_the_place_of_the_last_one_when_it_commits(where: Wh
         await log.commit(
             "a",
             "s",
-            tokens=[*asked.tokens, *map(ord, again)],
-            messages=[*asked.messages, assistant(again)],
-            prompt_tokens=len(asked.tokens),
-            fingerprint="f1",
-            finish_reason="stop",
+            NewTurn(
+                tokens=[*asked.tokens, *map(ord, again)],
+                messages=[*asked.messages, assistant(again)],
+                prompt_tokens=len(asked.tokens),
+                fingerprint="f1",
+                finish_reason="stop",
+            ),
             idempotency=Idempotency("k", "h"),
             expect=asked.version,
         )
@@ -179,7 +185,7 @@ def test_dropping_a_reply_that_is_not_the_end_of_a_turn(where: Where) -> None:
         assert (texts(seeded), seeded.tokens, seeded.rendered) == (["a"], [], 0)
         assert drop_reply(seeded) == seeded  # it ends with a question
         await log.commit(
-            "a", "t", tokens=[1, 2], messages=[user("a"), assistant("b")], fingerprint="f", finish_reason=""
+            "a", "t", NewTurn(tokens=[1, 2], messages=[user("a"), assistant("b")], fingerprint="f", finish_reason="")
         )
         unknown = drop_reply(await read(log, "t"))  # nobody said where its reply begins
         assert (texts(unknown), unknown.tokens, unknown.rendered) == (["a"], [], 0)
@@ -294,14 +300,14 @@ def test_a_tenants_sessions_are_unknown_to_others(where: Where) -> None:
         assert await log.summary("b", "s") is None
         assert await log.replay("b", "s", "k") is None
         assert not await log.delete("b", "s")
-        assert (await log.list("b", limit=9)).items == []
+        assert (await log.page("b", limit=9)).items == []
         for verb in (
             lambda: log.update("b", "s", ttl=1),
             lambda: log.fork("b", "s", "t"),
             lambda: log.rewind("b", "s", turn=0),
             lambda: log.edit("b", "s", 0, "x"),
             lambda: log.rows("b", "s"),
-            lambda: log.list("b", limit=9, after="s"),
+            lambda: log.page("b", limit=9, after="s"),
         ):
             with pytest.raises(UnknownSession):
                 await verb()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from fake_engine import FakeEngine
 from http_context import demo_tokens
 from log_kit import Where, turn, with_log
 
-import server.log.session_log
 from server.housekeeping import Housekeeper
 from server.log.servers import AWAY_SECONDS
 from server.log.session_log import SessionLog
@@ -97,11 +97,11 @@ def test_a_name_that_is_deleted_again_is_forgotten_again(where: Where, monkeypat
 
 def test_a_server_that_was_away_too_long_empties_its_cache(where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_700_000_000.0]
-    monkeypatch.setattr(server.log.session_log, "now", lambda: clock[0])
+    monkeypatch.setattr("server.log.session_log.now", lambda: clock[0])
     emptied: list[str] = []
 
     def opened(name: str) -> SessionLog:
-        return SessionLog(where, server=name, stranger=lambda: emptied.append(name))
+        return SessionLog(where, server=name, on_unregistered=lambda: emptied.append(name))
 
     async def run() -> None:
         one, two = opened("one"), opened("two")
@@ -132,16 +132,16 @@ def test_what_could_not_be_emptied_is_tried_again(tmp_path: Path) -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        SessionLog(tmp_path / "log.sqlite", server="one", stranger=failing)
+        SessionLog(tmp_path / "log.sqlite", server="one", on_unregistered=failing)
     emptied: list[int] = []
-    SessionLog(tmp_path / "log.sqlite", server="one", stranger=lambda: emptied.append(1))._database.close()
-    SessionLog(tmp_path / "log.sqlite", server="one", stranger=lambda: emptied.append(2))._database.close()
+    SessionLog(tmp_path / "log.sqlite", server="one", on_unregistered=lambda: emptied.append(1))._database.close()
+    SessionLog(tmp_path / "log.sqlite", server="one", on_unregistered=lambda: emptied.append(2))._database.close()
     assert emptied == [1]
 
 
 def test_a_known_server_starts_without_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(log: SessionLog) -> None:
         monkeypatch.setattr(log._database, "write", None)
-        log._servers.register(server.log.session_log.now())
+        log._servers.register(time.time())
 
     with_log(tmp_path / "log.sqlite", scenario)

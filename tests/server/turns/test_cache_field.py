@@ -11,7 +11,7 @@ from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 
 from scheduler.protocol import Miss, Receipt, unpack_ids
 from server.chat.stateful import full_ids
-from server.log.timeline import SessionRecord
+from server.log.timeline import NewTurn, SessionRecord
 
 MORE = [{"role": "user", "content": "And now?"}]
 END = 2
@@ -176,10 +176,12 @@ async def test_a_log_of_another_model_is_a_miss_of_its_own(site: Site) -> None:
     await site.log.commit(
         "default",
         "s",
-        tokens=[700, 701, 702],
-        messages=[*HELLO, {"role": "assistant", "content": "Ho"}],
-        fingerprint="another",
-        finish_reason="stop",
+        NewTurn(
+            tokens=[700, 701, 702],
+            messages=[*HELLO, {"role": "assistant", "content": "Ho"}],
+            fingerprint="another",
+            finish_reason="stop",
+        ),
     )
     cache = await ask(site, session_id="s", messages=MORE)
     assert cache["miss"] == {"reason": "fingerprint", "at": 0, "got": None, "expected": None}

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from http_context import HELLO, Call, Site, events, served
 
+from server.log.timeline import NewTurn
+
 KEY = {"Idempotency-Key": "k-1"}
 MORE = [{"role": "user", "content": "And now?"}]
 REPLAYED = "idempotent-replayed"
@@ -218,7 +220,7 @@ async def test_a_turn_on_a_session_that_moved_on_elsewhere_is_not_committed(site
     while len(site.engine.submitted) < 2:
         await asyncio.sleep(0)
     await site.log.commit(
-        "default", "s", tokens=[5, 6], messages=HELLO, fingerprint="f", finish_reason="stop"
+        "default", "s", NewTurn(tokens=[5, 6], messages=HELLO, fingerprint="f", finish_reason="stop")
     )  # as another server on the same database would
     site.engine.go.set()
     await call.finish()

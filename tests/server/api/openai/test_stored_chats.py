@@ -243,7 +243,7 @@ def beside(id: str, created: int = 5, **fields: Any) -> TurnExtras:
 
 def test_they_survive_a_restart(where: Where) -> None:
     async def before(log: SessionLog) -> None:
-        await turn(log, "s", "a", "b", beside=beside(BODY["id"]))  # type: ignore[arg-type]
+        await turn(log, "s", "a", "b", extras=beside(BODY["id"]))  # type: ignore[arg-type]
 
     async def after(log: SessionLog) -> None:
         kept = await log.chats.get("a", str(BODY["id"]))
@@ -273,7 +273,7 @@ def test_a_filter_looks_through_all_of_them(where: Where) -> None:
     async def scenario(log: SessionLog) -> None:
         for number, id in enumerate(ids):
             wanted = {"wanted": "yes"} if number in (3, 120, 228, 229) else {}
-            await turn(log, "st"[number % 2], "a", "b", beside=beside(id, number // 2, metadata=wanted))
+            await turn(log, "st"[number % 2], "a", "b", extras=beside(id, number // 2, metadata=wanted))
         for descending in (False, True):
             order = [ids[number] for number in (3, 120, 228, 229)][:: -1 if descending else 1]
             got, after = [], None
@@ -292,7 +292,7 @@ def test_a_filter_looks_through_all_of_them(where: Where) -> None:
 
 def test_one_that_is_damaged_is_left_out(tmp_path: Path) -> None:
     path, id = tmp_path / "log.sqlite", str(BODY["id"])
-    with_log(path, lambda log: turn(log, "s", "a", "b", beside=beside(id)))
+    with_log(path, lambda log: turn(log, "s", "a", "b", extras=beside(id)))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE responses SET body = '{}'")
 
@@ -309,7 +309,7 @@ def test_a_log_of_format_5_gets_its_index(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DROP INDEX responses_chats")
         connection.execute("UPDATE log_format SET version = 5")
-    with_log(path, lambda log: turn(log, "s", "c", "d", beside=beside(id)))
+    with_log(path, lambda log: turn(log, "s", "c", "d", extras=beside(id)))
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT version FROM log_format").fetchone() == (FORMAT,)
         plan = connection.execute(

@@ -200,10 +200,10 @@ async def test_a_cancel_that_is_sent_again_changes_nothing(site: Site, monkeypat
     await until(site, id, "in_progress")
     commit, looked, go = site.log.commit, asyncio.Event(), asyncio.Event()
 
-    async def slow(*where: str, **fields: Any) -> None:
+    async def slow(*where: Any, **options: Any) -> None:
         looked.set()
         await go.wait()
-        await commit(*where, **fields)
+        await commit(*where, **options)
 
     monkeypatch.setattr(site.log, "commit", slow)
     first = asyncio.create_task(site.http.post(f"/v1/responses/{id}/cancel"))

@@ -14,7 +14,7 @@ from http_context import HELLO, Call, Site, demo_tokens, events, served
 from scheduler.protocol import FinishReason, unpack_ids
 from server.chat.cutting import cut_reply
 from server.engine.engine import EngineDied
-from server.log.timeline import SessionRecord, TurnRecord
+from server.log.timeline import NewTurn, SessionRecord, TurnRecord
 
 URL = "/v1/sessions"
 END = 2
@@ -329,11 +329,13 @@ async def test_a_rewind_to_a_token_cuts_the_reply_there(site: Site) -> None:
     await site.log.commit(
         "default",
         "s",
-        tokens=ids,
-        messages=[*HELLO, {"role": "assistant", "content": text}],  # what stopped it is not in the text
-        prompt_tokens=len(prompt),
-        fingerprint=face_fingerprint(site),
-        finish_reason="stop",
+        NewTurn(
+            tokens=ids,
+            messages=[*HELLO, {"role": "assistant", "content": text}],
+            prompt_tokens=len(prompt),
+            fingerprint=face_fingerprint(site),
+            finish_reason="stop",
+        ),
     )
     for cut in range(len(prompt) + 1, len(ids)):
         await post(site, "/s/fork", {"id": f"f{cut}"})

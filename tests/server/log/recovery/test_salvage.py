@@ -147,7 +147,7 @@ def test_a_session_that_is_refused_can_be_listed_and_deleted_and_begins_anew(tmp
         ):
             with pytest.raises(SessionDamaged):
                 await verb()
-        assert name in {item.id for item in (await log.list("a", limit=50)).items}
+        assert name in {item.id for item in (await log.page("a", limit=50)).items}
         assert await log.delete("a", name)
         await turn(log, name, "x", "y")
         assert text(await read(log, name)) == "xy"

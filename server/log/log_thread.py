@@ -1,0 +1,45 @@
+"""The thread of a session log: all of its blocking work runs there, so the writes of a server have one order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+import sqlalchemy as sql
+
+from server.log.database import Database
+
+T = TypeVar("T")
+
+
+class LogThread:
+    """One thread in front of a database. What it is given runs to its end, also where the caller is cancelled: a client
+    that leaves must not cut a commit off from its result."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="session-log")
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run blocking ``work``; its result."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, work))
+
+    async def read(self, work: Callable[[sql.Connection], T]) -> T:
+        """Run ``work`` on one state of the database. Raises LogUnavailable."""
+        return await self.run(lambda: self._database.read(work))
+
+    async def write(self, work: Callable[[sql.Connection], T]) -> T:
+        """Run ``work`` in a transaction. Raises what ``Database.write`` raises."""
+        return await self.run(lambda: self._database.write(work))
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Run ``work`` after what was given before, without waiting for it. Nothing once the thread is closed."""
+        with suppress(RuntimeError):
+            self._executor.submit(work)
+
+    async def close(self) -> None:
+        """Finish what was given."""
+        await asyncio.to_thread(self._executor.shutdown)

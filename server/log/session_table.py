@@ -1,0 +1,397 @@
+"""Sessions in the database: read, begun and changed.
+
+What a session holds is the fold of its rows (``server.log.timeline``); how they are stored is in
+``server.log.session_rows`` and ``server.log.stored``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import sqlalchemy as sql
+from msgspec import UNSET, UnsetType
+from sqlalchemy.exc import IntegrityError
+
+from server.log import listing, response_rows
+from server.log.database import Database, LogUnavailable
+from server.log.leases import Leases
+from server.log.listing import SessionFamily, SessionFilter, SessionPage
+from server.log.log_thread import LogThread
+from server.log.portable import PortableLog, portable, rows_of
+from server.log.response_rows import TurnExtras
+from server.log.retries import CommittedTurn, Idempotency, remember_key, replayed
+from server.log.session_rows import (
+    ADD_ROW,
+    UPDATE,
+    begin,
+    bury,
+    find,
+    insert,
+    is_over,
+    known,
+    set_counts,
+    set_metadata,
+    summary_now,
+    version_of,
+)
+from server.log.stored import SessionRow, columns_of, facts_of, metadata_of, summary_of
+from server.log.timeline import (
+    Message,
+    NewTurn,
+    Row,
+    SessionMoved,
+    SessionRecord,
+    SessionSummary,
+    Timeline,
+    TurnRecord,
+    copied,
+    edit_row,
+    place_of_token,
+    place_of_turn,
+    revised_row,
+    rewind_row,
+    turn_row,
+)
+from server.log.timeline_cache import CachedTimeline, TimelineCache
+
+T = TypeVar("T")
+
+EVERY_SESSION = SessionFilter()
+NO_EXTRAS = TurnExtras()
+
+
+class SessionTable:
+    """Sessions and their rows. Every method is one transaction on the log's thread, see SessionLog.
+
+    A timeline in memory is always that of rows which are committed: a write that fails drops it. A change locks the
+    session's row first and then checks that the session's lease is still this server's. All servers keep to this
+    order, so that none waits for another in a circle.
+    """
+
+    def __init__(self, database: Database, server: str, leases: Leases, thread: LogThread) -> None:
+        self._database = database
+        self._server = server
+        self._leases = leases
+        self._thread = thread
+        self._timelines = TimelineCache()
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    async def get(self, tenant: str, session: str) -> SessionRecord | None:
+        """The session as of its last row, by whatever model; None if it is unknown."""
+
+        def work(connection: sql.Connection) -> SessionRecord | None:
+            row = find(connection, tenant, session, moment := now())
+            if row is None:
+                return None
+            timeline = self._timelines.read(connection, row).timeline
+            return SessionRecord(
+                tokens=timeline.tokens.tolist(),
+                messages=[*timeline.messages],
+                rendered=timeline.rendered,
+                turns=tuple(timeline.turns),
+                version=version_of(row),
+                **facts_of(row, metadata_of(connection, [row.id])[row.id], moment),
+            )
+
+        return await self._thread.read(work)
+
+    async def summary(self, tenant: str, session: str) -> SessionSummary | None:
+        """The same without its text, read without folding its rows."""
+
+        def work(connection: sql.Connection) -> SessionSummary | None:
+            row = find(connection, tenant, session, moment := now())
+            return None if row is None else summary_of(row, metadata_of(connection, [row.id])[row.id], moment)
+
+        return await self._thread.read(work)
+
+    async def page(
+        self,
+        tenant: str,
+        chosen: SessionFilter = EVERY_SESSION,
+        *,
+        limit: int,
+        after: str | None = None,
+        descending: bool = True,
+    ) -> SessionPage:
+        """``limit`` of the ``chosen`` sessions in order of last use, the last one first if ``descending``, behind the
+        session ``after``. Raises UnknownSession if ``after`` is unknown."""
+        return await self._thread.read(
+            lambda connection: listing.page(
+                connection, tenant, chosen, limit=limit, after=after, descending=descending, now=now()
+            )
+        )
+
+    async def family(self, tenant: str, session: str) -> SessionFamily:
+        """The session with what it was forked from, and all that was forked from these. Raises UnknownSession."""
+        return await self._thread.read(lambda connection: listing.family(connection, tenant, session, now()))
+
+    async def replay(self, tenant: str, session: str, key: str) -> CommittedTurn | None:
+        """The turn that was committed under an idempotency key, also when it is not the last one any more; None if
+        there is none. A key is remembered for two days, or as long as its session."""
+
+        def work(connection: sql.Connection) -> CommittedTurn | None:
+            row = find(connection, tenant, session, now())
+            return None if row is None else replayed(connection, row, key)
+
+        return await self._thread.read(work)
+
+    async def rows(self, tenant: str, session: str) -> PortableLog:
+        """The current timeline and its turns, to be moved to another server. Raises UnknownSession."""
+
+        def work(connection: sql.Connection) -> PortableLog:
+            row = known(find(connection, tenant, session, now()))
+            return portable(self._timelines.read(connection, row).timeline, row.created)
+
+        return await self._thread.read(work)
+
+    # --- changing -----------------------------------------------------------------------------------------
+
+    async def commit(
+        self,
+        tenant: str,
+        session: str,
+        turn: NewTurn,
+        *,
+        idempotency: Idempotency | None = None,
+        extras: TurnExtras = NO_EXTRAS,
+        expect: int | None = None,
+    ) -> TurnRecord:
+        """Make the timeline of ``turn`` the session's, as one more turn; the session begins here if it is unknown.
+        ``extras`` are written in the same transaction.
+
+        Where the timeline leaves the logged one, what is common is kept, and the turns that end behind that are
+        dropped. Raises SessionMoved, also if a turn of this idempotency key is committed already, and where ``expect``
+        is not 0 and the session was deleted meanwhile.
+        """
+
+        def work(connection: sql.Connection) -> TurnRecord:
+            row = find(connection, tenant, session, lock=True)
+            self._leases.spend(connection, (tenant, session))
+            moment = now()
+            if row is not None and is_over(row, moment) and expect != version_of(row):
+                bury(connection, row)
+                row = None
+            if row is None:
+                if expect:
+                    raise SessionMoved
+                parent, at = extras.parent or (None, None)
+                row = begin(connection, tenant, session, moment, ttl=extras.ttl, parent=parent, parent_turn=at)
+            elif expect is not None and expect != version_of(row):
+                raise SessionMoved
+            cached = self._timelines.read(connection, row)
+            added = turn_row(cached.timeline, turn, int(moment))
+            if idempotency is not None:
+                remember_key(connection, row, idempotency, moment)
+            append(connection, row, cached, added, moment)
+            if extras.metadata is not None:
+                set_metadata(connection, row.id, extras.metadata)
+            if extras.response is not None:
+                response_rows.put(connection, row, self._server, replace(extras.response, row=cached.timeline.number))
+            return cached.timeline.turns[-1]
+
+        def commit() -> TurnRecord:
+            record = self._written(tenant, session, work)
+            self._leases.spent((tenant, session))
+            return record
+
+        return await self._thread.run(commit)
+
+    async def create(
+        self,
+        tenant: str,
+        session: str,
+        *,
+        messages: Sequence[Message] = (),
+        metadata: Mapping[str, str] | None = None,
+        ttl: int | None = None,
+        pinned_until: int | None = None,
+    ) -> SessionSummary:
+        """Begin a session. Its ``messages`` are unrendered; with a ``ttl`` it ends that many seconds after the last
+        change of its timeline. Raises SessionExists."""
+
+        def work(connection: sql.Connection) -> SessionSummary:
+            row = Row("create", int(moment := now()), "", messages=[*messages])
+            facts = {"ttl": ttl, "pinned_until": pinned_until}
+            return insert(connection, self._leases, tenant, session, metadata or {}, facts, [row], moment)
+
+        return await self._write(tenant, session, work)
+
+    async def restore(
+        self,
+        tenant: str,
+        session: str,
+        log: PortableLog,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        ttl: int | None = None,
+    ) -> SessionSummary:
+        """Begin a session with a timeline that ``rows`` gave. Its tokens mean something only to a model of
+        ``log.fingerprint``; a turn under another one renders the messages anew. Raises SessionExists, InvalidLog."""
+
+        def work(connection: sql.Connection) -> SessionSummary:
+            rows = [*rows_of(log, int(moment := now()))]
+            return insert(connection, self._leases, tenant, session, metadata or {}, {"ttl": ttl}, rows, moment)
+
+        return await self._write(tenant, session, work)
+
+    async def fork(self, tenant: str, session: str, new: str, *, turn: int | None = None) -> SessionSummary:
+        """Begin ``new`` as a copy of ``session`` up to the end of a turn (0: empty; None: all of it), with its
+        metadata and TTL. Raises UnknownSession, SessionExists, NoSuchPlace("turn")."""
+
+        def work(connection: sql.Connection) -> SessionSummary:
+            row = known(find(connection, tenant, session, moment := now()))
+            timeline = self._timelines.read(connection, row).timeline
+            rows = [*copied(timeline, turn, "fork", int(moment))]
+            at = len(timeline.turns) if turn is None else turn
+            facts = {"ttl": row.ttl, "parent": session, "parent_turn": at}
+            metadata = metadata_of(connection, [row.id])[row.id]
+            return insert(connection, self._leases, tenant, new, metadata, facts, rows, moment)
+
+        return await self._write(tenant, session, work)
+
+    async def update(
+        self,
+        tenant: str,
+        session: str,
+        *,
+        metadata: Mapping[str, str] | UnsetType = UNSET,
+        ttl: int | UnsetType | None = UNSET,
+        pinned_until: int | UnsetType | None = UNSET,
+    ) -> SessionSummary:
+        """Set what is given and leave the rest. ``metadata`` replaces all pairs, a ``ttl`` counts from now. Its
+        timeline, ``used`` and ``version`` stay as they are, so no claim is needed. Raises UnknownSession."""
+
+        def work(connection: sql.Connection) -> SessionSummary:
+            row = known(find(connection, tenant, session, moment := now(), lock=True))
+            changed: dict[str, Any] = {}
+            if ttl is not UNSET:
+                changed |= {"ttl": ttl, "expires": None if ttl is None else int(moment) + ttl}
+            if pinned_until is not UNSET:
+                changed["pinned_until"] = pinned_until
+            if changed:
+                connection.execute(UPDATE, {"row_id": row.id, **changed})
+            if not isinstance(metadata, UnsetType):
+                set_metadata(connection, row.id, metadata)
+            return summary_now(connection, row.id, moment)
+
+        return await self._write(tenant, session, work)
+
+    async def rewind(
+        self,
+        tenant: str,
+        session: str,
+        *,
+        turn: int | None = None,
+        tokens: int | None = None,
+        reply: Message | None = None,
+        expect: int | None = None,
+    ) -> SessionSummary:
+        """Back to the end of a turn (0: empty), or to a token: see ``locate`` for where that ends, and give what is
+        left of the ``reply`` that is cut there. One of ``turn`` and ``tokens``. Raises UnknownSession, SessionMoved,
+        NoSuchPlace."""
+        if (turn is None) == (tokens is None):
+            raise ValueError("a rewind goes to a turn or to a token")
+
+        def row_for(timeline: Timeline, created: int) -> Row:
+            if tokens is None:
+                place = place_of_turn(timeline.turns, turn or 0)
+            else:
+                place = place_of_token(timeline.turns, tokens)
+            return rewind_row(timeline, place, reply, created)
+
+        return await self._change(tenant, session, expect, row_for)
+
+    async def edit(
+        self, tenant: str, session: str, index: int, content: str, *, expect: int | None = None
+    ) -> SessionSummary:
+        """Another content for message ``index``; everything behind it is dropped. The tokens go back to the end of
+        the last reply before it, what is behind that is unrendered. Raises UnknownSession, SessionMoved,
+        NoSuchPlace("index")."""
+        return await self._change(
+            tenant, session, expect, lambda timeline, created: edit_row(timeline, index, content, created)
+        )
+
+    async def revise(
+        self, tenant: str, session: str, keep: int, messages: Sequence[Message], *, expect: int | None = None
+    ) -> SessionSummary:
+        """Make ``messages`` those that follow the first ``keep`` ones. The tokens go back to the end of the last reply
+        before, what is behind that is unrendered; where nothing is left out that was answered, they stay. Raises
+        UnknownSession, SessionMoved, NoSuchPlace("index")."""
+        kept = [*messages]
+        return await self._change(
+            tenant, session, expect, lambda timeline, created: revised_row(timeline, keep, kept, created)
+        )
+
+    async def delete(self, tenant: str, session: str) -> int | None:
+        """Remove the session and all its rows; None if it is unknown. A tombstone stays until ``swept``. The id may
+        be used again, and begins empty: which of its *lives* ended here."""
+
+        def work(connection: sql.Connection) -> int | None:
+            row = find(connection, tenant, session, now(), lock=True)
+            self._leases.check(connection, (tenant, session))
+            if row is None:
+                return None
+            bury(connection, row)
+            return int(row.id)
+
+        def delete() -> int | None:
+            life = self._written(tenant, session, work)
+            if life is not None:
+                self._timelines.forget((tenant, session))
+                self._database.wipe()
+            return life
+
+        return await self._thread.run(delete)
+
+    # --- on the log's thread ------------------------------------------------------------------------------
+
+    async def _write(self, tenant: str, session: str, work: Callable[[sql.Connection], T]) -> T:
+        """Run a write of a session."""
+        return await self._thread.run(lambda: self._written(tenant, session, work))
+
+    def _written(self, tenant: str, session: str, work: Callable[[sql.Connection], T]) -> T:
+        """Run a write that may change what is in memory of a session, and repeat it where it met another server's.
+        Blocking. Raises LogUnavailable."""
+        for last in (False, True):
+            try:
+                return self._database.write(work)
+            except BaseException as error:
+                self._timelines.forget((tenant, session))  # it may hold a row that was not committed
+                if last and isinstance(error, IntegrityError):
+                    raise LogUnavailable("the session log cannot be written: others write the same session") from error
+                if not isinstance(error, IntegrityError):
+                    raise
+        raise AssertionError
+
+    async def _change(
+        self, tenant: str, session: str, expect: int | None, row_for: Callable[[Timeline, int], Row]
+    ) -> SessionSummary:
+        """Add the row that is made from the timeline as it is and the time, in Unix seconds."""
+
+        def work(connection: sql.Connection) -> SessionSummary:
+            row = known(find(connection, tenant, session, moment := now(), lock=True))
+            self._leases.check(connection, (tenant, session))
+            if expect is not None and expect != version_of(row):
+                raise SessionMoved
+            cached = self._timelines.read(connection, row)
+            append(connection, row, cached, row_for(cached.timeline, int(moment)), moment)
+            return summary_now(connection, row.id, moment)
+
+        return await self._write(tenant, session, work)
+
+
+def append(connection: sql.Connection, row: SessionRow, cached: CachedTimeline, new: Row, moment: float) -> None:
+    """Write one row, and fold it."""
+    columns = columns_of(row.tenant, row.session, row.id, row.rows + 1, new)
+    connection.execute(ADD_ROW, columns)
+    cached.apply(new, columns)
+    set_counts(connection, row, cached.timeline, moment)
+
+
+def now() -> float:
+    """Unix seconds."""
+    return time.time()
