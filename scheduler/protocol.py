@@ -38,7 +38,7 @@ class FinishReason(StrEnum):
 LEAST_TOP_P = 1e-9
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn from the logits. Defaults are OpenAI's.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 keep every token. Presence and frequency
@@ -68,7 +68,7 @@ class Sampling(msgspec.Struct, frozen=True):
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
-class Stopping(msgspec.Struct, frozen=True):
+class Stopping(msgspec.Struct, frozen=True, kw_only=True):
     """When a turn ends. ``max_tokens`` None means: until the context is full."""
 
     max_tokens: int | None = None

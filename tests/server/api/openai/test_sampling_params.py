@@ -32,7 +32,7 @@ async def test_all_parameters_reach_the_engine(site: Site, path: str, stream: bo
     assert response.status_code == 200
     submit = site.engine.submitted[0]
     assert submit.sampling == Sampling(**SAMPLING, logit_bias={5: -100.0, 6: 2.5})
-    assert submit.stopping == Stopping(50, 5, ("a b", "c"), (7, 1023), True)
+    assert submit.stopping == Stopping(**{**STOPPING, "stop": ("a b", "c"), "stop_token_ids": (7, 1023)})
 
 
 @served()
