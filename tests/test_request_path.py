@@ -76,7 +76,7 @@ def tracing() -> Iterator[RequestPath]:
         yield path
     finally:
         sys.setprofile(before)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def check(path: RequestPath, hops: list[Hop]) -> None:
