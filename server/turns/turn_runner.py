@@ -51,6 +51,7 @@ class TurnRunner:
         limit = self._submits[0].stopping.max_tokens
         asked = body.token_limit
         self._limit = limit if limit is not None and asked is not None and limit < asked else UNSET
+        self._claim = turn.claim
         self._past = PromptHistory.of(turn.session, turn.record, context.facts, self._fingerprint, self._submits[0])
 
     async def respond(self) -> Response:
@@ -68,8 +69,10 @@ class TurnRunner:
         return EventStream(events, turn.claim.pop_all().close, headers, done=reply.done, failed=reply.failed)
 
     def submit(self, patience: int = 1) -> Choices:
-        """Hand the turns to the engine; the caller closes them. ``patience``: see ``Choices``. Raises
-        EngineUnavailable."""
+        """Hand the turns to the engine; the caller closes them. ``patience``: see ``Choices``. The session is free
+        once its turn is committed, at the latest when the turn's claim is closed. Raises EngineUnavailable."""
+        self._claim = self._turn.claim.pop_all()
+        self._turn.claim.enter_context(self._claim)
         assert is_turn_route(self._turn.request.scope["route"]), "the endpoint needs the decorator takes_turn"
         context, head, started = self._context, self._reply.head, self._turn.request.state.started
         name = None if self._session is None else self._session.name
@@ -117,6 +120,7 @@ class TurnRunner:
         except Exception as error:
             choices.account.failed(error)
             raise
+        self._claim.close()  # whoever reads the last event may go on from it at once
 
     async def _write(self, session: Session, choices: Choices) -> None:
         prompt, draft, receipt = self._prompts[0], self._drafts[0], choices.receipts[0]

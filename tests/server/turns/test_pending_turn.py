@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from http_context import HELLO, Site, served
+from fastapi import FastAPI
+from http_context import HELLO, Call, Site, served
+from starlette.types import Message, Receive, Scope, Send
 from template_styles import NO_TOOLS, tokens_with
 
 from scheduler.protocol import Submit
@@ -81,3 +83,24 @@ async def test_a_completion_without_a_limit_has_the_endpoints_default(site: Site
     limits = {path: (await submitted(site, path)).stopping.max_tokens for path in PATHS}
     assert limits == {"/v1/chat/completions": None, "/v1/completions": 16, "/v1/responses": None}
     assert (await submitted(site, "/v1/completions", min_tokens=20)).stopping.max_tokens == 20
+
+
+@pytest.mark.parametrize(("path", "background"), [*((path, False) for path in PATHS), ("/v1/responses", True)])
+@served()
+async def test_the_session_is_free_before_the_last_event_is_sent(site: Site, path: str, background: bool) -> None:
+    """Who reads the last event and goes on at once meets nobody, however slowly the rest of the answer is read."""
+    held: list[frozenset[Any]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def spy(message: Message) -> None:
+            if any(end in message.get("body", b"") for end in (b'"finish_reason":"stop"', b"response.completed")):
+                held.append(site.log._claims.held())
+            await send(message)
+
+        await site.app(scope, receive, spy)
+
+    named = {"background": background} if path == "/v1/responses" else {"session_id": "s"}
+    call = Call.post(cast(FastAPI, app), path, {**PATHS[path], **named, "stream": True})
+    await call.finish()
+    assert call.status == 200, call.body
+    assert held == [frozenset()]
