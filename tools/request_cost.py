@@ -34,8 +34,10 @@ from server.chat.tokenizer import ChatTokenizer
 from server.engine.engine import Engine, State, TurnRefused
 from server.engine.mailbox import Mailbox
 from server.http.connection import HttpConfig
+from server.instance import seldom_collected
 from server.log.session_log import SessionLog
 from server.serve import HttpServer, listening
+from server.torchless import without_torch
 
 RUNS = 3
 WARM = 300  # requests before any is counted
@@ -133,6 +135,7 @@ async def serving(engine: Immediate) -> AsyncIterator[tuple[int, HttpServer]]:
         try:
             while not http.started:
                 await asyncio.sleep(0.01)
+            seldom_collected()  # as a server does
             yield listener.getsockname()[1], http
         finally:
             http.should_exit = True
@@ -221,6 +224,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--waiting", type=int, default=200)
     parser.add_argument("--stream", action="store_true")
     asked: Any = parser.parse_args(arguments)
+    without_torch()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(measure(asked.requests, asked.waiting, asked.stream))
 
