@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from server.chat.tokenizer import ChatTokenizer
 
 
-def banned(words: Sequence[str], tokens: ChatTokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+def encode_bad_words(words: Sequence[str], tokens: ChatTokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """Bad words as sequences of token ids: as each begins a text, and as it follows a space, where that is another
     first token and no more of them. Blocking: run it on the pool."""
     found: dict[tuple[int, ...], None] = {}

@@ -89,15 +89,15 @@ class CallForm:
             name, arguments = map(regex.escape, self.keys)
             colon, comma = f"{SPACE}:{SPACE}", f"{SPACE},{SPACE}"
             fields = rf'"{name}"{colon}"{NAME}"{comma}"{arguments}"{colon}(?=\{{)'
-            return rf"{loose(mark)}{SPACE}(?:\[{SPACE})?\{{{SPACE}{fields}"
-        middle = loose(self.middle)
+            return rf"{loosen_space(mark)}{SPACE}(?:\[{SPACE})?\{{{SPACE}{fields}"
+        middle = loosen_space(self.middle)
         if self.parameter is None:
             behind = r"(?=\{)"
         elif middle:
             behind = ""
         else:
-            behind = f"(?={loose(self.parameter.opening)}|{loose(self.closing)})"
-        return rf"{loose(opening)}{SPACE}{NAME}{SPACE}{middle}{SPACE if self.parameter is None else ''}{behind}"
+            behind = f"(?={loosen_space(self.parameter.opening)}|{loosen_space(self.closing)})"
+        return rf"{loosen_space(opening)}{SPACE}{NAME}{SPACE}{middle}{SPACE if self.parameter is None else ''}{behind}"
 
 
 def first_line(text: str) -> str:
@@ -105,12 +105,12 @@ def first_line(text: str) -> str:
     return text.strip().split("\n")[0].rstrip()
 
 
-def loose(text: str) -> str:
+def loosen_space(text: str) -> str:
     """A pattern of a literal that does not mind how much space is where there is some."""
     return r"\s{1,64}".join(regex.escape(word) for word in text.split())
 
 
-def called(text: str, keys: tuple[str, str], tools: Container[str]) -> list[tuple[str, str]] | None:
+def parse_calls(text: str, keys: tuple[str, str], tools: Container[str]) -> list[tuple[str, str]] | None:
     """Names and arguments of the calls that ``text`` is the JSON of: one object, or a list of them. None when it is
     anything else."""
     try:

@@ -41,7 +41,7 @@ def call_grammar(
     before = ""
     if thought:
         before = "thought SPACE?"
-        rules += until("thought", thought, special)
+        rules += until_mark("thought", thought, special)
     if instead is not None:
         rules.append(f"instead: %json {quoted(laid_out(prepared(instead)))}")
     return HEAD + "\n".join([*rules, *beginning(form, before, required, instead is not None, special)])
@@ -78,7 +78,7 @@ def parameter(
         return [f"{rule}: {head} {rule}_value {' '.join(atoms(form.closing, special))}", value]
     if strict and isinstance(schema, dict) and set(schema) - SAYS_NOTHING:
         raise ValueError("bounds a text in a way that cannot be enforced as this model writes parameters")
-    return [f"{rule}: {head} {rule}_value", *until(f"{rule}_value", form.closing, special)]
+    return [f"{rule}: {head} {rule}_value", *until_mark(f"{rule}_value", form.closing, special)]
 
 
 def texts_of(schema: object) -> list[str] | None:
@@ -89,7 +89,7 @@ def texts_of(schema: object) -> list[str] | None:
     return words if isinstance(words, list) and words and all(isinstance(word, str) for word in words) else None
 
 
-def until(rule: str, mark: str, special: Mapping[str, int]) -> list[str]:
+def until_mark(rule: str, mark: str, special: Mapping[str, int]) -> list[str]:
     """Any text, up to the first ``mark`` and with it."""
     first, *rest = atoms(mark, special)
     if first.startswith("<["):

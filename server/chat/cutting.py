@@ -6,7 +6,7 @@ from typing import Any
 
 from server.chat.call_rules import CallRules
 from server.chat.partial_reply import PartialReply
-from server.chat.rendering import in_force
+from server.chat.rendering import rendering_in_force
 from server.chat.tokenizer import ChatTokenizer
 from server.log.timeline import Message, SessionRecord, common_prefix, locate
 
@@ -28,33 +28,33 @@ def cut_reply(tokens: ChatTokenizer, record: SessionRecord, at: int) -> Message 
     head = tokens.decode(before)
     text = tokens.decode([*before, *record.tokens[place.reply : at]])[len(head) :]
     if whole.keys() - {"begun"} == {"role", "content"}:
-        return {**whole, "content": beginning(whole["content"], text)}
-    calls = CallRules(in_force(record.messages[:index]).tools)
-    draft = PartialReply(tokens.dialect.reading(head, calls))
-    for part in [*draft.reading.feed(text), *draft.reading.finish()]:
-        draft.take(part)
-    return shortened(whole, draft.message())
+        return {**whole, "content": cut_where_text_ends(whole["content"], text)}
+    calls = CallRules(rendering_in_force(record.messages[:index]).tools)
+    partial_reply = PartialReply(tokens.dialect.make_parser(head, calls))
+    for part in [*partial_reply.parser.feed(text), *partial_reply.parser.finish()]:
+        partial_reply.take(part)
+    return shorten_reply(whole, partial_reply.message())
 
 
-def shortened(whole: Message, read: Message) -> Message:
+def shorten_reply(whole: Message, read: Message) -> Message:
     """``whole`` as far as ``read``, which was read from the beginning of its text."""
     made = {key: value for key, value in whole.items() if key in ("role", "name", "tools", "template", "begun")}
-    made["content"] = beginning(whole["content"], read["content"])
-    if thought := beginning(whole.get("reasoning_content", ""), read.get("reasoning_content", "")):
+    made["content"] = cut_where_text_ends(whole["content"], read["content"])
+    if thought := cut_where_text_ends(whole.get("reasoning_content", ""), read.get("reasoning_content", "")):
         made["reasoning_content"] = thought
     both = zip(whole.get("tool_calls", ()), read.get("tool_calls", ()), strict=False)
-    if calls := [shortened_call(call, left) for call, left in both]:
+    if calls := [shorten_call(call, left) for call, left in both]:
         made["tool_calls"] = calls
     return made
 
 
-def shortened_call(whole: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
+def shorten_call(whole: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
     """The same for a call."""
-    arguments = beginning(whole["function"]["arguments"], read["function"]["arguments"])
+    arguments = cut_where_text_ends(whole["function"]["arguments"], read["function"]["arguments"])
     return {**whole, "function": {**whole["function"], "arguments": arguments}}
 
 
-def beginning(whole: str, text: str) -> str:
+def cut_where_text_ends(whole: str, text: str) -> str:
     """``whole`` up to where ``text`` leaves it. A reply that was begun by its client holds ``text`` further back."""
     begins = max(0, whole.find(text)) if text else 0
     return whole[: begins + common_prefix(whole[begins:], text)]

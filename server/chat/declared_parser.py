@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
-def checked(template: object) -> ResponseTemplate:
+def check_response_template(template: object) -> ResponseTemplate:
     """A response template ready to read with. Raises ValueError for one that transformers does not take."""
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 

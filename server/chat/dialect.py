@@ -61,7 +61,7 @@ class Dialect:
     takes_system: bool = True
     special: bool = False
 
-    def reading(self, tail: str, calls: CallRules = NO_CALLS, *, reasons: bool = True) -> ReplyParser:
+    def make_parser(self, tail: str, calls: CallRules = NO_CALLS, *, reasons: bool = True) -> ReplyParser:
         """What reads one reply to a prompt that ends with ``tail``. ``reasons`` false: its first word is content, as a
         reply is that goes on with one or that a grammar shapes."""
         if self.declared is not None:
@@ -69,22 +69,24 @@ class Dialect:
         thought = self.thought if reasons else None
         if thought is None and not (calls.tools and self.form):
             return PlainParser()
-        return DialectParser(self.form, thought, calls.schemas, opened=thought is not None and self.opened(tail))
+        return DialectParser(
+            self.form, thought, calls.schemas, opened=thought is not None and self.opens_reasoning(tail)
+        )
 
-    def opened(self, tail: str) -> bool:
+    def opens_reasoning(self, tail: str) -> bool:
         """Whether a prompt that ends so has begun the reasoning of the reply."""
         return self.thought is not None and tail.rstrip().endswith(self.thought.opening)
 
     # --- messages -----------------------------------------------------------------------------------------
 
-    def dressed(self, messages: Sequence[Message], rendering: Rendering) -> list[Message]:
+    def to_template_messages(self, messages: Sequence[Message], rendering: Rendering) -> list[Message]:
         """Logged messages as the template takes them."""
-        made = [self._dressed(message) for message in messages]
+        made = [self._to_template_message(message) for message in messages]
         if self.native:
             return made
         if rendering.tools:
-            made = self._briefed(made, briefing(rendering.tools))
-        return in_words(made)
+            made = self._add_briefing(made, write_briefing(rendering.tools))
+        return describe_calls(made)
 
     def ending(self, reply: Message, sentinel: str) -> tuple[Message, str]:
         """A logged reply with ``sentinel`` at its end, and what the template writes of it behind that."""
@@ -95,7 +97,7 @@ class Dialect:
             return {**reply, "tool_calls": [*calls[:-1], last]}, self.behind
         return {key: value for key, value in reply.items() if key != "tool_calls"} | {"content": sentinel}, ""
 
-    def _dressed(self, message: Message) -> Message:
+    def _to_template_message(self, message: Message) -> Message:
         made = {key: message[key] for key in SHOWN if key in message}
         thought = message.get("reasoning_content")
         if thought and self.thought_key is not None:
@@ -105,19 +107,19 @@ class Dialect:
         if "tool_calls" in made and self.native:
             made["tool_calls"] = [self._call(call) for call in made["tool_calls"]]
         if "tool_call_id" in made and self.short_ids:
-            made["tool_call_id"] = short_id(made["tool_call_id"])
+            made["tool_call_id"] = shorten_id(made["tool_call_id"])
         return made
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
-        arguments = function["arguments"] if self.text_arguments else parsed(function["arguments"])
+        arguments = function["arguments"] if self.text_arguments else parse_arguments(function["arguments"])
         return {
-            "id": short_id(call["id"]) if self.short_ids else call["id"],
+            "id": shorten_id(call["id"]) if self.short_ids else call["id"],
             "type": "function",
             "function": {**function, "arguments": arguments},
         }
 
-    def _briefed(self, messages: list[Message], text: str) -> list[Message]:
+    def _add_briefing(self, messages: list[Message], text: str) -> list[Message]:
         """With ``text`` in the system message, or in front of the first other one where there can be none."""
         first = messages[0] if messages else {"role": "", "content": ""}
         if first["role"] in ("system", "developer"):
@@ -130,13 +132,13 @@ class Dialect:
 PROBE_ID = "callprobe"
 
 
-def briefing(tools: Sequence[Mapping[str, Any]]) -> str:
+def write_briefing(tools: Sequence[Mapping[str, Any]]) -> str:
     """What a model is told of tools in words."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     return BRIEFING.format(tools="\n".join(lines))
 
 
-def in_words(messages: Sequence[Message]) -> list[Message]:
+def describe_calls(messages: Sequence[Message]) -> list[Message]:
     """Calls and their results as text, for a template that knows neither. Results in a row are one message: many
     templates want users and assistants to take turns."""
     made: list[Message] = []
@@ -148,7 +150,7 @@ def in_words(messages: Sequence[Message]) -> list[Message]:
             else:
                 made.append({"role": "user", "content": text, "results": True})
             continue
-        calls = [written(call) for call in message.get("tool_calls", ())]
+        calls = [write_call(call) for call in message.get("tool_calls", ())]
         plain = {key: value for key, value in message.items() if key != "tool_calls"}
         if calls:
             plain["content"] = "\n".join(([message["content"]] if message["content"] else []) + calls)
@@ -156,14 +158,14 @@ def in_words(messages: Sequence[Message]) -> list[Message]:
     return [{key: value for key, value in message.items() if key != "results"} for message in made]
 
 
-def written(call: Mapping[str, Any]) -> str:
+def write_call(call: Mapping[str, Any]) -> str:
     """A call as a model that was told in words writes it."""
     function = call["function"]
     name, arguments = json.dumps(function["name"], ensure_ascii=False), function["arguments"] or "{}"
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
-def parsed(arguments: str) -> Any:
+def parse_arguments(arguments: str) -> Any:
     """Arguments as the object that templates expect; the text itself when a model did not write one."""
     try:
         value = surrogates.read(arguments)
@@ -172,7 +174,7 @@ def parsed(arguments: str) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
-def short_id(id: str) -> str:
+def shorten_id(id: str) -> str:
     """Nine letters and digits for an id, the same for the same; one that is such already stays."""
     if len(id) == 9 and id.isascii() and id.isalnum():
         return id

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from server import surrogates
-from server.chat.call_form import CallForm, ParameterForm, called
+from server.chat.call_form import CallForm, ParameterForm, parse_calls
 from server.chat.json_scan import JsonScan
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
-from server.chat.typed import typed
+from server.chat.typed import parse_typed
 
 MAX_KEY = 256  # characters of a parameter's name
 
@@ -203,7 +203,7 @@ class DialectParser:
         end = self._scan.close(self._text)
         if end is None:
             return self._release()
-        calls = called(self._text[start:end], self._form.keys, self._tools)
+        calls = parse_calls(self._text[start:end], self._form.keys, self._tools)
         if calls is None:
             self._tell(ContentPiece, end)
             self._state = self._content
@@ -289,7 +289,7 @@ class DialectParser:
             return False
         value = value.removesuffix("\n") if form.closing.startswith("\n") else value
         schema = self._tools[self._name].get("properties", {}).get(key)
-        self._argue(json.dumps(typed(value, schema), ensure_ascii=False))
+        self._argue(json.dumps(parse_typed(value, schema), ensure_ascii=False))
         self._drop(end + len(closing))
         return True
 

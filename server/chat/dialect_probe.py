@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server.chat.call_form import CallForm, ParameterForm
-from server.chat.declared_parser import checked
+from server.chat.declared_parser import check_response_template
 from server.chat.dialect import PROBE_ID, Dialect
 from server.chat.dialect_parser import DialectParser, ReasoningMarks
 from server.chat.reply_parser import ArgumentsPiece, CallStart
@@ -64,9 +64,13 @@ class ProbedTemplate:
 def measure(template: ProbedTemplate, declared: object = None) -> Dialect:
     """The dialect of a template; ``declared`` is a response template that is known to fit. Raises ValueError when that
     is none."""
-    response = checked(declared) if declared is not None else known(template, MARKS["templates"])
-    thought, key = measured_thought(template)
-    thought = thought or known_thought(template, MARKS["thoughts"])
+    response = (
+        check_response_template(declared)
+        if declared is not None
+        else find_declared_template(template, MARKS["templates"])
+    )
+    thought, key = measure_reasoning_marks(template)
+    thought = thought or find_known_marks(template, MARKS["thoughts"])
     found = Dialect(
         thought=thought,
         thought_key=key,
@@ -74,19 +78,19 @@ def measure(template: ProbedTemplate, declared: object = None) -> Dialect:
         declared=response,
         takes_system=template.render({"role": "system", "content": SAID}, USER) is not None,
     )
-    found = native(template, found)
-    return replace(found, special=hidden(template, found, declared))
+    found = measure_tools(template, found)
+    return replace(found, special=marks_are_special(template, found, declared))
 
 
-def known(template: ProbedTemplate, entries: Sequence[Mapping[str, Any]]) -> ResponseTemplate | None:
+def find_declared_template(template: ProbedTemplate, entries: Sequence[Mapping[str, Any]]) -> ResponseTemplate | None:
     """The response template of the first entry all of whose marks the chat template's source holds."""
     for entry in entries:
         if all(mark in template.source for mark in entry["marks"]):
-            return checked(entry["response_template"])
+            return check_response_template(entry["response_template"])
     return None
 
 
-def hidden(template: ProbedTemplate, dialect: Dialect, declared: object) -> bool:
+def marks_are_special(template: ProbedTemplate, dialect: Dialect, declared: object) -> bool:
     """Whether what a reply is told apart by are special tokens."""
     if dialect.declared is not None:
         return bool(template.special)
@@ -101,7 +105,7 @@ def hidden(template: ProbedTemplate, dialect: Dialect, declared: object) -> bool
 # --- reasoning ----------------------------------------------------------------------------------------------
 
 
-def measured_thought(template: ProbedTemplate) -> tuple[ReasoningMarks | None, str | None]:
+def measure_reasoning_marks(template: ProbedTemplate) -> tuple[ReasoningMarks | None, str | None]:
     """The marks around reasoning, and the field of a message that the template reads it from."""
     for key in THOUGHT_KEYS:
         text = template.render(USER, {"role": "assistant", "content": SAID, key: THOUGHT}) or ""
@@ -115,7 +119,7 @@ def measured_thought(template: ProbedTemplate) -> tuple[ReasoningMarks | None, s
     return None, None
 
 
-def known_thought(template: ProbedTemplate, pairs: Sequence[Sequence[str]]) -> ReasoningMarks | None:
+def find_known_marks(template: ProbedTemplate, pairs: Sequence[Sequence[str]]) -> ReasoningMarks | None:
     """The first pair of marks that the template or the vocabulary speaks of."""
     for opening, closing in pairs:
         if all(mark in template.source or mark in template.words for mark in (opening, closing)):
@@ -126,28 +130,32 @@ def known_thought(template: ProbedTemplate, pairs: Sequence[Sequence[str]]) -> R
 # --- calls --------------------------------------------------------------------------------------------------
 
 
-def native(template: ProbedTemplate, dialect: Dialect) -> Dialect:
+def measure_tools(template: ProbedTemplate, dialect: Dialect) -> Dialect:
     """``dialect`` with what the template does with tools, calls and results, if it knows of them; else in words."""
     listed = template.render(USER, tools=True) or ""
     if FUNCTION not in listed:
         return dialect
     for text_arguments in (False, True):
         for id in (LONG_ID, PROBE_ID):
-            texts = called(template, id, text_arguments)
+            texts = render_calls(template, id, text_arguments)
             if texts is None:
                 continue
             found = replace(dialect, native=True, text_arguments=text_arguments, short_ids=id == PROBE_ID)
             if dialect.declared is not None:
                 return replace(found, form=None)
             form = form_of(*texts, id)
-            if form is not None and reads(form, texts[0], 1) and (not form.several or reads(form, texts[1] or "", 2)):
-                own = called(template, PROBE_ID, text_arguments) or texts
+            if (
+                form is not None
+                and reads_back(form, texts[0], 1)
+                and (not form.several or reads_back(form, texts[1] or "", 2))
+            ):
+                own = render_calls(template, PROBE_ID, text_arguments) or texts
                 behind = own[0].rpartition([*ARGUMENTS.values()][-1])[2]
                 return replace(found, form=form, behind=behind)
     return dialect
 
 
-def called(template: ProbedTemplate, id: str, text_arguments: bool) -> tuple[str, str | None] | None:
+def render_calls(template: ProbedTemplate, id: str, text_arguments: bool) -> tuple[str, str | None] | None:
     """What the template writes for a reply of one call, and for one of two calls (None: it refuses that), each without
     what comes before and behind every reply; None when it does not write calls so, or no results of them."""
     arguments = json.dumps(ARGUMENTS) if text_arguments else ARGUMENTS
@@ -160,23 +168,25 @@ def called(template: ProbedTemplate, id: str, text_arguments: bool) -> tuple[str
         return None
     head, _, tail = said.partition(SAID)
     both = template.render(USER, {**one, "tool_calls": [call, call]}, tools=True)
-    texts = [reply_in(text, head + SAID, SAID + tail, template.end) for text in (alone, both) if text is not None]
+    texts = [
+        strip_surroundings(text, head + SAID, SAID + tail, template.end) for text in (alone, both) if text is not None
+    ]
     if any(word not in texts[0] for word in (FUNCTION, *ARGUMENTS, *ARGUMENTS.values())):
         return None
     return texts[0], texts[1] if len(texts) > 1 else None
 
 
-def reply_in(text: str, before: str, behind: str, end: str) -> str:
+def strip_surroundings(text: str, before: str, behind: str, end: str) -> str:
     """``text`` without what it begins with like ``before`` and ends with like ``behind``, or with ``end``."""
-    start = same(text, before)
-    stop = len(text) - same(text[::-1], behind[::-1])
+    start = count_shared_prefix(text, before)
+    stop = len(text) - count_shared_prefix(text[::-1], behind[::-1])
     mark = text.rfind("<", start, stop)
     if ">" not in text[mark:stop] and re.match(r"[^<\s]*>", text[stop:]):
         stop = max(mark, start)  # what ends replies of calls is another mark, which only ends alike
     return text[start:stop].rstrip().removesuffix(end) if end else text[start:stop]
 
 
-def same(one: str, other: str) -> int:
+def count_shared_prefix(one: str, other: str) -> int:
     """How many characters two texts share at their beginning."""
     count = 0
     for a, b in zip(one, other, strict=False):
@@ -197,16 +207,16 @@ def form_of(one: str, two: str | None, id: str) -> CallForm | None:
         parameter, middle, closing = parameters_of(one, name + len(FUNCTION)) or (None, "", "")
         if parameter is None:
             return None
-    form = CallForm("", opening.lstrip(), middle, without_id(closing, id), parameter=parameter, several=False)
+    form = CallForm("", opening.lstrip(), middle, remove_id(closing, id), parameter=parameter, several=False)
     both = spans_of(two or "")
     if two is None or both is None or len(both) < 2:
         return form
     # The second call's name tells what of this stands around every call, and what around all of them.
-    between = without_id(two[both[0][2] : both[1][0]], id)
+    between = remove_id(two[both[0][2] : both[1][0]], id)
     if parameter is not None:
         between = between.removeprefix(parameter.closing)
-    opening = from_mark(between[len(between) - same(between[::-1], form.opening[::-1]) :])
-    closing = between[: same(between[: len(between) - len(opening)], form.closing)]
+    opening = from_mark(between[len(between) - count_shared_prefix(between[::-1], form.opening[::-1]) :])
+    closing = between[: count_shared_prefix(between[: len(between) - len(opening)], form.closing)]
     separator = between[len(closing) : len(between) - len(opening)]
     start = form.opening.removesuffix(opening)
     if not start.strip():  # space in front of a call separates it from what is before
@@ -250,7 +260,7 @@ def parameters_of(text: str, at: int) -> tuple[ParameterForm, str, str] | None:
     middle = text[places[0] + len(first) : places[1]]
     between = text[places[1] + len(one) : places[2]]
     tail = text[places[3] + len(two) :]
-    opening = lead[len(lead) - same(lead[::-1], between[::-1]) :]
+    opening = lead[len(lead) - count_shared_prefix(lead[::-1], between[::-1]) :]
     closing = between[: len(between) - len(opening)]
     # What stands in front of the opening's own mark may as well belong to the closing, if it is there at the end too.
     own = opening[max(0, opening.rfind("<")) :]
@@ -261,12 +271,12 @@ def parameters_of(text: str, at: int) -> tuple[ParameterForm, str, str] | None:
     return ParameterForm(opening, middle, closing), lead.removesuffix(opening), tail.removeprefix(closing)
 
 
-def without_id(text: str, id: str) -> str:
+def remove_id(text: str, id: str) -> str:
     """Without the id of a call: nobody can know what a model makes up."""
     return re.sub(rf',?\s*"(?:id|call_id|tool_call_id)"\s*:\s*"{id}"', "", text)
 
 
-def reads(form: CallForm, text: str, count: int) -> bool:
+def reads_back(form: CallForm, text: str, count: int) -> bool:
     """Whether what the template wrote is read as what it was given."""
     reader = DialectParser(form, None, {FUNCTION: {}})
     parts = reader.feed(text) + reader.finish()

@@ -36,9 +36,9 @@ class ParsedCall:
 
 @dataclass
 class PartialReply:
-    """What one choice has told so far, read by ``reading``."""
+    """What one choice has told so far, read by ``parser``."""
 
-    reading: ReplyParser = field(default_factory=PlainParser)
+    parser: ReplyParser = field(default_factory=PlainParser)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -56,9 +56,9 @@ class PartialReply:
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs)
         self.prompt_logprobs.extend(delta.prompt_logprobs)
-        parts = self.reading.feed(delta.text)
+        parts = self.parser.feed(delta.text)
         if delta.finish_reason is not None:
-            parts += self.reading.finish()
+            parts += self.parser.finish()
         for part in parts:
             self.take(part)
         self._count(len(delta.tokens), parts)

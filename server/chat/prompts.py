@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from scheduler.protocol import ModelFacts
 from server.chat.rendering import (
-    NO_WISH,
+    NO_CHANGE,
     PLAIN,
     Rendering,
     RenderingChange,
     Scalar,
-    in_force,
-    marked,
-    without_reasoning,
+    drop_reasoning,
+    mark_message,
+    rendering_in_force,
 )
 from server.chat.stateful import NoContinuation, continued_ids, full_ids
 from server.chat.tokenizer import ChatTokenizer
@@ -30,15 +30,15 @@ SLACK_BYTES = 4096
 TAIL = 48  # tokens that tell how a reply begins
 
 
-NOTHING = SessionRecord("", [], [], "", 0)  # what a conversation that begins continues
+EMPTY_RECORD = SessionRecord("", [], [], "", 0)  # what a conversation that begins continues
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One timeline to run. ``ids`` is all of it; ``messages`` is what the log holds before the reply; ``echo`` is the
     text that the client may want in front of the reply, and starts at ``echo_from`` in ``ids``. Of a chat,
-    ``rendering`` is how it was rendered, ``tail`` the text that the ids end with, and ``said`` the beginning of the
-    reply, if it is among them: what is generated goes on with it."""
+    ``rendering`` is how it was rendered, ``tail`` the text that the ids end with, and ``reply_start`` the beginning of
+    the reply, where the request gives one: what is generated continues it."""
 
     ids: list[int]
     messages: list[Message] = field(default_factory=list)
@@ -46,18 +46,18 @@ class Prompt:
     echo_from: int = 0
     rendering: Rendering = PLAIN
     tail: str = ""
-    said: str = ""
+    reply_start: str = ""
 
 
 def chat_prompt(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
     """The prompt of a chat. With a ``record`` the messages are its continuation. Blocking: run it on the pool."""
     new: list[Message] = [message.plain() for message in body.messages]
-    return conversation(tokens, facts, record, new, wish_of(body, tokens))
+    return conversation(tokens, facts, record, new, rendering_change_of(body, tokens))
 
 
-def same_prompt(body: ReplyRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord) -> Prompt:
+def regeneration_prompt(body: ReplyRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord) -> Prompt:
     """The prompt of another reply to the last message of a session. Blocking."""
-    return continuation(tokens, facts, record, [], wish_of(body, tokens))
+    return continuation(tokens, facts, record, [], rendering_change_of(body, tokens))
 
 
 def conversation(
@@ -65,28 +65,32 @@ def conversation(
     facts: ModelFacts,
     record: SessionRecord | None,
     new: list[Message],
-    wish: RenderingChange = NO_WISH,
+    change: RenderingChange = NO_CHANGE,
 ) -> Prompt:
     """The prompt of ``new`` messages, which continue ``record`` if there is one. Blocking. Raises a 400 for messages
     that cannot follow each other."""
     check_calls([] if record is None else record.messages, new)
-    check_bytes(texts_of(new, wish), facts, "messages")
-    return continuation(tokens, facts, record or NOTHING, new, wish)
+    check_bytes(texts_of(new, change), facts, "messages")
+    return continuation(tokens, facts, record or EMPTY_RECORD, new, change)
 
 
 def continuation(
-    tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord, new: list[Message], wish: RenderingChange = NO_WISH
+    tokens: ChatTokenizer,
+    facts: ModelFacts,
+    record: SessionRecord,
+    new: list[Message],
+    change: RenderingChange = NO_CHANGE,
 ) -> Prompt:
     """What follows when ``new`` messages are added to a session; without any, its last message is to be answered."""
-    before = in_force(record.messages[: record.rendered])
+    before = rendering_in_force(record.messages[: record.rendered])
     whole = [*record.messages, *new]
-    kept, begun = (whole[:-1], whole[-1]) if wish.goes_on else (whole, None)
-    rendering = wish.over(in_force(kept))
-    kept = with_manner(kept, min(len(record.messages), len(kept) - 1), rendering)
+    kept, begun = (whole[:-1], whole[-1]) if change.goes_on else (whole, None)
+    rendering = change.applied_over(rendering_in_force(kept))
+    kept = mark_rendering_from(kept, min(len(record.messages), len(kept) - 1), rendering)
     whole = kept if begun is None else [*kept, begun]
-    ids = prompt_ids(tokens, facts, record, whole, rendering, before, wish)
+    ids = prompt_ids(tokens, facts, record, whole, rendering, before, change)
     said = "" if begun is None else begun["content"]
-    return Prompt(ids, kept, rendering=rendering, tail=tokens.decode(ids[-TAIL:]), said=said)
+    return Prompt(ids, kept, rendering=rendering, tail=tokens.decode(ids[-TAIL:]), reply_start=said)
 
 
 def prompt_ids(
@@ -96,15 +100,15 @@ def prompt_ids(
     whole: list[Message],
     rendering: Rendering,
     before: Rendering,
-    wish: RenderingChange,
+    change: RenderingChange,
 ) -> list[int]:
     """The ids of all messages of a session, which begin with those of ``record`` wherever these still hold."""
     try:
-        forgets = wish.forget and any("reasoning_content" in message for message in whole)
+        forgets = change.forget and any("reasoning_content" in message for message in whole)
         if forgets or record.fingerprint != tokens.fingerprint(facts.vocab_size):
             # Logged under another tokenizer, or with what is to be left out: its ids mean nothing here, its words do.
-            shown = without_reasoning(whole) if wish.forget else whole
-            return full_ids(tokens, shown, rendering, goes_on=wish.goes_on)
+            shown = drop_reasoning(whole) if change.forget else whole
+            return full_ids(tokens, shown, rendering, goes_on=change.goes_on)
         rendered, unrendered = whole[: record.rendered], whole[record.rendered :]
         if not unrendered and rendering == before:
             return record.tokens
@@ -112,21 +116,25 @@ def prompt_ids(
             return full_ids(tokens, whole, rendering)
         ends = {*facts.eos_token_ids, *tokens.special_ids}
         return continued_ids(
-            tokens, record.tokens, rendered, unrendered, ends, rendering, before=before, goes_on=wish.goes_on
+            tokens, record.tokens, rendered, unrendered, ends, rendering, before=before, goes_on=change.goes_on
         )
     except NoContinuation:
         message = "This model's chat template leaves nothing to go on with."
         raise bad_request(message, "continue_final_message", "invalid_value") from None
 
 
-def with_manner(messages: list[Message], at: int, rendering: Rendering) -> list[Message]:
+def mark_rendering_from(messages: list[Message], at: int, rendering: Rendering) -> list[Message]:
     """``messages`` with ``rendering`` in force from message ``at`` on."""
     if not messages:
         return messages
-    return [*messages[:at], marked(messages[at], in_force(messages[:at]), rendering), *messages[at + 1 :]]
+    return [
+        *messages[:at],
+        mark_message(messages[at], rendering_in_force(messages[:at]), rendering),
+        *messages[at + 1 :],
+    ]
 
 
-def wish_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingChange:
+def rendering_change_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingChange:
     """What a chat asks for beside its messages. Raises a 400 for a variable that the template does not read."""
     tools = None if body.tools is None else [tool.plain() for tool in body.tools]
     for name in body.chat_template_kwargs:
@@ -163,15 +171,15 @@ def verbosity_variables(verbosity: str | None, tokens: ChatTokenizer, param: str
     return {}
 
 
-def texts_of(messages: Iterable[Message], wish: RenderingChange = NO_WISH) -> Iterator[str]:
+def texts_of(messages: Iterable[Message], change: RenderingChange = NO_CHANGE) -> Iterator[str]:
     """All that is to be rendered."""
     for message in messages:
         yield message["content"]
         yield message.get("reasoning_content", "")
         for call in message.get("tool_calls", ()):
             yield call["function"]["arguments"]
-    yield json.dumps(wish.tools or "", ensure_ascii=False)
-    yield from (value for value in wish.template.values() if isinstance(value, str))
+    yield json.dumps(change.tools or "", ensure_ascii=False)
+    yield from (value for value in change.template.values() if isinstance(value, str))
 
 
 def completion_prompts(
@@ -181,7 +189,7 @@ def completion_prompts(
     prompts = body.prompts
     before, past = history(tokens, facts, record)
     if body.suffix:
-        return [Prompt(gap_ids(body, tokens, facts, given), past) for given in prompts]
+        return [Prompt(infill_ids(body, tokens, facts, given), past) for given in prompts]
     made = []
     for given in prompts:
         if isinstance(given, str):
@@ -189,7 +197,7 @@ def completion_prompts(
             new, text = tokens.encode(given, special=not before), given
         else:
             check_ids(given, facts.vocab_size, "prompt")
-            room(Prompt(given), body, facts)  # before any time is spent on decoding them
+            check_room(Prompt(given), body, facts)  # before any time is spent on decoding them
             new, text = given, tokens.decode(given)
         if not before and not new:
             raise bad_request("prompt cannot be empty: this model needs at least one token.", "prompt", "invalid_value")
@@ -197,7 +205,7 @@ def completion_prompts(
     return made
 
 
-def gap_ids(body: CompletionRequest, tokens: ChatTokenizer, facts: ModelFacts, given: str | list[int]) -> list[int]:
+def infill_ids(body: CompletionRequest, tokens: ChatTokenizer, facts: ModelFacts, given: str | list[int]) -> list[int]:
     """A prompt whose reply is to stand between what is ``given`` and the suffix. Raises a 400 for a tokenizer that has
     no tokens to say that with."""
     if tokens.fill_in is None:
@@ -228,7 +236,7 @@ def check_bytes(texts: Iterable[str], facts: ModelFacts, param: str) -> None:
     """Refuse texts that cannot fit before any time is spent on tokenising them."""
     size = sum(len(text.encode()) for text in texts)
     if size > BYTES_PER_TOKEN * facts.max_context + SLACK_BYTES:
-        raise too_long(f"{param} is far longer than this model's context of {facts.max_context} tokens.", param)
+        raise context_exceeded(f"{param} is far longer than this model's context of {facts.max_context} tokens.", param)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
@@ -241,17 +249,17 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         )
 
 
-def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts) -> int | None:
+def check_room(prompt: Prompt, body: TurnRequest, facts: ModelFacts) -> int | None:
     """The most tokens to generate, None where that is open: the limit, lowered to what is left where it ``yields``,
     or the endpoint's default, which always is. Raises a 400 for a prompt that leaves no room for the limit; without
     one, for the minimum; without that, for one."""
     limit, least = body.token_limit, body.least_tokens
-    left = facts.max_context - fed(prompt, facts)
+    left = facts.max_context - count_fed(prompt, facts)
     if limit is not None and body.yields:
         limit = min(limit, max(left, least))
     wanted = least if limit is None else limit
     if wanted > left or len(prompt.ids) > facts.max_context:
-        raise too_long(
+        raise context_exceeded(
             f"This model's context is {facts.max_context} tokens; the prompt has {len(prompt.ids)}"
             + (f" and {wanted} are to be generated." if wanted > 1 else "."),
             body.PROMPT,
@@ -261,11 +269,11 @@ def room(prompt: Prompt, body: TurnRequest, facts: ModelFacts) -> int | None:
     return limit
 
 
-def fed(prompt: Prompt, facts: ModelFacts) -> int:
+def count_fed(prompt: Prompt, facts: ModelFacts) -> int:
     """Tokens of the timeline that the reply continues: the prompt, unless an encoder reads that."""
     return 1 if facts.encoder_decoder else len(prompt.ids)
 
 
-def too_long(message: str, param: str) -> ApiError:
+def context_exceeded(message: str, param: str) -> ApiError:
     """400 in OpenAI's words."""
     return bad_request(message, param, "context_length_exceeded")

@@ -36,15 +36,15 @@ class RenderingChange:
     forget: bool = False
     goes_on: bool = False
 
-    def over(self, before: Rendering) -> Rendering:
+    def applied_over(self, before: Rendering) -> Rendering:
         """The manner of the turn, where ``before`` was in force."""
         return Rendering(before.tools if self.tools is None else self.tools, {**before.template, **self.template})
 
 
-NO_WISH = RenderingChange()
+NO_CHANGE = RenderingChange()
 
 
-def in_force(messages: Iterable[Message]) -> Rendering:
+def rendering_in_force(messages: Iterable[Message]) -> Rendering:
     """What holds behind ``messages``."""
     tools: Sequence[Mapping[str, Any]] = ()
     template: Mapping[str, Scalar] = {}
@@ -54,7 +54,7 @@ def in_force(messages: Iterable[Message]) -> Rendering:
     return Rendering(tools, template)
 
 
-def marked(message: Message, before: Rendering, now: Rendering) -> Message:
+def mark_message(message: Message, before: Rendering, now: Rendering) -> Message:
     """``message`` as the one from which on ``now`` holds, where ``before`` did."""
     made = {key: value for key, value in message.items() if key not in ("tools", "template")}
     if [*now.tools] != [*before.tools]:
@@ -64,6 +64,6 @@ def marked(message: Message, before: Rendering, now: Rendering) -> Message:
     return made
 
 
-def without_reasoning(messages: Iterable[Message]) -> list[Message]:
+def drop_reasoning(messages: Iterable[Message]) -> list[Message]:
     """The same conversation without what was thought."""
     return [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]

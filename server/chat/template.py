@@ -76,7 +76,7 @@ def divergence(tokens: ChatTokenizer, system: bool, reasoning: bool, lead: str =
         for timeline in left:
             same = common_prefix(timeline, ids)
             if same < len(timeline):
-                return parted(tokens, number, same, ids, timeline)
+                return divergence_after(tokens, number, same, ids, timeline)
         text = tokens.render(messages, generation_prompt=True)
         opened = text.rstrip().endswith(OPENING)
         if opened and not reasoning:  # nothing that this model says
@@ -87,7 +87,9 @@ def divergence(tokens: ChatTokenizer, system: bool, reasoning: bool, lead: str =
     return None
 
 
-def parted(tokens: ChatTokenizer, turn: int, same: int, ids: Sequence[int], timeline: Sequence[int]) -> Divergence:
+def divergence_after(
+    tokens: ChatTokenizer, turn: int, same: int, ids: Sequence[int], timeline: Sequence[int]
+) -> Divergence:
     """The divergence after ``same`` tokens."""
     early = len(tokens.decode(ids[:same])) < tokens.decode(ids).find(TURNS[0][0])
     got, expected = (tokens.decode(part[same : same + SHOWN]) for part in (ids, timeline))

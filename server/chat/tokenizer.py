@@ -110,7 +110,7 @@ class ChatTokenizer:
         self, messages: Sequence[dict[str, Any]], *, generation_prompt: bool, rendering: Rendering = PLAIN
     ) -> str:
         """The chat template applied to messages as the log holds them. Raises TemplateRefused."""
-        dressed = self.dialect.dressed(messages, rendering)
+        dressed = self.dialect.to_template_messages(messages, rendering)
         tools = rendering.tools if self.dialect.native else ()
         return self.apply(dressed, tools, generation_prompt, rendering.template)
 

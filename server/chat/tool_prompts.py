@@ -19,7 +19,7 @@ from server.schemas.formats import Formatted, checked, format_grammar
 from server.schemas.tools import AllowedChoice, NamedTool, ToolChoice
 
 
-def calls_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, parallel: bool) -> CallRules:
+def call_rules_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, parallel: bool) -> CallRules:
     """What ``choice`` (None: auto) makes of the ``tools`` in force. Raises a 400 for a tool that is not among them."""
     match choice:
         case None | "auto":
@@ -27,16 +27,18 @@ def calls_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, para
         case "none":
             return NO_CALLS
         case "required":
-            return CallRules(picked(tools, None, "tool_choice"), True, parallel)
+            return CallRules(select_tools(tools, None, "tool_choice"), True, parallel)
         case NamedTool():
-            return CallRules(picked(tools, [choice.function.name], "tool_choice.function.name"), True, False)
+            return CallRules(select_tools(tools, [choice.function.name], "tool_choice.function.name"), True, False)
         case AllowedChoice():
             names = [tool.function.name for tool in choice.allowed_tools.tools]
-            allowed = picked(tools, names, "tool_choice.allowed_tools.tools")
+            allowed = select_tools(tools, names, "tool_choice.allowed_tools.tools")
             return CallRules(allowed, choice.allowed_tools.mode == "required", parallel)
 
 
-def picked(tools: Sequence[Mapping[str, Any]], names: Sequence[str] | None, param: str) -> list[Mapping[str, Any]]:
+def select_tools(
+    tools: Sequence[Mapping[str, Any]], names: Sequence[str] | None, param: str
+) -> list[Mapping[str, Any]]:
     """The tools of these names, None: all, at least one."""
     found = [tool for tool in tools if names is None or tool["function"]["name"] in names]
     if not found or (names is not None and len(found) < len(set(names))):
@@ -62,17 +64,17 @@ async def reply_grammar(
     make = partial(
         call_grammar,
         dialect.form,
-        [await enforced(check, number, tool) for number, tool in enumerate(calls.tools)],
+        [await enforce_tool(check, number, tool) for number, tool in enumerate(calls.tools)],
         required=calls.required,
         parallel=calls.parallel,
-        thought=dialect.thought.closing if dialect.thought and dialect.opened(tail) else "",
+        thought=dialect.thought.closing if dialect.thought and dialect.opens_reasoning(tail) else "",
         instead=None if calls.required else wanted_schema(body),
     )
     await checked(check, "tools", partial(make, special=check.special_ids))
     return make(special=tokens.special_tokens)
 
 
-async def enforced(check: GrammarCheck, number: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+async def enforce_tool(check: GrammarCheck, number: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """A tool whose ``parameters`` a grammar enforces. With ``strict`` they are those that it has: raises a 400 that
     names what cannot be enforced. Without it they are a wish, and what cannot be is left out: keywords first, then all
     patterns, in the end everything but that they are an object."""
@@ -83,12 +85,12 @@ async def enforced(check: GrammarCheck, number: int, tool: Mapping[str, Any]) ->
         return tool
     for less in (dict, lenient, partial(lenient, patterns=False)):
         with suppress(ValueError):
-            await check.run(partial(of_parameters, less, wanted))
+            await check.run(partial(parameters_grammar, less, wanted))
             return {**tool, "function": {**function, "parameters": less(wanted)}}
     return {**tool, "function": {**function, "parameters": {"type": "object"}}}
 
 
-def of_parameters(less: Callable[[Any], Any], wanted: Mapping[str, Any]) -> str:
+def parameters_grammar(less: Callable[[Any], Any], wanted: Mapping[str, Any]) -> str:
     """The grammar of arguments under ``less`` of what is wanted."""
     return json_schema_grammar(less(wanted))
 
@@ -105,6 +107,6 @@ def wanted_schema(body: Formatted) -> Mapping[str, Any] | None:
     return schema
 
 
-def is_read(dialect: Dialect, calls: CallRules, *, reasons: bool = True) -> bool:
+def needs_marks(dialect: Dialect, calls: CallRules, *, reasons: bool = True) -> bool:
     """Whether a reply's text has to show the marks of its dialect, as ``Dialect.reading`` reads it."""
-    return dialect.special and not isinstance(dialect.reading("", calls, reasons=reasons), PlainParser)
+    return dialect.special and not isinstance(dialect.make_parser("", calls, reasons=reasons), PlainParser)

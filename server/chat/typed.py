@@ -18,7 +18,7 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
 WORDS = {"True": True, "False": False, "None": None}
 
 
-def typed(text: str, schema: object) -> Any:
+def parse_typed(text: str, schema: object) -> Any:
     """``text`` as a value that ``schema`` (of one parameter) allows by its type; itself where nothing else fits."""
     kinds = kinds_of(schema)
     if not kinds:
@@ -29,11 +29,11 @@ def typed(text: str, schema: object) -> Any:
         return text
     if isinstance(value, float) and value.is_integer() and "integer" in kinds:
         return int(value)
-    fits = any(fitting(value, kind) for kind in kinds if kind in KINDS)
+    fits = any(fits_kind(value, kind) for kind in kinds if kind in KINDS)
     return value if fits else text
 
 
-def fitting(value: object, kind: str) -> bool:
+def fits_kind(value: object, kind: str) -> bool:
     """Whether a value is of a kind; true is no number."""
     return isinstance(value, KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
 

@@ -75,7 +75,7 @@ class TokenOptions:
         """A token as log-probabilities call it."""
         return f"token_id:{token}" if self.as_ids else text
 
-    def told(self, ids: Sequence[int]) -> list[int] | UnsetType:
+    def select_ids(self, ids: Sequence[int]) -> list[int] | UnsetType:
         """Token ids, if they are wanted."""
         return [*ids] if self.ids else UNSET
 
@@ -85,7 +85,7 @@ class TokenOptions:
         return UNSET if most is None else [prompt_logprob(entry, most) for entry in entries]
 
 
-NO_WISH = TokenOptions()
+NO_TOKEN_OPTIONS = TokenOptions()
 
 
 def prompt_logprob(entry: TokenLogprob, most: int) -> dict[str, PromptLogprob] | None:
@@ -96,9 +96,9 @@ def prompt_logprob(entry: TokenLogprob, most: int) -> dict[str, PromptLogprob] |
     ranked = {id: (rank, text, value) for rank, (id, text, _, value) in enumerate(entry.top, 1)}
     own = ranked.get(entry.token_id, (None, entry.text, entry.logprob))
     shown = {entry.token_id: own, **dict([*ranked.items()][:most])}
-    return {str(id): PromptLogprob(finite(value), rank, text) for id, (rank, text, value) in shown.items()}
+    return {str(id): PromptLogprob(clamp_logprob(value), rank, text) for id, (rank, text, value) in shown.items()}
 
 
-def finite(logprob: float | None) -> float:
+def clamp_logprob(logprob: float | None) -> float:
     """A number for JSON."""
     return FLOOR if logprob is None else max(logprob, FLOOR)

@@ -20,22 +20,22 @@ class Choices:
     themselves, merged.
     """
 
-    def __init__(self, engine: Engine, account: RequestUsage, submits: Sequence[Submit], patience: int = 1) -> None:
-        """Hand every turn to the engine at once. Raises EngineUnavailable; then none is left behind. ``account`` has a
+    def __init__(self, engine: Engine, usage: RequestUsage, submits: Sequence[Submit], patience: int = 1) -> None:
+        """Hand every turn to the engine at once. Raises EngineUnavailable; then none is left behind. ``usage`` has a
         watch for each of them, and is closed with them. ``patience``: deltas that the reader lets come together."""
-        self.account = account
+        self.usage = usage
         self._engine = engine
         self._news = asyncio.Event()  # of all turns
         self._taken: list[tuple[int, Delta]] = []
         self._failure: Exception | None = None
         self._streams: list[TurnStream] = []
         try:
-            for submit, watch in zip(submits, account.watches, strict=True):
+            for submit, watch in zip(submits, usage.watches, strict=True):
                 stream = engine.submit(submit)
                 stream.news, stream.heard, stream.patience = self._news, watch.saw, patience
                 self._streams.append(stream)
         except Exception as error:
-            account.failed(error)
+            usage.record_failure(error)
             self.close()
             raise
         self._news.set()  # one may be refused already
@@ -45,10 +45,10 @@ class Choices:
         """What each prompt cost; None until its turn is admitted."""
         return [stream.receipt for stream in self._streams]
 
-    async def opened(self) -> None:
+    async def wait_until_admitted(self) -> None:
         """Wait until one turn is admitted, and so the request's status is known. Raises what refused it."""
         while self._failure is None and not any(self.receipts):
-            await self._look()
+            await self._collect()
         if self._failure is not None:
             self.close()
             raise self._failure
@@ -67,7 +67,7 @@ class Choices:
             if not taken:
                 if self._failure is not None:
                     raise self._failure
-                await self._look()
+                await self._collect()
 
     def stop(self) -> None:
         """End what still runs on purpose: what was said so far is the reply."""
@@ -78,27 +78,27 @@ class Choices:
         """Cancel what still runs. Idempotent."""
         for stream in self._streams:
             stream.cancel()
-        self.account.close()
-        self.account.metrics.engine(self._engine.stats, self._engine.healthy)
+        self.usage.close()
+        self.usage.metrics.engine(self._engine.stats, self._engine.healthy)
 
-    async def _look(self) -> None:
+    async def _collect(self) -> None:
         """Wait for news, and take a piece of each turn's; the first failure is kept."""
         await self._news.wait()
         self._news.clear()
         for index, stream in enumerate(self._streams):
             try:
                 if (delta := stream.take()) is not None:  # what ended it early comes behind the last one
-                    early = early_end(delta, stream)
-                    told = delta if early is None else msgspec.structs.replace(delta, finish_reason=None)
-                    self._taken.append((index, told))
+                    early = explain_early_end(delta, stream)
+                    shown = delta if early is None else msgspec.structs.replace(delta, finish_reason=None)
+                    self._taken.append((index, shown))
                     if early is not None:
                         raise early
             except Exception as error:
-                self.account.failed(error)
+                self.usage.record_failure(error)
                 self._failure = self._failure or error
 
 
-def early_end(delta: Delta, stream: TurnStream) -> ApiError | None:
+def explain_early_end(delta: Delta, stream: TurnStream) -> ApiError | None:
     """Why a turn ended that has no reply: it failed, its session was deleted (an engine that stops has failed its turns
     before), or it was stopped before its first token."""
     if delta.finish_reason == FinishReason.ERROR:

@@ -12,7 +12,7 @@ from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
 from server.chat.reply_parser import Part
 from server.schemas import objects
-from server.schemas.vendor_fields import FLOOR, NO_WISH, TokenOptions, finite
+from server.schemas.vendor_fields import FLOOR, NO_TOKEN_OPTIONS, TokenOptions, clamp_logprob
 from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions
 
 
@@ -25,15 +25,15 @@ class CompletionReply(Reply):
     def __init__(
         self,
         head: ReplyHead,
-        wish: UsageOptions,
+        options: UsageOptions,
         prompts: Sequence[Prompt],
         echo: bool,
-        tokens: TokenOptions = NO_WISH,
+        tokens: TokenOptions = NO_TOKEN_OPTIONS,
         best: tuple[int, int] = (1, 1),
     ) -> None:
-        super().__init__(head, wish)
+        super().__init__(head, options)
         self._tokens = tokens
-        self._prompt_ids = [tokens.told(prompt.ids) for prompt in prompts]
+        self._prompt_ids = [tokens.select_ids(prompt.ids) for prompt in prompts]
         self._best = best
         self._echo = echo
         self._echoes = [prompt.echo if echo else "" for prompt in prompts]
@@ -42,49 +42,51 @@ class CompletionReply(Reply):
             for prompt in prompts
         ]
 
-    def opening(self, index: int, usage: UsageField) -> Sequence[objects.Completion]:
+    def open_choice(self, index: int, usage: UsageField) -> Sequence[objects.Completion]:
         ids = self._prompt_ids[index]
         if not self._echoes[index] and ids is UNSET:
             return ()
         return [self._chunk([objects.CompletionChoice(index, self._echoes[index], prompt_token_ids=ids)], usage)]
 
-    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[objects.Completion]:
+    def write_delta(
+        self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
+    ) -> Sequence[objects.Completion]:
         logprobs = self._entries(index, delta.prompt_logprobs, delta.logprobs)
-        ids = self._tokens.told(delta.tokens)
+        ids = self._tokens.select_ids(delta.tokens)
         if not delta.text and (logprobs is None or not logprobs.tokens) and not ids:
             return ()
         return [self._chunk([objects.CompletionChoice(index, delta.text, logprobs, token_ids=ids)], usage)]
 
-    def ending(
-        self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField
+    def end_choice(
+        self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
     ) -> Sequence[objects.Completion]:
-        return [self._chunk([objects.CompletionChoice(index, "", finish_reason=draft.finish)], usage, cache)]
+        return [self._chunk([objects.CompletionChoice(index, "", finish_reason=partial_reply.finish)], usage, cache)]
 
-    def closing(
-        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
+    def end_stream(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
     ) -> Sequence[objects.Completion]:
-        return [self._chunk([], usage, cache)] if self.wish.at_end else ()
+        return [self._chunk([], usage, cache)] if self.usage_options.at_end else ()
 
-    def body(
-        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
+    def write_body(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
     ) -> objects.Completion:
         choices: list[objects.CompletionChoice] = []
         told, of = self._best
-        for first in range(0, len(drafts), of):
-            group = sorted(range(first, first + of), key=lambda index: -likelihood(drafts[index]))
+        for first in range(0, len(partial_replies), of):
+            group = sorted(range(first, first + of), key=lambda index: -likelihood(partial_replies[index]))
             for index in group[:told] if told < of else range(first, first + of):
-                draft = drafts[index]
-                logprobs = self._entries(index, draft.prompt_logprobs, draft.logprobs)
+                partial_reply = partial_replies[index]
+                logprobs = self._entries(index, partial_reply.prompt_logprobs, partial_reply.logprobs)
                 ids = self._prompt_ids[index]
                 choices.append(
                     objects.CompletionChoice(
                         len(choices),
-                        self._echoes[index] + draft.content,
+                        self._echoes[index] + partial_reply.content,
                         logprobs,
-                        draft.finish,
-                        UNSET if ids is UNSET else draft.tokens,
+                        partial_reply.finish,
+                        UNSET if ids is UNSET else partial_reply.tokens,
                         ids,
-                        self._tokens.of_prompt(draft.prompt_logprobs),
+                        self._tokens.of_prompt(partial_reply.prompt_logprobs),
                     )
                 )
         return self._chunk(choices, usage, cache)
@@ -104,9 +106,9 @@ class CompletionReply(Reply):
         return None if columns is None else columns.take(prompt if self._echo else (), generated)
 
 
-def likelihood(draft: PartialReply) -> float:
+def likelihood(partial_reply: PartialReply) -> float:
     """The mean log-probability of a choice's tokens."""
-    values = [finite(entry.logprob) for entry in draft.logprobs]
+    values = [clamp_logprob(entry.logprob) for entry in partial_reply.logprobs]
     return sum(values) / len(values) if values else FLOOR
 
 
@@ -117,10 +119,10 @@ class LogprobColumns:
     echoed text does not show (BOS) take no room; the first ``skip`` prompt tokens are a session's past.
     """
 
-    def __init__(self, echo: str, skip: int, wish: TokenOptions = NO_WISH) -> None:
+    def __init__(self, echo: str, skip: int, options: TokenOptions = NO_TOKEN_OPTIONS) -> None:
         self._echo = echo
         self._skip = skip
-        self._wish = wish
+        self._options = options
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -136,19 +138,19 @@ class LogprobColumns:
         return lists
 
     def _append(self, lists: objects.CompletionLogprobs, entry: TokenLogprob, within: str | None = None) -> None:
-        lists.tokens.append(self._wish.name(entry.token_id, entry.text))
+        lists.tokens.append(self._options.name(entry.token_id, entry.text))
         lists.token_logprobs.append(None if entry.logprob is None else max(entry.logprob, FLOOR))
-        lists.top_logprobs.append(None if entry.logprob is None else alternatives(entry, self._wish))
+        lists.top_logprobs.append(None if entry.logprob is None else alternatives(entry, self._options))
         lists.text_offset.append(self._offset)
         text = self._decoder.decode(entry.data)
         if within is None or within.startswith(text, self._offset):
             self._offset += len(text)
 
 
-def alternatives(entry: TokenLogprob, wish: TokenOptions) -> dict[str, float]:
+def alternatives(entry: TokenLogprob, options: TokenOptions) -> dict[str, float]:
     """Text -> log-probability, the token itself included. Of two tokens with one text the likelier counts."""
     found: dict[str, float] = {}
-    for id, text, _, value in entry.top[: wish.logprobs]:
-        found.setdefault(wish.name(id, text), max(value, FLOOR))
-    found.setdefault(wish.name(entry.token_id, entry.text), finite(entry.logprob))
+    for id, text, _, value in entry.top[: options.logprobs]:
+        found.setdefault(options.name(id, text), max(value, FLOOR))
+    found.setdefault(options.name(entry.token_id, entry.text), clamp_logprob(entry.logprob))
     return found

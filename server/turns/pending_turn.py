@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from scheduler.protocol import Submit, pack_ids
-from server.chat.prompts import Prompt, room
+from server.chat.prompts import Prompt, check_room
 from server.log.identity import Session
 from server.log.retries import Idempotency
 from server.log.timeline import SessionRecord
@@ -68,7 +68,7 @@ class PendingTurn:
         salt, keep_until = body.salt, body.keep_until
         made = []
         for prompt in prompts:
-            stopping = body.stopping(room(prompt, body, facts), facts.generation)
+            stopping = body.stopping(check_room(prompt, body, facts), facts.generation)
             ids = pack_ids(prompt.ids)
             for choice in range(body.candidates):
                 submit = Submit(

@@ -64,7 +64,7 @@ def receipt_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Dec
         ),
         recomputed=recomputed,
         new=max(0, len(prompt.ids) - engine.cached - recomputed),
-        load_ms=milliseconds(engine.load_seconds),
+        load_ms=to_milliseconds(engine.load_seconds),
         miss=miss_of(prompt, engine, past, decode),
     )
 
@@ -79,7 +79,11 @@ def miss_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Decode
     if record is None or not record.tokens:
         if engine.miss == Miss.DIVERGED:
             # A session that begins owes nothing to the tenant's other ones.
-            return None if past.named else diverged(MissReason.DIVERGED, engine.matched, ids, engine.expected, decode)
+            return (
+                None
+                if past.named
+                else divergence_miss(MissReason.DIVERGED, engine.matched, ids, engine.expected, decode)
+            )
         return None if engine.miss is None else objects.CacheMiss(MissReason(engine.miss.value), cached)
     if record.fingerprint != past.fingerprint:
         return objects.CacheMiss(MissReason.FINGERPRINT, cached)
@@ -88,8 +92,8 @@ def miss_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Decode
     left_log = common < min(len(ids), len(record.tokens)) - 1
     # A recurrent state that cannot go back to where the prompt leaves the log: that it left is the cause.
     if left_log and (not lost or engine.miss == Miss.NO_CHECKPOINT):
-        reason = MissReason.TEMPLATE_DRIFT if extends(prompt, record) else MissReason.EDITED_HISTORY
-        return diverged(reason, common, ids, record.tokens[common], decode)
+        reason = MissReason.TEMPLATE_DRIFT if extends_log(prompt, record) else MissReason.EDITED_HISTORY
+        return divergence_miss(reason, common, ids, record.tokens[common], decode)
     if not lost:
         return None
     # An engine that was started anew has never heard of what the log holds.
@@ -97,7 +101,7 @@ def miss_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Decode
     return objects.CacheMiss(reason, cached)
 
 
-def diverged(
+def divergence_miss(
     reason: MissReason, at: int, ids: Sequence[int], expected: int | None, decode: Decode
 ) -> objects.CacheMiss:
     """A miss at the first token of ``ids`` that is another one than was cached."""
@@ -108,7 +112,7 @@ def diverged(
     return objects.CacheMiss(reason, at, token(ids[at] if at < len(ids) else None), token(expected))
 
 
-def extends(prompt: Prompt, record: SessionRecord) -> bool:
+def extends_log(prompt: Prompt, record: SessionRecord) -> bool:
     """Whether the prompt's words begin with the logged ones, be it as messages or, for raw prompts, as one text."""
     if prompt.echo:
         said = "".join(message["content"] for message in prompt.messages)
@@ -116,7 +120,7 @@ def extends(prompt: Prompt, record: SessionRecord) -> bool:
     return prompt.messages[: len(record.messages)] == record.messages
 
 
-def summed(receipts: Sequence[objects.CacheReceipt], prefill_seconds: float | None) -> objects.CacheReceipt:
+def sum_receipts(receipts: Sequence[objects.CacheReceipt], prefill_seconds: float | None) -> objects.CacheReceipt:
     """One receipt for all prompts of a request (at least one): tokens and ``load_ms`` add up, the first miss counts.
 
     ``prefill_seconds`` is the longest time between a prompt's admission and its first token.
@@ -132,11 +136,11 @@ def summed(receipts: Sequence[objects.CacheReceipt], prefill_seconds: float | No
         recomputed=sum(receipt.recomputed for receipt in receipts),
         new=sum(receipt.new for receipt in receipts),
         load_ms=round(sum(receipt.load_ms for receipt in receipts), 3),
-        prefill_ms=None if prefill_seconds is None else milliseconds(prefill_seconds),
+        prefill_ms=None if prefill_seconds is None else to_milliseconds(prefill_seconds),
         miss=next((receipt.miss for receipt in receipts if receipt.miss is not None), None),
     )
 
 
-def milliseconds(seconds: float) -> float:
+def to_milliseconds(seconds: float) -> float:
     """To the microsecond."""
     return round(1000 * seconds, 3)

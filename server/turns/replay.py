@@ -57,41 +57,43 @@ async def replay_turn(
     if found is None:
         return None
     if found.request_hash != idempotency.request_hash:
-        raise other_request()
+        raise idempotency_key_reused()
     reply = make_reply(found.created)
     headers = {**headers_of(session), "idempotent-replayed": "true"}
-    draft = PartialReply(
+    partial_reply = PartialReply(
         FinishedReply({**found.reply, "content": found.reply["content"][found.reply.get("begun", 0) :]})
     )
-    usage = _usage(found, await context.tokens.run(thought, context.tokens, found.reply))
+    usage = _usage(found, await context.tokens.run(count_reasoning_tokens, context.tokens, found.reply))
     if stream:
-        events = _events(reply, draft, usage, found)
-        return EventStream(events, lambda: None, headers, done=reply.done, failed=reply.failed)
-    draft.add(Delta(""))
-    draft.finish = _finish(found)
-    answer = encoder.encode(reply.body([draft], usage, None))
+        events = _events(reply, partial_reply, usage, found)
+        return EventStream(events, lambda: None, headers, done=reply.done, failed=reply.encode_failure)
+    partial_reply.add(Delta(""))
+    partial_reply.finish = _finish(found)
+    answer = encoder.encode(reply.write_body([partial_reply], usage, None))
     return Response(answer, headers=headers, media_type="application/json")
 
 
-def other_request() -> ApiError:
+def idempotency_key_reused() -> ApiError:
     """422: a key that stands for something else."""
     message = "This Idempotency-Key was used for another request on this session."
     return ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
 
 
-async def _events(reply: Reply, draft: PartialReply, usage: Usage, found: CommittedTurn) -> AsyncGenerator[bytes]:
+async def _events(
+    reply: Reply, partial_reply: PartialReply, usage: Usage, found: CommittedTurn
+) -> AsyncGenerator[bytes]:
     """A stream of one piece. Its receipt is null: nothing was computed."""
     delta = Delta("", text=found.reply["content"])
-    field = usage if reply.wish.everywhere else reply.wish.elsewhere
-    parts = draft.add(delta)
-    draft.finish = _finish(found)
-    for told in (
-        *reply.opening(0, field),
-        *reply.piece(0, delta, parts, field),
-        *reply.ending(0, draft, field, None),
-        *reply.closing([draft], usage, None),
+    field = usage if reply.usage_options.everywhere else reply.usage_options.elsewhere
+    parts = partial_reply.add(delta)
+    partial_reply.finish = _finish(found)
+    for chunk in (
+        *reply.open_choice(0, field),
+        *reply.write_delta(0, delta, parts, field),
+        *reply.end_choice(0, partial_reply, field, None),
+        *reply.end_stream([partial_reply], usage, None),
     ):
-        yield reply.event(told)
+        yield reply.encode_event(chunk)
 
 
 def _usage(found: CommittedTurn, reasoning: int) -> Usage:
@@ -100,7 +102,7 @@ def _usage(found: CommittedTurn, reasoning: int) -> Usage:
     return Usage(prompt, completion, prompt + completion, CachedTokens(found.cached), details)
 
 
-def thought(tokens: ChatTokenizer, reply: Message) -> int:
+def count_reasoning_tokens(tokens: ChatTokenizer, reply: Message) -> int:
     """How many tokens the reasoning of a reply has. Blocking."""
     return len(tokens.encode(reply.get("reasoning_content", ""), special=False))
 

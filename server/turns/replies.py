@@ -24,7 +24,7 @@ from server.log.response_rows import TurnExtras
 from server.log.timeline import Message
 from server.schemas import objects
 from server.schemas.requests import GenerationRequest
-from server.schemas.vendor_fields import FLOOR, NO_WISH, TokenOptions, finite
+from server.schemas.vendor_fields import FLOOR, NO_TOKEN_OPTIONS, TokenOptions, clamp_logprob
 
 PIECE = 64  # bytes, of which the events of an obfuscated stream are multiples
 UsageField = objects.Usage | UnsetType | None
@@ -89,53 +89,61 @@ class Reply(ABC):
     done: bytes = DONE  # what follows the last event
     operation = "chat"  # as OpenTelemetry's GenAI conventions call it
 
-    def __init__(self, head: ReplyHead, wish: UsageOptions = NO_USAGE) -> None:
+    def __init__(self, head: ReplyHead, options: UsageOptions = NO_USAGE) -> None:
         self.head = head
-        self.wish = wish
+        self.usage_options = options
 
-    def event(self, told: msgspec.Struct) -> bytes:
+    def encode_event(self, chunk: msgspec.Struct) -> bytes:
         """An object as an event of the stream."""
-        data = encoder.encode(told)
-        if self.wish.obfuscated and isinstance(told, objects.ChatChunk | objects.Completion) and told.choices:
-            data = encoder.encode(msgspec.structs.replace(told, obfuscation=padding(len(data))))
+        data = encoder.encode(chunk)
+        if (
+            self.usage_options.obfuscated
+            and isinstance(chunk, objects.ChatChunk | objects.Completion)
+            and chunk.choices
+        ):
+            data = encoder.encode(msgspec.structs.replace(chunk, obfuscation=padding(len(data))))
         return event(data)
 
-    def failed(self, error: ApiError) -> bytes:
+    def encode_failure(self, error: ApiError) -> bytes:
         """The last event of a stream that failed; ``done`` does not follow."""
         return event(error.encoded())
 
-    def note(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:  # noqa: B027 most need not
+    def observe_delta(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:  # noqa: B027 most need not
         """Of a reply that is not streamed: a delta, and what its text was read as."""
 
-    def message(self, draft: PartialReply) -> Message:
+    def message(self, partial_reply: PartialReply) -> Message:
         """What the log holds of a reply that has ended."""
-        return draft.message()
+        return partial_reply.message()
 
-    def beside(self, draft: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
+    def turn_extras(self, partial_reply: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
         """What is committed with the turn of a reply that has ended."""
         return TurnExtras()
 
     @abstractmethod
-    def opening(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
+    def open_choice(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
         """Before a choice's first token."""
 
     @abstractmethod
-    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[msgspec.Struct]:
+    def write_delta(
+        self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
+    ) -> Sequence[msgspec.Struct]:
         """For a delta, and what its text was read as."""
 
     @abstractmethod
-    def ending(self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField) -> Sequence[msgspec.Struct]:
+    def end_choice(
+        self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
+    ) -> Sequence[msgspec.Struct]:
         """At the end of a choice, which is durable by then; with the last one goes the receipt."""
 
     @abstractmethod
-    def closing(
-        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
+    def end_stream(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
     ) -> Sequence[msgspec.Struct]:
         """Behind the end of the last choice."""
 
     @abstractmethod
-    def body(
-        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
+    def write_body(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
     ) -> msgspec.Struct:
         """Everything at once."""
 
@@ -146,8 +154,8 @@ class ChatReply(Reply):
     def __init__(
         self,
         head: ReplyHead,
-        wish: UsageOptions,
-        tokens: TokenOptions = NO_WISH,
+        options: UsageOptions,
+        tokens: TokenOptions = NO_TOKEN_OPTIONS,
         prompt: Prompt | None = None,
         echo: str = "",
         tier: str | None = None,
@@ -157,57 +165,59 @@ class ChatReply(Reply):
         """``prompt``: None where the reply is replayed; ``echo`` stands before the reply's content; ``tier``: the
         service tier that the client asked for, if it did; ``metadata``: other ones for the session;
         ``kept``: of a chat that is stored, how it was asked for and the messages that were sent."""
-        super().__init__(head, wish)
+        super().__init__(head, options)
         self._beside = TurnExtras(metadata=metadata)
         self._kept = kept
         self._tokens = tokens
-        self._prompt_ids = UNSET if prompt is None else tokens.told(prompt.ids)
+        self._prompt_ids = UNSET if prompt is None else tokens.select_ids(prompt.ids)
         self._echo = echo
         self._tier = UNSET if tier is None else "default"  # there is no other one
 
-    def beside(self, draft: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
+    def turn_extras(self, partial_reply: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
         if self._kept is None:
             return self._beside
         asked, sent = self._kept
-        body = msgspec.to_builtins(self.body([draft], usage, cache))
+        body = msgspec.to_builtins(self.write_body([partial_reply], usage, cache))
         return replace(self._beside, response=row_of({**body, **asked}, sent))
 
-    def opening(self, index: int, usage: UsageField) -> Sequence[objects.ChatChunk]:
+    def open_choice(self, index: int, usage: UsageField) -> Sequence[objects.ChatChunk]:
         chunk = self._chunk([objects.ChatChunkChoice(index, objects.ChatDelta("assistant", self._echo))], usage)
         if self._prompt_ids is UNSET:
             return [chunk]
         return [msgspec.structs.replace(chunk, prompt_token_ids=self._prompt_ids)]
 
-    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[objects.ChatChunk]:
+    def write_delta(
+        self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
+    ) -> Sequence[objects.ChatChunk]:
         tokens = self._tokens
         if not parts and not (tokens.logprobs is not None and delta.logprobs) and not (tokens.ids and delta.tokens):
             return ()
-        logprobs, ids = self._entries(delta.logprobs), tokens.told(delta.tokens)
+        logprobs, ids = self._entries(delta.logprobs), tokens.select_ids(delta.tokens)
         choice = objects.ChatChunkChoice(index, chat_delta(parts), logprobs, token_ids=ids)
         return [self._chunk([choice], usage)]
 
-    def ending(
-        self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField
+    def end_choice(
+        self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
     ) -> Sequence[objects.ChatChunk]:
-        choice = objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=draft.finish)
+        choice = objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=partial_reply.finish)
         return [self._chunk([choice], usage, cache)]
 
-    def closing(
-        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
+    def end_stream(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
     ) -> Sequence[objects.ChatChunk]:
-        return [self._chunk([], usage, cache)] if self.wish.at_end else ()
+        return [self._chunk([], usage, cache)] if self.usage_options.at_end else ()
 
-    def body(
-        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
+    def write_body(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
     ) -> objects.ChatCompletion:
         head = self.head
         choices = []
-        for index, draft in enumerate(drafts):
-            assert draft.finish is not None
-            logprobs = self._entries(draft.logprobs)
-            ids = self._tokens.told(draft.tokens) if self._prompt_ids is not UNSET else UNSET
-            message = chat_message(draft, self._echo)
-            choices.append(objects.ChatChoice(index, message, draft.finish, logprobs, ids))
+        for index, partial_reply in enumerate(partial_replies):
+            assert partial_reply.finish is not None
+            logprobs = self._entries(partial_reply.logprobs)
+            ids = self._tokens.select_ids(partial_reply.tokens) if self._prompt_ids is not UNSET else UNSET
+            message = chat_message(partial_reply, self._echo)
+            choices.append(objects.ChatChoice(index, message, partial_reply.finish, logprobs, ids))
         return objects.ChatCompletion(
             head.id,
             head.created,
@@ -219,7 +229,7 @@ class ChatReply(Reply):
             head.session,
             self._tier,
             self._prompt_ids,
-            self._tokens.of_prompt(drafts[0].prompt_logprobs),
+            self._tokens.of_prompt(partial_replies[0].prompt_logprobs),
         )
 
     def _chunk(
@@ -236,12 +246,14 @@ class ChatReply(Reply):
         return objects.ChatLogprobs([chat_logprob(entry, self._tokens) for entry in logprobs])
 
 
-def chat_message(draft: PartialReply, echo: str = "") -> objects.ChatMessage:
+def chat_message(partial_reply: PartialReply, echo: str = "") -> objects.ChatMessage:
     """A reply that has ended, behind what it is to begin with."""
-    calls = [objects.ToolCall(call.id, objects.CalledFunction(call.name, call.arguments)) for call in draft.calls]
+    calls = [
+        objects.ToolCall(call.id, objects.CalledFunction(call.name, call.arguments)) for call in partial_reply.calls
+    ]
     return objects.ChatMessage(
-        content=echo + draft.content if echo or draft.content or not calls else None,
-        reasoning_content=draft.reasoning or UNSET,
+        content=echo + partial_reply.content if echo or partial_reply.content or not calls else None,
+        reasoning_content=partial_reply.reasoning or UNSET,
         tool_calls=calls or UNSET,
     )
 
@@ -270,7 +282,11 @@ def call_delta(index: int, call: CallStart | None, arguments: str) -> objects.To
     return objects.ToolCallDelta(index, objects.FunctionDelta(call.name, arguments), call.id, "function")
 
 
-def chat_logprob(entry: TokenLogprob, wish: TokenOptions = NO_WISH) -> objects.ChatLogprob:
+def chat_logprob(entry: TokenLogprob, options: TokenOptions = NO_TOKEN_OPTIONS) -> objects.ChatLogprob:
     """One token in the chat's form."""
-    top = [objects.TopLogprob(wish.name(id, text), max(value, FLOOR), list(raw)) for id, text, raw, value in entry.top]
-    return objects.ChatLogprob(wish.name(entry.token_id, entry.text), finite(entry.logprob), list(entry.data), top)
+    top = [
+        objects.TopLogprob(options.name(id, text), max(value, FLOOR), list(raw)) for id, text, raw, value in entry.top
+    ]
+    return objects.ChatLogprob(
+        options.name(entry.token_id, entry.text), clamp_logprob(entry.logprob), list(entry.data), top
+    )

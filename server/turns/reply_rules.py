@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from server.chat.bad_words import banned
+from server.chat.bad_words import encode_bad_words
 from server.chat.call_rules import NO_CALLS, CallRules
 from server.chat.dialect import Dialect
 from server.chat.prompts import Prompt
 from server.chat.reply_parser import PlainParser, ReplyParser
-from server.chat.tool_prompts import calls_of, is_read, reply_grammar
+from server.chat.tool_prompts import call_rules_of, needs_marks, reply_grammar
 from server.errors import bad_request
 from server.schemas.formats import Formatted, format_grammar
 from server.schemas.requests import TurnRequest
@@ -35,12 +35,12 @@ class ReplyRules:
         """A new parser, for one choice."""
         if self.dialect is None:
             return PlainParser()
-        return self.dialect.reading(self.tail, self.calls, reasons=self.reasons)
+        return self.dialect.make_parser(self.tail, self.calls, reasons=self.reasons)
 
     @property
     def needs_special_tokens(self) -> bool:
         """Whether the parser can only find calls and reasoning in a text that shows special tokens."""
-        return self.dialect is not None and is_read(self.dialect, self.calls, reasons=self.reasons)
+        return self.dialect is not None and needs_marks(self.dialect, self.calls, reasons=self.reasons)
 
 
 async def chat_rules(
@@ -55,10 +55,10 @@ async def chat_rules(
 
     Raises a 400 that names the parameter for tools and formats that cannot be enforced.
     """
-    calls = calls_of(prompt.rendering.tools, tool_choice, parallel_tool_calls)
+    calls = call_rules_of(prompt.rendering.tools, tool_choice, parallel_tool_calls)
     grammar = await reply_grammar(format, calls, prompt.tail, context.tokens, context.grammars)
     # A reply whose first word a format shapes, or that continues a message of the request, does not reason first.
-    reasons = not prompt.said and (format.wanted() is None or calls.constrained)
+    reasons = not prompt.reply_start and (format.wanted() is None or calls.constrained)
     words = await bad_word_ids(context, body, grammar)
     return ReplyRules(grammar, words, calls, context.tokens.dialect, prompt.tail, reasons)
 
@@ -77,4 +77,4 @@ async def bad_word_ids(context: ServerContext, body: TurnRequest, grammar: str |
     if grammar is not None:
         message = "bad_words cannot be used where a format or a call of tools decides which words may come."
         raise bad_request(message, "bad_words", "invalid_value")
-    return await context.tokens.run(banned, body.bad_words, context.tokens, context.facts.vocab_size)
+    return await context.tokens.run(encode_bad_words, body.bad_words, context.tokens, context.facts.vocab_size)

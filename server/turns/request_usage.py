@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class RequestUsage:
-    """Of the turns of one request: one per choice, ``len(drafts) / len(prompts)`` choices per prompt.
+    """Of the turns of one request: one per choice, the same number for each prompt.
 
-    ``close`` ends it: how a turn ended that has no finish reason by then is what ``failed`` was told, or that nobody
-    reads it any more.
+    ``close`` ends it: a turn that has no finish reason by then has failed (``record_failure``), or was cancelled as
+    its client left.
     """
 
     def __init__(
@@ -30,21 +30,21 @@ class RequestUsage:
         span: Span,
         started: float,
         prompts: Sequence[Prompt],
-        drafts: Sequence[PartialReply],
-        told: dict[str, traces.Value],
+        partial_replies: Sequence[PartialReply],
+        attributes: dict[str, traces.Value],
     ) -> None:
-        """``span`` has begun, and gets the attributes ``told`` at its end; ``started`` is when the request came, by
+        """``span`` has begun, and gets ``attributes`` at its end; ``started`` is when the request came, by
         ``time.perf_counter``."""
         self.metrics = metrics
-        self.watches: list[Stopwatch] = [metrics.stopwatch(started) for _ in drafts]
+        self.watches: list[Stopwatch] = [metrics.stopwatch(started) for _ in partial_replies]
         self._span = span
         self._prompts = prompts
-        self._drafts = drafts
-        self._told = told
+        self._partial_replies = partial_replies
+        self._span_attributes = attributes
         self._failure: BaseException | None = None
         self._closed = False
 
-    def failed(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """Something went wrong. Only the first counts: others follow from it."""
         self._failure = self._failure or error
 
@@ -66,32 +66,43 @@ class RequestUsage:
             error=error,
         )
         if self._span.is_recording():
-            self._told |= self._attributes(first)
-            self._told |= {
+            self._span_attributes |= self._attributes(first)
+            self._span_attributes |= {
                 "gen_ai.usage.input_tokens": prompt,
                 "gen_ai.usage.output_tokens": completion,
                 "gen_ai.usage.cache_read.input_tokens": cached,
             }
-        traces.ended(self._span, self._told, error)
+        traces.ended(self._span, self._span_attributes, error)
 
     def _error(self) -> str | None:
         if self._failure is not None:
             return as_api_error(self._failure).body.error.code or type(self._failure).__name__
-        return None if all(draft.finish is not None for draft in self._drafts) else "cancelled"
+        return None if all(partial_reply.finish is not None for partial_reply in self._partial_replies) else "cancelled"
 
     def _tokens(self) -> tuple[int, int, int]:
         """Of the prompts, of these reused, of the replies."""
-        firsts = self.watches[:: len(self._drafts) // len(self._prompts)]  # of its choices only one computes a prompt
+        firsts = self.watches[
+            :: len(self._partial_replies) // len(self._prompts)
+        ]  # of its choices only one computes a prompt
         cached = sum(watch.receipt.cached for watch in firsts if watch.receipt is not None)
-        return sum(len(p.ids) for p in self._prompts), cached, sum(len(draft.tokens) for draft in self._drafts)
+        return (
+            sum(len(p.ids) for p in self._prompts),
+            cached,
+            sum(len(partial_reply.tokens) for partial_reply in self._partial_replies),
+        )
 
     def _attributes(self, first: float | None) -> dict[str, traces.Value]:
         """What only the span is told."""
         receipts = [watch.receipt for watch in self.watches if watch.receipt is not None]
-        told: dict[str, traces.Value | None] = {
-            "gen_ai.response.finish_reasons": [draft.finish for draft in self._drafts if draft.finish is not None],
+        attributes: dict[str, traces.Value | None] = {
+            "gen_ai.response.finish_reasons": [
+                partial_reply.finish for partial_reply in self._partial_replies if partial_reply.finish is not None
+            ],
             "gen_ai.response.time_to_first_chunk": first,
-            "gen_ai.usage.reasoning.output_tokens": sum(draft.reasoning_tokens for draft in self._drafts) or None,
+            "gen_ai.usage.reasoning.output_tokens": sum(
+                partial_reply.reasoning_tokens for partial_reply in self._partial_replies
+            )
+            or None,
             "warmturn.queue.duration": max((w.queued for w in self.watches if w.queued is not None), default=None),
             "warmturn.cache.host_tokens": sum(receipt.restored for receipt in receipts) or None,
             "warmturn.cache.disk_tokens": sum(receipt.loaded for receipt in receipts) or None,
@@ -99,4 +110,4 @@ class RequestUsage:
             "warmturn.cache.load.duration": sum(receipt.load_seconds for receipt in receipts) or None,
             "warmturn.cache.miss": next((str(r.miss) for r in receipts if r.miss is not None), None),
         }
-        return traces.known(told)
+        return traces.known(attributes)

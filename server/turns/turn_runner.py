@@ -20,7 +20,7 @@ from server.telemetry import log_context, traces
 from server.turns.choices import Choices
 from server.turns.context import headers_of
 from server.turns.pending_turn import PendingTurn
-from server.turns.receipt import PromptHistory, receipt_of, summed
+from server.turns.receipt import PromptHistory, receipt_of, sum_receipts
 from server.turns.replies import Reply, encoder
 from server.turns.reply_rules import ReplyRules
 from server.turns.request_usage import RequestUsage
@@ -45,7 +45,7 @@ class TurnRunner:
         self._prompts = prompts
         self._submits = turn.submits(prompts, rules)
         self._reply = reply
-        self._drafts = [PartialReply(rules.parser()) for _ in self._submits]
+        self._partial_replies = [PartialReply(rules.parser()) for _ in self._submits]
         self._fingerprint = context.fingerprint
         self._ignored = ignored()
         limit = self._submits[0].stopping.max_tokens
@@ -62,11 +62,11 @@ class TurnRunner:
         choices = self.submit(1 if turn.body.stream else TOGETHER)
         turn.claim.callback(choices.close)
         if not turn.body.stream:
-            body = await while_connected(receive, self._whole(choices))
+            body = await while_connected(receive, self._run_whole(choices))
             return Response(body, headers=headers, media_type="application/json")
-        await while_connected(receive, choices.opened())
+        await while_connected(receive, choices.wait_until_admitted())
         events = self.events(choices)
-        return EventStream(events, turn.claim.pop_all().close, headers, done=reply.done, failed=reply.failed)
+        return EventStream(events, turn.claim.pop_all().close, headers, done=reply.done, failed=reply.encode_failure)
 
     def submit(self, patience: int = 1) -> Choices:
         """Hand the turns to the engine; the caller closes them. ``patience``: see ``Choices``. The session is free
@@ -79,37 +79,39 @@ class TurnRunner:
         log_context.note(session=name, turn=self._submits[0].turn)
         operation, choices = self._reply.operation, len(self._submits)
         span = traces.generation(context.tracer, operation, context.served_name, name, self._submits[0], choices)
-        told: dict[str, traces.Value] = {"gen_ai.response.id": head.id, "gen_ai.response.model": head.model}
-        account = RequestUsage(context.metrics, span, started, self._prompts, self._drafts, told)
+        chunk: dict[str, traces.Value] = {"gen_ai.response.id": head.id, "gen_ai.response.model": head.model}
+        account = RequestUsage(context.metrics, span, started, self._prompts, self._partial_replies, chunk)
         return Choices(context.engine, account, self._submits, patience)
 
-    async def _whole(self, choices: Choices) -> bytes:
+    async def _run_whole(self, choices: Choices) -> bytes:
         async for index, delta in choices.deltas():
-            parts = self._drafts[index].add(delta)
-            self._reply.note(index, delta, parts)
+            parts = self._partial_replies[index].add(delta)
+            self._reply.observe_delta(index, delta, parts)
         await self._commit(choices)
-        return encoder.encode(self._reply.body(self._drafts, self._usage(choices), self._cache(choices)))
+        return encoder.encode(
+            self._reply.write_body(self._partial_replies, self._usage(choices), self._cache_receipt(choices))
+        )
 
     async def events(self, choices: Choices) -> AsyncGenerator[bytes]:
         """The reply as a stream, up to its last event; whoever reads it to the end has the turn committed."""
         reply = self._reply
-        for index in range(len(self._drafts)):
-            for told in reply.opening(index, self._usage_field(choices)):
-                yield reply.event(told)
+        for index in range(len(self._partial_replies)):
+            for chunk in reply.open_choice(index, self._usage_field(choices)):
+                yield reply.encode_event(chunk)
         cache: CacheReceipt | UnsetType = UNSET
         async for index, delta in choices.deltas():
-            draft = self._drafts[index]
-            parts = draft.add(delta)
-            for told in reply.piece(index, delta, parts, self._usage_field(choices)):
-                yield reply.event(told)
-            if draft.finish is not None:
+            partial_reply = self._partial_replies[index]
+            parts = partial_reply.add(delta)
+            for chunk in reply.write_delta(index, delta, parts, self._usage_field(choices)):
+                yield reply.encode_event(chunk)
+            if partial_reply.finish is not None:
                 await self._commit(choices)
-                if all(other.finish is not None for other in self._drafts):
-                    cache = self._cache(choices)
-                for told in reply.ending(index, draft, self._usage_field(choices), cache):
-                    yield reply.event(told)
-        for told in reply.closing(self._drafts, self._usage(choices), self._cache(choices)):
-            yield reply.event(told)
+                if all(other.finish is not None for other in self._partial_replies):
+                    cache = self._cache_receipt(choices)
+                for chunk in reply.end_choice(index, partial_reply, self._usage_field(choices), cache):
+                    yield reply.encode_event(chunk)
+        for chunk in reply.end_stream(self._partial_replies, self._usage(choices), self._cache_receipt(choices)):
+            yield reply.encode_event(chunk)
 
     async def _commit(self, choices: Choices) -> None:
         """Make the turn durable, for a session with a name: it has one prompt and one choice."""
@@ -118,21 +120,21 @@ class TurnRunner:
         try:
             await self._write(self._session, choices)
         except Exception as error:
-            choices.account.failed(error)
+            choices.usage.record_failure(error)
             raise
         self._claim.close()  # whoever reads the last event may go on from it at once
 
     async def _write(self, session: Session, choices: Choices) -> None:
-        prompt, draft, receipt = self._prompts[0], self._drafts[0], choices.receipts[0]
-        assert draft.finish is not None
+        prompt, partial_reply, receipt = self._prompts[0], self._partial_replies[0], choices.receipts[0]
+        assert partial_reply.finish is not None
         assert receipt is not None
-        cache = self._cache(choices)
+        cache = self._cache_receipt(choices)
         turn = NewTurn(
-            tokens=[*prompt.ids, *draft.tokens],
-            messages=[*prompt.messages, with_beginning(prompt.said, self._reply.message(draft))],
+            tokens=[*prompt.ids, *partial_reply.tokens],
+            messages=[*prompt.messages, prepend_beginning(prompt.reply_start, self._reply.message(partial_reply))],
             prompt_tokens=len(prompt.ids),
             fingerprint=self._fingerprint,
-            finish_reason=draft.finish,
+            finish_reason=partial_reply.finish,
             cached=receipt.cached,
             receipt=encoder.encode(cache).decode(),
         )
@@ -141,7 +143,7 @@ class TurnRunner:
             session.name,
             turn,
             idempotency=self._turn.idempotency,
-            extras=self._reply.beside(draft, self._usage(choices), cache),
+            extras=self._reply.turn_extras(partial_reply, self._usage(choices), cache),
             expect=0 if self._record is None else self._record.version,
         )
         if self._record is not None and self._record.tokens:
@@ -155,26 +157,28 @@ class TurnRunner:
     def _usage(self, choices: Choices) -> Usage:
         """Tokens so far."""
         prompt = sum(len(prompt.ids) for prompt in self._prompts)
-        completion = sum(len(draft.tokens) for draft in self._drafts)
+        completion = sum(len(partial_reply.tokens) for partial_reply in self._partial_replies)
         cached = sum(receipt.cached for receipt in choices.receipts[:: self._per_prompt] if receipt is not None)
-        thought = sum(draft.reasoning_tokens for draft in self._drafts)
+        thought = sum(partial_reply.reasoning_tokens for partial_reply in self._partial_replies)
         return Usage(prompt, completion, prompt + completion, CachedTokens(cached), CompletionTokens(thought))
 
     def _usage_field(self, choices: Choices) -> Usage | msgspec.UnsetType | None:
-        wish = self._reply.wish
-        return self._usage(choices) if wish.everywhere else wish.elsewhere
+        options = self._reply.usage_options
+        return self._usage(choices) if options.everywhere else options.elsewhere
 
-    def _cache(self, choices: Choices) -> CacheReceipt:
+    def _cache_receipt(self, choices: Choices) -> CacheReceipt:
         """What the prompts cost, once every turn has been admitted."""
         receipts = []
         for prompt, receipt in zip(self._prompts, choices.receipts[:: self._per_prompt], strict=True):
             assert receipt is not None
             receipts.append(receipt_of(prompt, receipt, self._past, self._context.tokens.decode))
-        watches = choices.account.watches[:: self._per_prompt]
-        cost = summed(receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None))
+        watches = choices.usage.watches[:: self._per_prompt]
+        cost = sum_receipts(
+            receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None)
+        )
         return msgspec.structs.replace(cost, max_tokens=self._limit, ignored=self._ignored or UNSET)
 
 
-def with_beginning(said: str, reply: Message) -> Message:
-    """A reply that goes on with what was ``said``, as one; ``begun`` tells how many characters were."""
+def prepend_beginning(said: str, reply: Message) -> Message:
+    """A reply that goes on with what was ``reply_start``, as one; ``begun`` tells how many characters were."""
     return {**reply, "content": said + reply["content"], "begun": len(said)} if said else reply

@@ -50,34 +50,42 @@ class AnthropicReply(Reply):
         self._blocks = 0  # begun so far
         self._open: type[Part] | None = None  # what the last of them is made of
 
-    def event(self, told: msgspec.Struct) -> bytes:
+    def encode_event(self, told: msgspec.Struct) -> bytes:
         return named_event(told)
 
-    def failed(self, error: ApiError) -> bytes:
+    def encode_failure(self, error: ApiError) -> bytes:
         return named_event(error_body(error.status_code, error.detail, self._request_id))
 
-    def opening(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
+    def open_choice(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
         return [objects.MessageStart(self._message([], self._usage(usage))), objects.Ping()]
 
-    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[msgspec.Struct]:
+    def write_delta(
+        self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
+    ) -> Sequence[msgspec.Struct]:
         return [told for part in parts for told in self._told(part)]
 
-    def ending(self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField) -> Sequence[msgspec.Struct]:
-        end = objects.End(*self._stop(draft))
+    def end_choice(
+        self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
+    ) -> Sequence[msgspec.Struct]:
+        end = objects.End(*self._stop(partial_reply))
         return [*self._closed(), objects.MessageDelta(end, self._usage(usage), cache)]
 
-    def closing(self, drafts: Sequence[PartialReply], usage: TurnUsage, cache: CacheField) -> Sequence[msgspec.Struct]:
+    def end_stream(
+        self, partial_replies: Sequence[PartialReply], usage: TurnUsage, cache: CacheField
+    ) -> Sequence[msgspec.Struct]:
         return [objects.MessageStop()]
 
-    def body(self, drafts: Sequence[PartialReply], usage: TurnUsage, cache: CacheReceipt | None) -> objects.Message:
-        draft = drafts[0]
+    def write_body(
+        self, partial_replies: Sequence[PartialReply], usage: TurnUsage, cache: CacheReceipt | None
+    ) -> objects.Message:
+        partial_reply = partial_replies[0]
         content: list[objects.Block] = []
-        if draft.reasoning:
-            content.append(objects.ThinkingBlock(draft.reasoning if self._shows_thoughts else ""))
-        if draft.content:
-            content.append(objects.TextBlock(draft.content))
-        content += [objects.ToolUseBlock(call.id, call.name, input_of(call.arguments)) for call in draft.calls]
-        return self._message(content, self._usage(usage), *self._stop(draft), cache)
+        if partial_reply.reasoning:
+            content.append(objects.ThinkingBlock(partial_reply.reasoning if self._shows_thoughts else ""))
+        if partial_reply.content:
+            content.append(objects.TextBlock(partial_reply.content))
+        content += [objects.ToolUseBlock(call.id, call.name, input_of(call.arguments)) for call in partial_reply.calls]
+        return self._message(content, self._usage(usage), *self._stop(partial_reply), cache)
 
     # --- the pieces of it -----------------------------------------------------------------------------------
 
@@ -128,17 +136,19 @@ class AnthropicReply(Reply):
             yield objects.BlockStop(self._blocks - 1)
         self._open = None
 
-    def _stop(self, draft: PartialReply) -> tuple[objects.StopReason, str | None]:
+    def _stop(self, partial_reply: PartialReply) -> tuple[objects.StopReason, str | None]:
         """Why a reply ended, and the stop sequence that did it."""
-        if draft.finish == "tool_calls":
+        if partial_reply.finish == "tool_calls":
             return "tool_use", None
-        if draft.finish == "cancelled":
+        if partial_reply.finish == "cancelled":
             return "cancelled", None
-        if draft.finish == "length":
-            full = self._limit is not None and len(draft.tokens) < self._limit
+        if partial_reply.finish == "length":
+            full = self._limit is not None and len(partial_reply.tokens) < self._limit
             return "model_context_window_exceeded" if full else "max_tokens", None
-        named = isinstance(draft.stop, str) and draft.stop in self._stops  # one of the model's own is its end of a turn
-        return ("stop_sequence", str(draft.stop)) if named else ("end_turn", None)
+        named = (
+            isinstance(partial_reply.stop, str) and partial_reply.stop in self._stops
+        )  # one of the model's own is its end of a turn
+        return ("stop_sequence", str(partial_reply.stop)) if named else ("end_turn", None)
 
     def _usage(self, usage: UsageField) -> objects.AnthropicUsage:
         assert isinstance(usage, TurnUsage)

@@ -18,7 +18,7 @@ from server.errors import bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.log.identity import Session, named_session
 from server.schemas.requests import ChatRequest, ReplyRequest
-from server.schemas.vendor_fields import NO_WISH, TokenOptions
+from server.schemas.vendor_fields import NO_TOKEN_OPTIONS, TokenOptions
 from server.turns.pending_turn import PendingTurn, open_turn
 from server.turns.replies import ChatReply, Reply, ReplyHead, UsageOptions
 from server.turns.reply_rules import chat_rules
@@ -96,7 +96,7 @@ def chat_reply(
 ) -> ChatReply:
     """A chat completion; without tokens and logprobs where it is replayed (``prompt`` None), as the log does not hold
     them."""
-    tokens = NO_WISH if prompt is None else TokenOptions.of(body, body.token_logprobs)
+    tokens = NO_TOKEN_OPTIONS if prompt is None else TokenOptions.of(body, body.token_logprobs)
     return ChatReply(head, UsageOptions.of(body), tokens, prompt, body.echoed, body.service_tier, body.metadata, stored)
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from starlette.responses import Response
 
 from scheduler.protocol import ModelFacts
-from server.chat.prompts import Prompt, chat_prompt, check_bytes, check_ids, too_long
+from server.chat.prompts import Prompt, chat_prompt, check_bytes, check_ids, context_exceeded
 from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
 from server.log.identity import Session, named_session
@@ -112,7 +112,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     context.check_model(body.model)
     facts = context.facts
     if len(body.tokens) > facts.max_context:
-        raise too_long(f"tokens is longer than this model's context of {facts.max_context} tokens.", "tokens")
+        raise context_exceeded(f"tokens is longer than this model's context of {facts.max_context} tokens.", "tokens")
     check_ids(body.tokens, facts.vocab_size, "tokens")
     return answer(Text(await context.tokens.run(context.tokens.decode, body.tokens)))
 

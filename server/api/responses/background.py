@@ -109,7 +109,7 @@ class BackgroundResponses:
         reply = running.reply
         assert reply.recording is not None
         try:
-            await choices.opened()
+            await choices.wait_until_admitted()
             async for _ in runner.events(choices):
                 pass  # the reply records them
         except asyncio.CancelledError:
@@ -120,7 +120,9 @@ class BackgroundResponses:
             told = as_api_error(error)
             if told.status_code == 500:
                 logger.exception("a response in the background failed", exc_info=error)
-            await self._settle(session, running, reply.cancel if running.cancelled else lambda: reply.failed(told))
+            await self._settle(
+                session, running, reply.cancel if running.cancelled else lambda: reply.encode_failure(told)
+            )
         finally:
             choices.close()
             reply.recording.end()

@@ -17,16 +17,16 @@ from scheduler.protocol import ModelFacts
 from server.api.responses.schemas import InputRequest
 from server.chat.prompts import (
     BYTES_PER_TOKEN,
-    NOTHING,
+    EMPTY_RECORD,
     SLACK_BYTES,
     Prompt,
     check_bytes,
+    check_room,
+    context_exceeded,
     continuation,
+    count_fed,
     effort_variables,
-    fed,
-    room,
     texts_of,
-    too_long,
     verbosity_variables,
 )
 from server.chat.rendering import RenderingChange
@@ -42,20 +42,20 @@ def response_prompt(
     body: InputRequest, tokens: ChatTokenizer, facts: ModelFacts, past: SessionRecord | None, new: Sequence[Message]
 ) -> Prompt:
     """The prompt of a response that follows ``past`` with ``new`` messages. Blocking: run it on the pool."""
-    wish = wish_of(body, tokens)
+    change = wish_of(body, tokens)
     led = led_by(body.instructions, past)
     whole = [*led.messages, *new]
     if not whole or visible(whole)[-1]["role"] == "assistant":
         raise bad_request("input is required: there is nothing to answer.", "input", "missing_required_parameter")
     if body.truncation == "disabled":
         check_bytes([body.instructions or ""], facts, "instructions")
-        check_bytes(texts_of(new, wish), facts, "input")
-    elif size_of(whole, wish) > most_bytes(facts):
-        return shortened(body, tokens, facts, whole, wish)
-    prompt = within(whole, continuation(tokens, facts, shown(led), visible(new), wish))
-    if body.truncation == "auto" and fed(prompt, facts) > limit_of(body, facts):
-        return shortened(body, tokens, facts, whole, wish)
-    room(prompt, body, facts)
+        check_bytes(texts_of(new, change), facts, "input")
+    elif size_of(whole, change) > most_bytes(facts):
+        return shortened(body, tokens, facts, whole, change)
+    prompt = within(whole, continuation(tokens, facts, shown(led), visible(new), change))
+    if body.truncation == "auto" and count_fed(prompt, facts) > limit_of(body, facts):
+        return shortened(body, tokens, facts, whole, change)
+    check_room(prompt, body, facts)
     return prompt
 
 
@@ -89,7 +89,7 @@ def led_by(instructions: str | None, past: SessionRecord | None) -> SessionRecor
     lead: list[Message] = []
     if instructions is not None:
         lead = [{"role": "system", "content": instructions, "instructions": True}]
-    return replace(past or NOTHING, tokens=[], messages=[*lead, *rest], rendered=0, turns=())
+    return replace(past or EMPTY_RECORD, tokens=[], messages=[*lead, *rest], rendered=0, turns=())
 
 
 def shown(record: SessionRecord) -> SessionRecord:
@@ -104,7 +104,7 @@ def visible(messages: Sequence[Message]) -> list[Message]:
 
 
 def shortened(
-    body: InputRequest, tokens: ChatTokenizer, facts: ModelFacts, whole: Sequence[Message], wish: RenderingChange
+    body: InputRequest, tokens: ChatTokenizer, facts: ModelFacts, whole: Sequence[Message], change: RenderingChange
 ) -> Prompt:
     """The prompt without as many of the oldest messages as leave ``KEPT`` of the room full, or if that cannot be, all
     of it. What is left begins with a user's message, behind instructions and system messages."""
@@ -118,16 +118,16 @@ def shortened(
             {**m, "dropped": True} if i < start and m["role"] not in ("system", "developer") else m
             for i, m in enumerate(whole)
         ]
-        if size_of(left, wish) > most_bytes(facts):
+        if size_of(left, change) > most_bytes(facts):
             return None
-        return within(left, continuation(tokens, facts, NOTHING, visible(left), wish))
+        return within(left, continuation(tokens, facts, EMPTY_RECORD, visible(left), change))
 
     for aim in (KEPT * limit, limit):
         low, high, best = 0, len(starts), None  # the first start that is late enough is among starts[low:high + 1]
         while low < high:
             middle = (low + high) // 2
             prompt = cut(starts[middle])
-            if prompt is not None and fed(prompt, facts) <= aim:
+            if prompt is not None and count_fed(prompt, facts) <= aim:
                 high, best = middle, prompt
             else:
                 low = middle + 1
@@ -135,8 +135,8 @@ def shortened(
             return best
     prompt = cut(users[-1] if users else 0)
     if prompt is None:
-        raise too_long(f"input is far longer than this model's context of {facts.max_context} tokens.", "input")
-    room(prompt, body, facts)
+        raise context_exceeded(f"input is far longer than this model's context of {facts.max_context} tokens.", "input")
+    check_room(prompt, body, facts)
     return prompt
 
 
@@ -146,9 +146,9 @@ def limit_of(body: InputRequest, facts: ModelFacts) -> int:
     return max(1, facts.max_context - wanted)
 
 
-def size_of(messages: Sequence[Message], wish: RenderingChange) -> int:
+def size_of(messages: Sequence[Message], change: RenderingChange) -> int:
     """Bytes of what is rendered."""
-    return sum(len(text.encode()) for text in texts_of(visible(messages), wish))
+    return sum(len(text.encode()) for text in texts_of(visible(messages), change))
 
 
 def most_bytes(facts: ModelFacts) -> int:

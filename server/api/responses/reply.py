@@ -100,36 +100,38 @@ class ResponseReply(Reply):
         yield events.Created(sequence_number=self._number(), response=self._response)
         yield events.Queued(sequence_number=self._number(), response=self._response)
 
-    def opening(self, index: int, usage: UsageField) -> Sequence[events.Event]:
+    def open_choice(self, index: int, usage: UsageField) -> Sequence[events.Event]:
         told: list[events.Event] = []
         if self._response.status != "queued":
             told.append(events.Created(sequence_number=self._number(), response=self._response))
         self._response = replace(self._response, status="in_progress")
         return [*told, events.InProgress(sequence_number=self._number(), response=self._response)]
 
-    def piece(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[events.Event]:
+    def write_delta(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[events.Event]:
         return [*self._output.take(parts, self._entries(delta))]
 
-    def note(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:
+    def observe_delta(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:
         for _ in self._output.take(parts, self._entries(delta)):
             pass
 
-    def ending(self, index: int, draft: PartialReply, usage: UsageField, cache: CacheField) -> Sequence[events.Event]:
+    def end_choice(
+        self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
+    ) -> Sequence[events.Event]:
         assert isinstance(usage, objects.Usage)
-        return self._end(draft, usage, None if isinstance(cache, msgspec.UnsetType) else cache)
+        return self._end(partial_reply, usage, None if isinstance(cache, msgspec.UnsetType) else cache)
 
-    def closing(
-        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
+    def end_stream(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
     ) -> Sequence[events.Event]:
         return ()
 
-    def event(self, told: msgspec.Struct) -> bytes:
+    def encode_event(self, told: msgspec.Struct) -> bytes:
         data = framed(told)
         if self.recording is not None:
             self.recording.add(data)
         return data
 
-    def failed(self, error: ApiError) -> bytes:
+    def encode_failure(self, error: ApiError) -> bytes:
         """An error, then the response as it has failed."""
         info = error.body.error
         if self._last is not None:  # which nobody has heard: it could not be committed
@@ -139,7 +141,7 @@ class ResponseReply(Reply):
             events.ErrorEvent(sequence_number=self._number(), code=info.code, message=info.message, param=info.param),
             events.Failed(sequence_number=self._number(), response=response),
         )
-        return b"".join(map(self.event, told))
+        return b"".join(map(self.encode_event, told))
 
     # --- what is kept -------------------------------------------------------------------------------------
 
@@ -150,17 +152,17 @@ class ResponseReply(Reply):
             return self._response
         return replace(self._response, output=self._output.snapshot())
 
-    def body(
-        self, drafts: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
+    def write_body(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
     ) -> ResponseObject:
-        self._end(drafts[0], usage, cache)
+        self._end(partial_replies[0], usage, cache)
         return self._response
 
-    def message(self, draft: PartialReply) -> Message:
-        return {**draft.message(), "items": self._output.entries}
+    def message(self, partial_reply: PartialReply) -> Message:
+        return {**partial_reply.message(), "items": self._output.entries}
 
-    def beside(self, draft: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
-        last = self._end(draft, usage, cache)
+    def turn_extras(self, partial_reply: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
+        last = self._end(partial_reply, usage, cache)
         if self._key is None:
             return self._begins
         recording = None if self.recording is None else self.recording.whole([framed(told) for told in last])
@@ -204,14 +206,16 @@ class ResponseReply(Reply):
             incomplete_details=None,
         )
         end = events.Incomplete(sequence_number=self._number(), response=self._response)
-        return b"".join(map(self.event, [*closing, end]))
+        return b"".join(map(self.encode_event, [*closing, end]))
 
     # --- within -------------------------------------------------------------------------------------------
 
-    def _end(self, draft: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt | None) -> list[events.Event]:
+    def _end(
+        self, partial_reply: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt | None
+    ) -> list[events.Event]:
         """The last events, the same each time."""
         if self._last is None:
-            status = STATUSES.get(draft.finish or "stop", "completed")
+            status = STATUSES.get(partial_reply.finish or "stop", "completed")
             whole = status == "completed"
             last = [*self._output.finish("completed" if whole else "incomplete")]
             self._response = replace(

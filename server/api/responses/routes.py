@@ -47,7 +47,7 @@ from server.schemas.items import Item, new_id, parsed_id
 from server.schemas.requests import either
 from server.turns.context import ServerContext, context_of, headers_of
 from server.turns.pending_turn import PendingTurn
-from server.turns.replay import idempotency_of, other_request
+from server.turns.replay import idempotency_key_reused, idempotency_of
 from server.turns.replies import ReplyHead
 from server.turns.reply_rules import chat_rules
 from server.turns.turn_runner import TurnRunner
@@ -284,7 +284,7 @@ async def run_in_background(turn: PendingTurn, runner: TurnRunner, reply: Respon
         choices.close()
         raise
     for event in reply.begin():
-        reply.event(event)
+        reply.encode_event(event)
     background_of(turn.request).start(session, reply, runner, choices, turn.claim)
     if turn.body.stream:
         return stream_events(recording.follow(0), session)
@@ -321,7 +321,7 @@ async def replay_response(
             continue
         request_hash, stored = found
         if request_hash != key.request_hash:
-            raise other_request()
+            raise idempotency_key_reused()
         if stored is None:
             raise no_response()
         headers = {**headers_of(Session(tenant, name, stateful=True)), "idempotent-replayed": "true"}

@@ -32,7 +32,7 @@ from server.api.sessions.schemas import (
     UpdateSession,
 )
 from server.chat.cutting import cut_reply
-from server.chat.prompts import check_bytes, same_prompt
+from server.chat.prompts import check_bytes, regeneration_prompt
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.log.claims import SessionBusy
@@ -240,10 +240,10 @@ async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> R
         if not before.messages or before.messages[-1]["role"] not in ("user", "tool"):
             message = "There is nothing to answer: the session ends with no user or tool message, answered or not."
             raise bad_request(message, code="nothing_to_answer")
-        prompt = await context.tokens.run(same_prompt, body, context.tokens, context.facts, before)
+        prompt = await context.tokens.run(regeneration_prompt, body, context.tokens, context.facts, before)
         old = record.messages[-1]
         if old.get("begun") and prompt.ids == before.tokens:  # which end with what its client began the reply with
-            prompt = replace(prompt, said=old["content"][: old["begun"]])
+            prompt = replace(prompt, reply_start=old["content"][: old["begun"]])
         return await run_chat(turn, body, prompt)
 
 

@@ -13,8 +13,8 @@ from template_styles import HERMES, NO_SYSTEM, NO_TOOLS, STYLES, THINKS, tokens_
 
 from server.chat.call_form import CallForm, ParameterForm
 from server.chat.call_rules import CallRules
-from server.chat.declared_parser import DeclaredParser, checked
-from server.chat.dialect import IN_WORDS, Dialect, short_id
+from server.chat.declared_parser import DeclaredParser, check_response_template
+from server.chat.dialect import IN_WORDS, Dialect, shorten_id
 from server.chat.dialect_parser import DialectParser, ReasoningMarks
 from server.chat.dialect_probe import DATA
 from server.chat.partial_reply import PartialReply
@@ -183,14 +183,14 @@ def test_messages_without_tools_are_rendered_as_they_always_were(style: str) -> 
 def test_reasoning_is_opened_by_a_prompt_that_ends_so() -> None:
     dialect = tokens_with(THINKS).dialect
     prompt = tokens_with(THINKS).render([USER], generation_prompt=True)
-    assert read(dialect.reading(prompt), "Hm.\n</think>\n\nYes.") | {"tool_calls": 0} == {
+    assert read(dialect.make_parser(prompt), "Hm.\n</think>\n\nYes.") | {"tool_calls": 0} == {
         "role": "assistant",
         "content": "Yes.",
         "reasoning_content": "Hm.",
         "tool_calls": 0,
     }
-    assert read(dialect.reading(prompt, reasons=False), "Yes.")["content"] == "Yes."
-    assert read(dialect.reading("user: x"), "Yes.")["content"] == "Yes."
+    assert read(dialect.make_parser(prompt, reasons=False), "Yes.")["content"] == "Yes."
+    assert read(dialect.make_parser("user: x"), "Yes.")["content"] == "Yes."
 
 
 def test_a_template_reads_reasoning_from_the_field_that_it_knows() -> None:
@@ -204,8 +204,8 @@ def test_a_template_reads_reasoning_from_the_field_that_it_knows() -> None:
 
 
 def test_a_dialect_without_anything_to_tell_apart_reads_plainly() -> None:
-    assert isinstance(demo_tokens().dialect.reading(""), PlainParser)
-    assert isinstance(demo_tokens().dialect.reading("", CallRules([TOOL])), DialectParser)
+    assert isinstance(demo_tokens().dialect.make_parser(""), PlainParser)
+    assert isinstance(demo_tokens().dialect.make_parser("", CallRules([TOOL])), DialectParser)
 
 
 # --- declared -----------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ PROMPT = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 def test_a_declared_response_is_read_by_its_template(size: int) -> None:
     dialect = tokens_with(HERMES, RESPONSE).dialect
     text = '<t>Hm.</t>Yes.<c>{"name": "weather", "arguments": {"days": "2"}}</c>'
-    reading = dialect.reading(PROMPT, CallRules([TOOL]))
+    reading = dialect.make_parser(PROMPT, CallRules([TOOL]))
     draft = PartialReply(reading)
     for at in range(0, len(text), size):
         for part in reading.feed(text[at : at + size]):
@@ -246,25 +246,25 @@ def test_a_declared_response_is_read_by_its_template(size: int) -> None:
 def test_a_tokenizer_may_declare_its_response_and_a_given_one_wins() -> None:
     tokens = tokens_with(HERMES)
     tokens._tokenizer.response_template = RESPONSE
-    assert read(tokens.dialect.reading(PROMPT), "<t>Hm.</t>Yes.")["content"] == "Yes."
+    assert read(tokens.dialect.make_parser(PROMPT), "<t>Hm.</t>Yes.")["content"] == "Yes."
     broken = tokens_with(HERMES)
     broken._tokenizer.response_template = {"nonsense": 1}
     assert broken.dialect == tokens_with(HERMES).dialect
     other = {**RESPONSE, "fields": {**RESPONSE["fields"], "thinking": {"open": "<z>", "close": "</z>"}}}  # type: ignore[dict-item]
     given = tokens_with(HERMES, other)
     given._tokenizer.response_template = RESPONSE
-    assert read(given.dialect.reading(PROMPT), "<z>Hm.</z>Yes.")["content"] == "Yes."
+    assert read(given.dialect.make_parser(PROMPT), "<z>Hm.</z>Yes.")["content"] == "Yes."
 
 
 def test_a_declared_response_continues_what_the_prompt_opened() -> None:
     dialect = tokens_with(HERMES, RESPONSE).dialect
-    assert read(dialect.reading(PROMPT + "<t>"), "Hm.</t>Yes.")["content"] == "Yes."
-    assert read(dialect.reading("no anchor <t>"), "Yes.")["content"] == "Yes."
+    assert read(dialect.make_parser(PROMPT + "<t>"), "Hm.</t>Yes.")["content"] == "Yes."
+    assert read(dialect.make_parser("no anchor <t>"), "Yes.")["content"] == "Yes."
 
 
 @pytest.mark.parametrize("text", ["<c>{broken</c> then", '<c>{"name": "nobody", "arguments": {}}</c>', "<c>3</c>"])
 def test_what_a_declared_template_cannot_read_is_content(text: str) -> None:
-    message = read(tokens_with(HERMES, RESPONSE).dialect.reading(PROMPT, CallRules([TOOL])), text)
+    message = read(tokens_with(HERMES, RESPONSE).dialect.make_parser(PROMPT, CallRules([TOOL])), text)
     assert message["tool_calls"] == []
     assert text.removeprefix("<c>").partition("</c>")[0] in message["content"]
 
@@ -294,7 +294,7 @@ SECTIONS = (
     ],
 )
 def test_the_response_templates_that_come_along_read_their_dialects(entry: int, tail: str, text: str) -> None:
-    template = checked(json.loads(DATA.read_text())["templates"][entry]["response_template"])
+    template = check_response_template(json.loads(DATA.read_text())["templates"][entry]["response_template"])
     for size in (1, 3, 1000):
         reading = DeclaredParser(template, [TOOL], tail)
         draft = PartialReply(reading)
@@ -334,9 +334,9 @@ def test_variables_are_those_that_the_template_reads() -> None:
 
 
 def test_ids_of_calls_become_nine_letters_and_stay_the_same() -> None:
-    assert short_id("call_abc") == short_id("call_abc") != short_id("call_abd")
-    assert len(short_id("call_abc")) == 9
-    assert short_id("abcdefgh1") == "abcdefgh1"
+    assert shorten_id("call_abc") == shorten_id("call_abc") != shorten_id("call_abd")
+    assert len(shorten_id("call_abc")) == 9
+    assert shorten_id("abcdefgh1") == "abcdefgh1"
 
 
 def test_a_template_that_refuses_says_so() -> None:

@@ -7,7 +7,7 @@ from fake_engine import FACTS
 from http_context import demo_tokens
 from transformers import AutoTokenizer
 
-from server.chat.prompts import Prompt, chat_prompt, completion_prompts, room
+from server.chat.prompts import Prompt, chat_prompt, check_room, completion_prompts
 from server.chat.tokenizer import ChatTokenizer, TemplateRefused, template_source
 from server.errors import ApiError
 from server.log.timeline import SessionRecord
@@ -79,13 +79,13 @@ def asking(limit: int | None) -> CompletionRequest:
 
 @pytest.mark.parametrize(("length", "limit"), [(2048, 0), (2047, 1), (2000, 48), (2047, None)])
 def test_what_fits_the_context_exactly_is_taken(length: int, limit: int | None) -> None:
-    room(Prompt([5] * length), asking(limit), FACTS)
+    check_room(Prompt([5] * length), asking(limit), FACTS)
 
 
 @pytest.mark.parametrize(("length", "limit"), [(2049, 0), (2048, 1), (2000, 49), (2048, None)])
 def test_one_token_more_is_not(length: int, limit: int | None) -> None:
     with pytest.raises(ApiError) as refused:
-        room(Prompt([5] * length), asking(limit), FACTS)
+        check_room(Prompt([5] * length), asking(limit), FACTS)
     assert refused.value.body.error.code == "context_length_exceeded"
 
 

@@ -23,7 +23,7 @@ from server.chat.reply_parser import (
     ReasoningPiece,
     ReplyParser,
 )
-from server.chat.typed import typed
+from server.chat.typed import parse_typed
 
 SCHEMA = {
     "type": "object",
@@ -289,5 +289,5 @@ def test_a_scan_finds_the_end_of_json_in_any_pieces(text: str) -> None:
     ],
 )
 def test_values_are_what_their_schema_wants(text: str, schema: object, value: object) -> None:
-    assert typed(text, schema) == value
-    assert type(typed(text, schema)) is type(value)
+    assert parse_typed(text, schema) == value
+    assert type(parse_typed(text, schema)) is type(value)

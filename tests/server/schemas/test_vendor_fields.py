@@ -9,7 +9,7 @@ import pytest
 from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 
 from scheduler.protocol import unpack_ids
-from server.chat.bad_words import banned
+from server.chat.bad_words import encode_bad_words
 from server.constraints.grammars import choice_grammar, json_schema_grammar, lark_grammar, regex_grammar
 
 END = 2
@@ -154,7 +154,7 @@ async def test_bad_words_become_tokens_with_and_without_a_space(site: Site) -> N
         assert answer.status_code == 200, answer.text
         words = site.engine.submitted[-1].sampling.bad_words
         assert tuple(encode("friend", special=False)) in words
-        assert words == banned(["friend", "a"], demo_tokens(), 1024)
+        assert words == encode_bad_words(["friend", "a"], demo_tokens(), 1024)
         spaced = tuple(encode(" a", special=False))
         assert (spaced in words) is (len(spaced) == len(encode("a", special=False)))
     await site.chat()

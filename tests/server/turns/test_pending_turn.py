@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from template_styles import NO_TOOLS, tokens_with
 
 from scheduler.protocol import Submit
-from server.chat.bad_words import banned
+from server.chat.bad_words import encode_bad_words
 from server.chat.tokenizer import ChatTokenizer
 
 KEY = {"Idempotency-Key": "k"}
@@ -53,7 +53,7 @@ async def test_special_tokens_are_shown_to_parsers_that_read_them_only(site: Sit
 async def test_every_endpoint_takes_bad_words_and_special_tokens(site: Site, path: str) -> None:
     submit = await submitted(site, path, bad_words=["friend"], skip_special_tokens=False)
     tokens: ChatTokenizer = site.app.state.context.tokens
-    assert submit.sampling.bad_words == banned(["friend"], tokens, 1024) != ()
+    assert submit.sampling.bad_words == encode_bad_words(["friend"], tokens, 1024) != ()
     assert submit.special is True
     answer = await site.http.post(path, json={**PATHS[path], **FORMATTED[path], "bad_words": ["friend"]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "bad_words")

@@ -13,7 +13,7 @@ from server.chat.prompts import Prompt
 from server.log.identity import Session
 from server.log.timeline import SessionRecord
 from server.schemas.objects import CacheMiss, CacheReceipt, MissReason, ReusedTokens, TokenText
-from server.turns.receipt import PromptHistory, receipt_of, summed
+from server.turns.receipt import PromptHistory, receipt_of, sum_receipts
 
 ASKED = [{"role": "user", "content": "Hi"}]
 LOGGED = [*ASKED, {"role": "assistant", "content": "Ho"}]
@@ -180,6 +180,6 @@ def test_several_prompts_add_up_and_the_first_miss_counts() -> None:
     first = CacheReceipt(10, ReusedTokens(1, 2, 3, 4), 0, 0, 0.5)
     second = CacheReceipt(5, ReusedTokens(1, 0, 0, 0), 2, 2, 0.25, miss=CacheMiss(MissReason.EVICTED, 1))
     third = CacheReceipt(1, ReusedTokens(0, 0, 0, 0), 0, 1, 0, miss=CacheMiss(MissReason.DAMAGED, 0))
-    total = summed([first, second, third], 0.0021)
+    total = sum_receipts([first, second, third], 0.0021)
     assert total == CacheReceipt(16, ReusedTokens(2, 2, 3, 4), 2, 3, 0.75, 2.1, CacheMiss(MissReason.EVICTED, 1))
-    assert summed([first], None).prefill_ms is None
+    assert sum_receipts([first], None).prefill_ms is None

@@ -40,8 +40,8 @@ def told_of(parts: list[list[Part]], shows: bool) -> list[Any]:
     """The events of a stream whose deltas were read as these parts, between its head and its end."""
     reply = AnthropicReply(ReplyHead("msg_1", 0, "m", "fp", UNSET), None, 0, None, shows)
     usage = Usage(1, 1, 2, CachedTokens(0))
-    made = [event for some in parts for event in reply.piece(0, Delta("t"), some, usage)]
-    end = reply.ending(0, PartialReply(finish="stop"), usage, None)
+    made = [event for some in parts for event in reply.write_delta(0, Delta("t"), some, usage)]
+    end = reply.end_choice(0, PartialReply(finish="stop"), usage, None)
     return [msgspec.to_builtins(event) for event in (*made, *end[:-1])]
 
 
