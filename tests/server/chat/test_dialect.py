@@ -362,10 +362,10 @@ def test_special_tokens_are_shown_where_they_are_marks() -> None:
 
 def test_reading_imports_no_torch() -> None:
     program = (
-        "import sys; from server.chat.declared_parser import DeclaredParser, checked; "
+        "import sys; from server.chat.declared_parser import DeclaredParser, check_response_template; "
         "from server.chat.dialect import Dialect; "
         "import server.chat.dialect_probe, server.chat.dialect_parser, server.chat.tokenizer; "
-        "DeclaredParser(checked({'start_anchor': 'x', 'fields': {'content': {}}}), [], 'x').feed('y'); "
+        "DeclaredParser(check_response_template({'start_anchor': 'x', 'fields': {'content': {}}}), [], 'x').feed('y'); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=120)
