@@ -21,7 +21,7 @@ import torch
 import zmq
 
 from scheduler.core.constraint import Grammars, tokenizer_of
-from scheduler.core.engine_core import EngineCore
+from scheduler.core.engine_core import EngineCore, LaunchedStep
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.session_commands import SessionCommands
@@ -47,6 +47,7 @@ from scheduler.protocol import (
     Ready,
     Refused,
     Shutdown,
+    StepOutputs,
     Submit,
     ToEngine,
 )
@@ -156,46 +157,63 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
     return engine, facts
 
 
-def serve(engine: EngineCore, commands: SessionCommands, channel: Channel) -> None:
-    """The loop: step, deliver, take what has come; one message a step, one a second while idle. A GPU runs a step while
-    the one before it is delivered and new requests are read.
+class ServingLoop:
+    """Steps, and between them the messages to and from the server: one a step, one a second while idle.
+
+    A GPU runs a step while the outputs of the one before it are sent and new messages are read.
     """
-    checked = time.monotonic()
-    told = 0.0
-    archive = engine.scheduler.store.archive
-    while True:
-        step = engine.launch()
-        if not engine.overlaps:
-            engine.settle(step)
-        outputs = engine.news()
-        for answer in (*engine.refusals(), *commands.take()):
-            channel.send(answer)
+
+    def __init__(self, engine: EngineCore, commands: SessionCommands, channel: Channel) -> None:
+        self._engine, self._commands, self._channel = engine, commands, channel
+        self._archive = engine.scheduler.store.archive
+        self._sent_at = 0.0  # time.monotonic() of the last outputs
+        self._checked_at = time.monotonic()
+        self._received = 0  # messages of this step
+        self._shutdown: Shutdown | None = None
+
+    def run(self) -> None:
+        """Serve until the server ends it."""
+        while self._shutdown is None:
+            self._engine.step(self._exchange)
+            self._check()
+        self._send_answers()
+        self._channel.send(self._engine.stop())
+        if self._archive is not None:
+            self._archive.flush(self._shutdown.flush_seconds)
+            self._archive.close()
+
+    def _exchange(self, step: LaunchedStep | None, outputs: StepOutputs) -> None:
+        """Send what is there, take what has come."""
+        engine = self._engine
+        self._send_answers()
         if engine.stalled and not engine.idle:
             time.sleep(0.001)  # nothing could run: do not spin
         now = time.monotonic()
-        if outputs.deltas or not engine.stalled or now - told >= 0.9 * _HEARTBEAT_MS / 1000:
-            channel.send(outputs)
-            told = now
-        busy = archive is not None and archive.busy
+        if outputs.deltas or not engine.stalled or now - self._sent_at >= 0.9 * _HEARTBEAT_MS / 1000:
+            self._channel.send(outputs)
+            self._sent_at = now
+        busy = self._archive is not None and self._archive.busy
         waits = engine.idle and (step is None or not engine.overlaps)
-        messages = channel.receive(0 if not waits else _BUSY_MS if busy else _HEARTBEAT_MS)
+        messages = self._channel.receive(0 if not waits else _BUSY_MS if busy else _HEARTBEAT_MS)
+        self._received = len(messages)
         for message in messages:
             if isinstance(message, Shutdown):
-                for answer in (*engine.refusals(), *commands.take()):
-                    channel.send(answer)
-                channel.send(engine.stop())
-                if archive is not None:
-                    archive.flush(message.flush_seconds)
-                    archive.close()
+                self._shutdown = message
                 return
-            refused = _take(message, engine, commands)
+            refused = _take(message, engine, self._commands)
             if refused is not None:
-                channel.send(refused)
-        if engine.overlaps:
-            engine.settle(step)
-        if engine.idle and not messages and time.monotonic() - checked > _CHECK_SECONDS:
-            engine.check_integrity()  # nobody waits now
-            checked = time.monotonic()
+                self._channel.send(refused)
+
+    def _send_answers(self) -> None:
+        """Refusals and the answers to session commands; they go before the outputs."""
+        for answer in (*self._engine.refusals(), *self._commands.take()):
+            self._channel.send(answer)
+
+    def _check(self) -> None:
+        """The invariants, once in a while when nobody waits."""
+        if self._engine.idle and not self._received and time.monotonic() - self._checked_at > _CHECK_SECONDS:
+            self._engine.check_integrity()
+            self._checked_at = time.monotonic()
 
 
 def _take(message: ToEngine, engine: EngineCore, commands: SessionCommands) -> Refused | None:
@@ -249,7 +267,7 @@ def main(config: EngineConfig) -> int:
     gc.freeze()  # a collection that walks all of torch takes a quarter of a second, in which nobody steps
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
-    serve(engine, SessionCommands(engine.scheduler.store, facts.fingerprint), channel)
+    ServingLoop(engine, SessionCommands(engine.scheduler.store, facts.fingerprint), channel).run()
     channel.close()
     if loaded.followers is not None:
         loaded.followers.close()

@@ -26,7 +26,7 @@ from cache.tiers.remote import RemoteTier
 from cache.tiers.restore_rates import RestoreRates
 from scheduler.accel.cpu.linear import pack
 from scheduler.core.constraint import Grammars, tokenizer_of
-from scheduler.core.engine_core import EngineCore
+from scheduler.core.engine_core import EngineCore, LaunchedStep
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.text import Vocabulary
@@ -111,6 +111,12 @@ class Eager(RestoreRates):
         return True
 
 
+class OverlappingRunner(ModelRunner):
+    """A runner whose device is taken to work on its own, as a GPU does."""
+
+    overlaps = True
+
+
 class Kit:
     """``send`` turns, ``run`` steps; every step is followed by the integrity checks."""
 
@@ -134,10 +140,9 @@ class Kit:
         share: float = 1.0,
         overlaps: bool = False,
     ) -> None:
-        """``folder``: of a disk tier; without it there is none. ``overlaps``: steps are driven as on a GPU; what is in
+        """``folder``: of a disk tier; without it there is none. ``overlaps``: steps run as on a GPU; what is in
         ``meanwhile`` is called once while one is under way.
         """
-        self._overlaps = overlaps
         self.meanwhile: list[Callable[[], Any]] = []
         self.model: Any = model_of(name)
         self.mode = verdict_on(name).mode
@@ -159,7 +164,8 @@ class Kit:
         )
         vocabulary = Vocabulary(make_tokenizer())
         limits = Limits(min(context, (pages - 1) * PAGE), 259)
-        self.runner = ModelRunner(self.mode, self.pool.device, self.rope)
+        runner = OverlappingRunner if overlaps else ModelRunner
+        self.runner = runner(self.mode, self.pool.device, self.rope)
         self.grammars = byte_grammars()
         self.engine = EngineCore(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars)
         self.refused: dict[str, Refused] = {}
@@ -207,10 +213,10 @@ class Kit:
         return turn
 
     def step(self) -> None:
-        """One step, its news taken in, its invariants checked."""
+        """One step, its outputs taken in, its invariants checked."""
         self.mode.install()
         try:
-            outputs = self._launched() if self._overlaps else self.engine.step()
+            outputs = self.engine.step(self._deliver)
         finally:
             self.mode.remove()
         for delta in outputs.deltas:
@@ -218,15 +224,10 @@ class Kit:
         self.refused |= {refused.turn: refused for refused in self.engine.refusals()}
         self.engine.check_integrity()
 
-    def _launched(self) -> StepOutputs:
-        """A step, and what the one before it has said."""
-        step = self.engine.launch()
-        outputs = self.engine.news()
+    def _deliver(self, step: LaunchedStep | None, outputs: StepOutputs) -> None:
         meanwhile, self.meanwhile = self.meanwhile, []
         for call in meanwhile:
             call()
-        self.engine.settle(step)
-        return outputs
 
     def run(self, limit: int = 10_000) -> None:
         """Step until nothing is left."""

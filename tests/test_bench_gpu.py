@@ -61,34 +61,23 @@ def test_what_every_step_reads_and_multiplies() -> None:
         assert served.read == 2 * served.active
 
 
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_steps_are_run_as_the_engine_process_runs_them(overlaps: bool) -> None:
-    told: list[str] = []
+def test_a_step_is_measured() -> None:
     session = SimpleNamespace(length=7)
     plan = [(SimpleNamespace(session=session), 1), (SimpleNamespace(session=session), 4)]
 
-    def launch() -> Any:
-        told.append("launch")
+    def step(deliver: Any) -> None:
         time.sleep(0.01)
-        return SimpleNamespace(plan=plan)
-
-    def settle(step: Any) -> None:
-        assert step.plan is plan
-        told.append("settle")
+        launched = SimpleNamespace(plan=plan, launched=time.perf_counter())
+        deliver(launched, SimpleNamespace(deltas=[SimpleNamespace(turn="t", tokens=[5], error=None)]))
         time.sleep(0.02)
 
-    def news() -> Any:
-        told.append("news")
-        return SimpleNamespace(deltas=[SimpleNamespace(turn="t", tokens=[5], error=None)])
-
     served = object.__new__(Served)
-    engine: Any = SimpleNamespace(launch=launch, settle=settle, news=news, overlaps=overlaps)
+    engine: Any = SimpleNamespace(step=step)
     served.engine = engine
     replies: dict[str, list[int]] = {}
-    step = served._step(replies)
-    assert told == (["launch", "news", "settle"] if overlaps else ["launch", "settle", "news"])
-    assert (step.tokens, step.seen, replies) == (5, 14, {"t": [5]})
-    assert 0.01 <= step.launching < step.seconds - 0.02
+    measured = served._step(replies)
+    assert (measured.tokens, measured.seen, replies) == (5, 14, {"t": [5]})
+    assert 0.01 <= measured.launching < measured.seconds - 0.02
 
 
 class Theirs(torch.nn.Module):

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from scheduler.core.engine_core import LaunchedStep
 from scheduler.model.loader import prepare
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, Sampling, Stopping, Submit, pack_ids
+from scheduler.protocol import EngineConfig, Sampling, StepOutputs, Stopping, Submit, pack_ids
 from tools.floors import synchronize
 from tools.random_model import DEMO, TOKENS
 
@@ -101,19 +102,21 @@ class Served:
             yield self._step(replies)
 
     def _step(self, replies: dict[str, list[int]]) -> Step:
-        """As ``scheduler.process.serve`` runs it: on a GPU, news of a step are told while the next one runs."""
+        """One step as the engine process runs it."""
         started = time.perf_counter()
-        step = self.engine.launch()
-        launched = time.perf_counter()
-        plan = [(turn.session, count) for turn, count in step.plan if turn.session is not None] if step else []
-        tokens, seen = sum(count for _, count in plan), sum(session.length for session, _ in plan)
-        if not self.engine.overlaps:
-            self.engine.settle(step)
-        for delta in self.engine.news().deltas:
-            replies.setdefault(delta.turn, []).extend(delta.tokens)
-            assert delta.error is None, delta.error
-        if self.engine.overlaps:
-            self.engine.settle(step)
+        launched, tokens, seen = started, 0, 0
+
+        def deliver(step: LaunchedStep | None, outputs: StepOutputs) -> None:
+            nonlocal launched, tokens, seen
+            if step is not None:
+                plan = [(turn.session, count) for turn, count in step.plan if turn.session is not None]
+                tokens, seen = sum(count for _, count in plan), sum(session.length for session, _ in plan)
+                launched = step.launched
+            for delta in outputs.deltas:
+                replies.setdefault(delta.turn, []).extend(delta.tokens)
+                assert delta.error is None, delta.error
+
+        self.engine.step(deliver)
         return Step(time.perf_counter() - started, launched - started, tokens, seen)
 
     def ask(self, prompt: list[int], reply: int = 1, session: str | None = None) -> float:

@@ -1,11 +1,9 @@
 """The engine: one loop that admits, steps and delivers. The only code that touches tensors while serving.
 
-Order of side effects in a step: ``launch``: schedule (pages, receipts) -> forward (lengths grow) -> draw; ``settle``:
-per turn append the token and decide whether it ends the turn; ``news``: their text -> one message. A stop is therefore
-decided on a token that has not been fed.
-
-A GPU works between ``launch`` and ``settle``: whoever drives the engine has it decode and tell the news of the step
-before meanwhile, and may line up, cancel and end turns.
+A step has three parts: ``launch``: schedule (pages, receipts) -> forward (lengths grow) -> draw; ``complete``: per turn
+append the token and decide whether it ends the turn; ``take_outputs``: their text -> one message. A stop is therefore
+decided on a token that has not been fed. ``step`` is the one place that says in which order they run: on a GPU the
+outputs of one step are decoded and delivered while the next one runs.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import logging
 import os
 import time
 from array import array
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -61,6 +60,7 @@ class LaunchedStep(NamedTuple):
 
     plan: list[tuple[Turn, int]]
     started: float  # time.perf_counter()
+    launched: float  # time.perf_counter() when the device had all of its work
     asked: list[tuple[Turn, int, SamplerOutput]]  # behind how many tokens
     ended: list[Turn]
     drawing: list[Turn]
@@ -68,8 +68,11 @@ class LaunchedStep(NamedTuple):
     done: HostCopy
 
 
+Deliver = Callable[[LaunchedStep | None, StepOutputs], object]
+
+
 class EngineCore:
-    """Turns in, deltas out. ``submit``, ``cancel`` and ``end`` at any time but within its other methods."""
+    """Turns in, deltas out. ``submit``, ``cancel`` and ``end`` between steps, and while ``step`` delivers."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class EngineCore:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the device works on its own between ``launch`` and ``settle``."""
+        """Whether the device works on its own between ``launch`` and ``complete``."""
         return self._runner.overlaps
 
     def submit(self, request: Submit) -> Refused | None:
@@ -145,13 +148,24 @@ class EngineCore:
         if turn is not None:
             self._finish(turn, FinishReason.CANCELLED)
 
-    def step(self) -> StepOutputs:
-        """Run one step over whatever is runnable; all the news since the last one."""
-        self.settle(self.launch())
-        return self.news()
+    def step(self, deliver: Deliver | None = None) -> StepOutputs:
+        """Run one step over whatever is runnable; all outputs since the last one.
+
+        ``deliver`` is called once with the step, None where there was none, and these outputs: on a GPU while the step
+        runs, so that they are those of the step before; on a CPU behind it.
+        """
+        step = self.launch()
+        if not self.overlaps:
+            self.complete(step)
+        outputs = self.take_outputs()
+        if deliver is not None:
+            deliver(step, outputs)
+        if self.overlaps:
+            self.complete(step)
+        return outputs
 
     def launch(self) -> LaunchedStep | None:
-        """Begin a step over whatever is runnable; None where nothing is, or where it failed. Every step is settled
+        """Begin a step over whatever is runnable; None where nothing is, or where it failed. Every step is completed
         before the next one begins.
         """
         if self._compiling:
@@ -170,7 +184,7 @@ class EngineCore:
             self._survive(plan, error)
         return None
 
-    def settle(self, step: LaunchedStep | None) -> None:
+    def complete(self, step: LaunchedStep | None) -> None:
         """Take in what a step has drawn. Turns that have ended meanwhile get nothing of it."""
         if step is None:
             return
@@ -193,7 +207,7 @@ class EngineCore:
             if turn.finish_reason is None:
                 self._commit(turn, sampled)
 
-    def news(self) -> StepOutputs:
+    def take_outputs(self) -> StepOutputs:
         """What has happened since the last call."""
         told: list[Delta] = []
         broken: set[Turn] = set()  # by a token that cannot be decoded: what came after it is not told
@@ -230,7 +244,7 @@ class EngineCore:
         """End every turn as cancelled."""
         for turn in [*self.scheduler.running, *self.scheduler.waiting]:
             self._finish(turn, FinishReason.CANCELLED)
-        return self.news()
+        return self.take_outputs()
 
     def stats(self) -> Stats:
         """Gauges and counters."""
@@ -318,7 +332,8 @@ class EngineCore:
             chosen = [at for _, at in drawing]
             wanted = logits if len(chosen) == len(logits) else logits[put(np.array(chosen), logits.device)]
             drawn = self._sampler.draw(wanted, turns)
-        return LaunchedStep(plan, started, reports, ended, turns, drawn, HostCopy(logits[:0]))
+        done = HostCopy(logits[:0])
+        return LaunchedStep(plan, started, time.perf_counter(), reports, ended, turns, drawn, done)
 
     def _commit(self, turn: Turn, sampled: SampledToken) -> None:
         """A token was drawn: decide whether it ends the turn, before it is ever fed."""

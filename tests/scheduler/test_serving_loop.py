@@ -7,7 +7,7 @@ from typing import Any, cast
 from engine_kit import Kit
 
 from scheduler.core.session_commands import SessionCommands
-from scheduler.process import Channel, serve
+from scheduler.process import Channel, ServingLoop
 from scheduler.protocol import FinishReason, Refused, Shutdown, StepOutputs, Stopping, Submit, pack_ids
 
 
@@ -34,7 +34,7 @@ def test_a_refusal_is_told_before_the_end() -> None:
     kit = Kit(max_queued=2)
     turns = [waiting("t1", "a"), waiting("t2", "a"), waiting("t3", "b")]
     channel = Script([*turns, Shutdown(0.0)])
-    serve(kit.engine, SessionCommands(kit.store, kit.fingerprint), cast(Channel, channel))
+    ServingLoop(kit.engine, SessionCommands(kit.store, kit.fingerprint), cast(Channel, channel)).run()
     *_, refused, outputs = channel.sent
     assert isinstance(refused, Refused)
     assert (refused.turn, refused.code) == ("t2", "queue_full")

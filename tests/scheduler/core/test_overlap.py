@@ -11,13 +11,13 @@ import torch
 from engine_kit import END, Kit, Outcome
 from tiny_models import greedy
 
-from scheduler import process
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.sampling import SamplerOutput
 from scheduler.core.session_commands import SessionCommands
 from scheduler.core.stop_checker import DrawnToken
 from scheduler.core.text import TextStream
 from scheduler.model.runner import ModelRunner
+from scheduler.process import ServingLoop
 from scheduler.protocol import (
     Cancel,
     FinishReason,
@@ -187,7 +187,7 @@ def test_whether_steps_overlap() -> None:
 
 
 class Event(NamedTuple):
-    """``sent`` tokens of a turn, or a step ``launched`` or ``settled``."""
+    """``sent`` tokens of a turn, or a step ``launched`` or ``completed``."""
 
     kind: str
     tokens: int = 0
@@ -207,7 +207,9 @@ class Line:
             self.events.append(Event("sent", tokens))
 
     def receive(self, wait_ms: int) -> list[ToEngine]:
-        under_way = [event.kind for event in self.events if event.kind in ("launched", "settled")][-1:] == ["launched"]
+        under_way = [event.kind for event in self.events if event.kind in ("launched", "completed")][-1:] == [
+            "launched"
+        ]
         assert not (wait_ms and under_way), "a step waits for messages"
         if self.messages:
             return self.messages.pop(0)
@@ -218,25 +220,25 @@ def _serve(
     monkeypatch: pytest.MonkeyPatch, overlaps: bool, messages: list[list[ToEngine]]
 ) -> tuple[Kit, Line, list[Event]]:
     kit, events = Kit(), list[Event]()
-    launch, settle = kit.engine.launch, kit.engine.settle
+    launch, complete = kit.engine.launch, kit.engine.complete
 
     def launching() -> Any:
         step = launch()
         events.extend([Event("launched")] * (step is not None))
         return step
 
-    def settling(step: Any) -> None:
-        events.extend([Event("settled")] * (step is not None))
-        settle(step)
+    def completing(step: Any) -> None:
+        events.extend([Event("completed")] * (step is not None))
+        complete(step)
 
     monkeypatch.setattr(EngineCore, "overlaps", overlaps)
     monkeypatch.setattr(kit.engine, "launch", launching)
-    monkeypatch.setattr(kit.engine, "settle", settling)
+    monkeypatch.setattr(kit.engine, "complete", completing)
     line: Any = Line(messages, events)
     kit.mode.install()
     try:
         with torch.inference_mode():
-            process.serve(kit.engine, SessionCommands(kit.store, kit.fingerprint), line)
+            ServingLoop(kit.engine, SessionCommands(kit.store, kit.fingerprint), line).run()
     finally:
         kit.mode.remove()
     return kit, line, events
@@ -250,22 +252,22 @@ def _submit(turn: str, prompt: list[int], count: int) -> Submit:
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_the_loop_tells_a_step_while_the_next_one_runs(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     kit, line, events = _serve(monkeypatch, overlaps, [[_submit("t", [1, 2, 3], 3)]])
-    step, told = [Event("launched"), Event("settled")], Event("sent", 1)
+    step, told = [Event("launched"), Event("completed")], Event("sent", 1)
     plain = [*step, told] * 3
-    later = [*step, Event("launched"), told, Event("settled"), Event("launched"), told, Event("settled"), told]
+    later = [*step, Event("launched"), told, Event("completed"), Event("launched"), told, Event("completed"), told]
     assert events == (later if overlaps else plain)
     assert [token for delta in line.deltas for token in delta.tokens] == greedy(kit.model, [1, 2, 3], 3)
     assert line.deltas[-1].finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_the_loop_settles_a_step_before_it_sleeps(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_completes_a_step_before_it_sleeps(overlaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     _, line, events = _serve(monkeypatch, overlaps, [[_submit("t", [1, 2, 3], 0)]])
-    assert events == [Event("launched"), Event("settled")]
+    assert events == [Event("launched"), Event("completed")]
     assert line.deltas[-1].finish_reason is FinishReason.LENGTH
     monkeypatch.setattr(TextStream, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("no text")))
     _, line, events = _serve(monkeypatch, overlaps, [[_submit("t", [1, 2, 3], 5)]])
-    assert events == [Event("launched"), Event("settled")] * (1 + overlaps)  # the last turn ends while a step runs
+    assert events == [Event("launched"), Event("completed")] * (1 + overlaps)  # the last turn ends while a step runs
     assert line.deltas[-1].finish_reason is FinishReason.ERROR
 
 
