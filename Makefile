@@ -126,7 +126,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing the server's packages"
 	@$(PIP) install -q -c constraints.txt -e .
 	@echo "compiling for this processor"
-	@$(BIN)/python -m cache.attention.native || true
+	@$(BIN)/python -m cache.attention.cpu || true
 	@$(BIN)/python -m scheduler.accel.cpu.program || true
 	@touch $(STAMP)
 

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from cache.attention.paged import Plan
+from cache.attention.backend import Signature
+from cache.attention.triton import TritonBackend, TritonPlan
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import AttentionLayer, ScoreOptions
+from cache.pages.packed import PackedStep
 
 
-class Told:
-    """``paged.Kernel``, query by query: tables, tiles, positions and flags of a plan are all that it looks at."""
+class TritonDouble:
+    """``TritonBackend``, query by query: tables, tiles, positions and flags of a plan are all that it looks at."""
 
     def __init__(self, tokens: int = 3) -> None:
         self.tokens = tokens  # of a tile
         self.calls = 0
 
-    def fits(self, *about: Any) -> bool:
+    def fits(self, signature: Signature) -> bool:
         """Whatever is asked."""
         return True
 
+    def plan(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int], last: bool) -> TritonPlan | None:
+        """The real one's."""
+        return TritonBackend.plan(cast(TritonBackend, self), step, layer, segments, last)
+
     def attend(
         self,
-        plan: Plan,
+        plan: TritonPlan,
+        step: PackedStep,
         layer: AttentionLayer,
-        tier: MemoryTier,
         source: int,
         query: torch.Tensor,
         scores: ScoreOptions,
@@ -36,11 +42,11 @@ class Told:
     ) -> None:
         """What kernels/paged.py says that it does. No launch is an operation of torch's."""
         with _disable_current_modes():
-            self._attend(plan, layer, tier, source, query, scores, out)
+            self._attend(plan, layer, step.tier, source, query, scores, out)
 
     def _attend(
         self,
-        plan: Plan,
+        plan: TritonPlan,
         layer: AttentionLayer,
         tier: MemoryTier,
         source: int,

@@ -11,7 +11,12 @@ import torch
 from engine_kit import byte_grammars
 from tiny_models import greedy, make_model, make_tokenizer
 
-from cache.attention import gpu, native, paged, trial, varlen
+from cache.attention.attention import PackedAttention
+from cache.attention.backend import Backend, Signature
+from cache.attention.cpu import cpu_backend
+from cache.attention.self_test import LAYERS, StepSpec, random_step, reference
+from cache.attention.triton import triton_backend
+from cache.attention.varlen import varlen_backend
 from cache.memory.stream import HostCopy, put
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, ScoreOptions, read_layers
@@ -48,32 +53,31 @@ PAIRS = [(d, *h, *EXTRAS[(i + j) % 3]) for i, d in enumerate(DTYPES) for j, h in
 def test_the_kernel_over_pages_is_right(
     dtype: torch.dtype, heads: int, key_heads: int, dim: int, capped: bool, sinks: bool
 ) -> None:
-    kernel = paged.kernel(CUDA)
-    assert kernel is not None
-    aux = torch.zeros(heads, device=CUDA) if sinks else None
+    backend = triton_backend(CUDA)
+    assert backend is not None
     shape = PageShape(key_heads, dim, key_heads, dim, dtype)
-    for layer in trial.LAYERS:
-        assert kernel.fits(shape, heads, dim, dtype, ScoreOptions(1.0, 3.0 if capped else None, aux), layer)
+    for chunked in (False, True):
+        assert backend.fits(Signature(shape, heads, dim, dtype, capped, sinks, chunked))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_torchs_flash_kernels_are_right(dtype: torch.dtype, sinks: bool) -> None:
-    flash = varlen.varlen(CUDA)
-    assert flash is not None
-    aux = torch.zeros(32, device=CUDA) if sinks else None
-    assert flash.fits(PageShape(8, 128, 8, 128, dtype), 32, 128, dtype, ScoreOptions(1.0, None, aux), trial.LAYERS[0])
+    backend = varlen_backend(CUDA)
+    assert backend is not None
+    assert backend.fits(Signature(PageShape(8, 128, 8, 128, dtype), 32, 128, dtype, False, sinks, False))
 
 
-@pytest.mark.parametrize("layer", trial.LAYERS)
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("hide", [False, True])
 def test_both_together_are_right(layer: AttentionLayer, hide: bool) -> None:
     generator, shape = torch.Generator().manual_seed(4), PageShape(2, 64, 2, 64, torch.bfloat16)
-    step = trial.made_up(((5000, 1), (40, 300), (700, 17), (0, 129)), CUDA, shape, hide, generator)
+    spec = StepSpec(((5000, 1), (40, 300), (700, 17), (0, 129)), hide)
+    step = random_step(spec, CUDA, shape, generator)
     query = torch.randn(8, step.tokens, 64, generator=generator).to(CUDA, torch.bfloat16)
     out, scores = query.new_full((step.tokens, 8, 64), float("nan")), ScoreOptions(0.125, None, None)
-    assert gpu.attend(step, layer, 0, query, scores, out) == {0, 1, 2, 3}
-    want = trial.defined(step, layer, query.float(), scores)
+    assert not PackedAttention([layer])._attend_in_place(step, layer, 0, query, scores, out)
+    want = reference(step, layer, query.float(), scores)
     assert (out.float() - want).abs().max() <= 1e-2 * want.abs().max()
 
 
@@ -208,21 +212,20 @@ def test_a_seed_draws_the_same_with_and_without_graphs() -> None:
 
 
 def test_the_cpu_kernel_and_the_gpu_kernel_agree() -> None:
-    compiled, kernel = native.kernel(), paged.kernel(CUDA)
-    if compiled is None:
+    backends: dict[torch.device, Backend[Any] | None] = {CPU: cpu_backend(), CUDA: triton_backend(CUDA)}
+    if backends[CPU] is None:
         pytest.skip("there is no C++ compiler")
-    assert kernel is not None
     shape, scores = PageShape(2, 64, 2, 64, torch.float32), ScoreOptions(0.125, 20.0, torch.ones(8))
     outs: list[torch.Tensor] = []
     for device in (CPU, CUDA):
-        step = trial.made_up(((900, 1), (30, 5)), device, shape, True, torch.Generator().manual_seed(1))
+        step = random_step(StepSpec(((900, 1), (30, 5)), True), device, shape, torch.Generator().manual_seed(1))
         query = torch.randn(8, step.tokens, 64, generator=torch.Generator().manual_seed(2)).to(device)
         out = query.new_empty(step.tokens, 8, 64)
-        if device is CPU:
-            compiled.attend(native.Plan(step, trial.LAYERS[1]), 0, query, scores, out)
-        else:
-            told = scores._replace(sinks=torch.ones(8, device=CUDA))
-            kernel.attend(paged.plan(step, frozenset({0, 1})), trial.LAYERS[1], step.tier, 0, query, told, out)
+        backend = backends[device]
+        assert backend is not None
+        there = scores._replace(sinks=torch.ones(8, device=device))
+        plan = backend.plan(step, LAYERS[1], step.numbers, True)
+        backend.attend(plan, step, LAYERS[1], 0, query, there, out)
         outs.append(out.cpu())
     assert (outs[0] - outs[1]).abs().max() < 1e-5
 

@@ -1,6 +1,6 @@
-"""Attention over pages: one definition, several kernels, each compared with it before it is used.
+"""Attention over pages: one definition, several backends, each compared with it before it is used.
 
-Owns: the attention function that modeling code calls, CPU and GPU kernels, their self-test.
+Owns: the attention function that modeling code calls, the backends of CPU and GPU, their self-test.
 
 May import: ``cache.pages``, ``cache.memory``.
 

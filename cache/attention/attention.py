@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from cache.attention import gpu, native
+from cache.attention.backend import Signature
+from cache.attention.backends import backends
 from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
 
@@ -46,18 +47,18 @@ class PackedAttention:
         self.transformed: set[int] = set()
         self.sources: dict[int, int | None] = {}
         self.calls = 0
-        self._step: PackedStep | None = None
+        self.step: PackedStep | None = None  # in flight
         AttentionInterface.register(self.name, self)
         _attentions[self.number] = self
 
     @contextmanager
     def running(self, step: PackedStep) -> Iterator[None]:
         """Within it, attention calls belong to ``step``."""
-        self._step = step
+        self.step = step
         try:
             yield
         finally:
-            self._step = None
+            self.step = None
 
     def __call__(
         self,
@@ -94,7 +95,7 @@ class PackedAttention:
         """``query [1, H, T, D]`` against ``key``, ``value`` as the layer has them after ``update``; returns
         ``[1, T, H, Dv]``.
         """
-        step, index = self._step, getattr(module, "layer_idx", None)
+        step, index = self.step, getattr(module, "layer_idx", None)
         if step is None or not isinstance(index, int):
             raise Unsupported("attention outside of a step")
         self.calls += 1
@@ -112,7 +113,7 @@ class PackedAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """The same for layer ``index`` where compiled code calls: ``key`` and ``value`` are not stored yet."""
-        step, source = self._step, self.sources.get(index)
+        step, source = self.step, self.sources.get(index)
         if step is None or source is None:
             raise Unsupported("compiled attention outside of a step, or over keys that are not in pages")
         self.calls += 1
@@ -136,8 +137,8 @@ class PackedAttention:
         layer = self.layers[index]
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
         source = self._source(step, key, value)
-        done = self._natively(step, layer, source, query[0], ScoreOptions(scale, softcap, sinks), out)
-        for number, first, keys, values in self._segments(step, index, key, value, done):
+        left = self._attend_in_place(step, layer, source, query[0], ScoreOptions(scale, softcap, sinks), out)
+        for number, first, keys, values in self._segments(step, index, key, value, left):
             segment = step.segments[number]
             rows = slice(segment.row, segment.row + segment.size)
             seen = step.mask(number, layer, first)
@@ -155,7 +156,7 @@ class PackedAttention:
         origin = step.origins.get(id(key))
         return origin[0] if origin is not None and origin[1] is key and origin[2] is value else None
 
-    def _natively(
+    def _attend_in_place(
         self,
         step: PackedStep,
         layer: AttentionLayer,
@@ -164,44 +165,29 @@ class PackedAttention:
         scores: ScoreOptions,
         out: torch.Tensor,
     ) -> frozenset[int]:
-        """Let the device's own kernels fill rows of ``out``; the numbers of the segments that are done."""
+        """Let the device's backends fill rows of ``out``, one after the other; the numbers of the segments left."""
+        left = step.numbers
         if source is None:
-            return frozenset()
-        if query.device.type != "cpu":
-            return gpu.attend(step, layer, source, query, scores, out)
-        kernel = native.kernel()
-        if kernel is None:
-            return frozenset()
-        if not kernel.fits(step.tier.shapes[source], query.shape[0], query.shape[2], query.dtype, scores):
-            return frozenset()
-        plan = self._plan(step, layer)
-        kernel.attend(plan, source, query, scores, out)
-        return plan.numbers
-
-    def whole_plan(self, index: int) -> native.Plan | None:
-        """How the compiled kernel attends, in layer ``index``, to all segments of the step in flight; None where
-        there is none, or a segment is too long for it.
-        """
-        plan = self._plan(self._step, self.layers[index]) if self._step is not None else None
-        return plan if plan is not None and plan.whole else None
-
-    def _plan(self, step: PackedStep, layer: AttentionLayer) -> native.Plan:
-        if layer.kind not in step.plans:
-            step.plans[layer.kind] = native.Plan(step, layer)
-        plan = step.plans[layer.kind]
-        assert isinstance(plan, native.Plan)
-        return plan
+            return left
+        signature = Signature.of(step.tier.shapes[source], query, scores, layer)
+        fitting = [backend for backend in backends(query.device) if backend.fits(signature)]
+        for backend in fitting:
+            plan = backend.plan(step, layer, left, last=backend is fitting[-1])
+            if plan is not None:
+                backend.attend(plan, step, layer, source, query, scores, out)
+                left = plan.rest
+        return left
 
     def _segments(
-        self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor, done: frozenset[int]
+        self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor, left: frozenset[int]
     ) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
-        """Per segment that is not ``done``: its number, the position of its first key, and K, V ``[keys, H, D]``."""
+        """Per segment that is ``left``: its number, the position of its first key, and K, V ``[keys, H, D]``."""
         layer = self.layers[index]
         source = self._source(step, key, value)
         if source is not None:
             size = step.tier.page_size
             for number, segment in enumerate(step.segments):
-                if number in done:
+                if number not in left:
                     continue
                 first = step.first_page(segment, layer) * size
                 keys, values = step.tier.read(source, step.pages(segment, layer))

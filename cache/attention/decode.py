@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cache.attention import paged
+from cache.attention.triton import TritonPlan
 from cache.memory.stream import put, refill
 from cache.memory.tier import MemoryTier
 from cache.pages.packed import PackedStep, Segment
@@ -60,9 +60,9 @@ class DecodeStep(PackedStep):
         self.segments = [Segment(nobody, row, 1) for row in range(rows)]
         self.origins = {}
         self._masks, self._gathers = {}, {}
-        every = frozenset(range(rows))
-        places = [(row, 1) for row in range(rows)]
-        self.plans = {every: paged.Plan(every, places, tables.device[:rows], self.positions[0])}
+        self.numbers = frozenset(range(rows))
+        plan = TritonPlan([(row, 1) for row in range(rows)], tables.device[:rows], self.positions[0])
+        self.plans = {TritonPlan.key(self.numbers): plan}
 
     def fill(self, sessions: Sequence[SessionCache]) -> None:
         """From here on it is a step of ``sessions``, the next token of each; there may be fewer than rows."""

@@ -55,10 +55,11 @@ class PackedStep:
             self.segments.append(Segment(session, row, count))
             row += count
         self.tokens = row
+        self.numbers = frozenset(range(len(self.segments)))  # of the segments
         self._masks: dict[tuple[int, Reach, int | None, int], torch.Tensor | None] = {}
         self._gathers: dict[tuple[Reach, int | None], torch.Tensor] = {}
         self.origins: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
-        self.plans: dict[Any, Any] = {}  # what kernels must know of it
+        self.plans: dict[Any, Any] = {}  # of attention backends: what they must know of it
         positions = np.concatenate([np.arange(s.start, s.stop) for s in self.segments])
         tokens = np.concatenate([np.asarray(s.session.owed(s.size), np.int64) for s in self.segments])
         places = np.concatenate([self.places(s, s.start) for s in self.segments])

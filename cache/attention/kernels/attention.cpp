@@ -3,7 +3,7 @@
 // Per session and key head: scores in float32, softmax with a running maximum, times the values. A history is cut into
 // ranges that any thread may take; where they are cut follows from the session's own positions alone, and partial
 // results are put together in order, so that neither company nor the number of threads changes a bit of the result.
-// cache/attention/native.py calls it and knows its structs.
+// cache/attention/cpu.py calls it and knows its structs.
 
 #include <atomic>
 #include <cstdlib>

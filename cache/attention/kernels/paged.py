@@ -1,4 +1,4 @@
-"""Attention over pages in place, in Triton. ``cache.attention.paged`` imports it where there is a GPU.
+"""Attention over pages in place, in Triton. ``cache.attention.triton`` imports it where there is a GPU.
 
 A tile is a few tokens of one segment with all query heads that share a key head, ``ROWS`` queries at most. Keys are
 read from their pages by the segment's page table. The keys of a tile are shared out among ``splits`` programs where

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cache.attention import native
+from cache.attention import cpu
 from cache.attention.attention import PackedAttention
 from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, alike
 from scheduler.accel.cpu.layer_program import LayerProgram
@@ -40,9 +40,10 @@ class Fused:
         self._programs = [Program(piece, kernel) for piece in recording.pieces]
         limits = [matrix.limit for matrix in recording.matrices if matrix.limit is not None]
         self._limit = min(limits) if limits else None  # rows
-        compiled, asked = native.kernel(), recording.asked
-        one = compiled is not None and len(asked) == 1
-        self._layer = LayerProgram(recording.pieces, asked[0], attention, kernel, compiled) if one else None
+        backend, asked = cpu.cpu_backend(), recording.asked
+        self._layer: LayerProgram | None = None
+        if backend is not None and len(asked) == 1:
+            self._layer = LayerProgram(recording.pieces, asked[0], attention, kernel, backend)
         self._kernel = kernel
         self._chain: LayerChain | None = None  # that it is the first of
         self._behind: list[Fused] = []  # those after it

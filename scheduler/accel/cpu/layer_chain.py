@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cache.attention import native
+from cache.attention.cpu import AttentionCall, CpuPlan
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu import program
 from scheduler.accel.cpu.layer_program import LayerAttention, LayerProgram
@@ -78,9 +78,9 @@ class LayerChain:
             self._kinds.setdefault(layer.kind, []).append(number)
         self._links = (_Link * len(layers))()
         self._runs = (program.ProgramCall * len(self._programs))()
-        self._between, self._attentions = (LayerAttention * len(layers))(), (native.AttentionCall * len(layers))()
+        self._between, self._attentions = (LayerAttention * len(layers))(), (AttentionCall * len(layers))()
         self._steps = np.frombuffer(memoryview(self._between), np.dtype(LayerAttention))
-        self._attended = np.frombuffer(memoryview(self._attentions), np.dtype(native.AttentionCall))
+        self._attended = np.frombuffer(memoryview(self._attentions), np.dtype(AttentionCall))
         self._outside = np.zeros((sum(len(one.externals) for one in self._programs), 3), np.int64)
         self._places = self._find_places()
         self._placed: tuple[Any, ...] = ()
@@ -92,7 +92,7 @@ class LayerChain:
         """What each layer gives, from the inputs of the first; None where this step is not for all of them."""
         if rows > self._most:
             return None
-        plans: dict[Any, native.Plan] = {}
+        plans: dict[Any, CpuPlan] = {}
         for kind, numbers in self._kinds.items():
             if (plan := self._layers[numbers[0]].plan()) is None:
                 return None
@@ -131,7 +131,7 @@ class LayerChain:
         rooms = tuple(room.rows for room in self._rooms)
         return rows, torch.get_num_threads(), self._kernel.memory, rooms, cache.in_place, cache.step.tier
 
-    def _place(self, cache: PackedCache, plans: dict[Any, native.Plan], rows: int) -> bool:
+    def _place(self, cache: PackedCache, plans: dict[Any, CpuPlan], rows: int) -> bool:
         """Copy what the layers would be called with; whether all of them can be."""
         self._placed = ()
         if not all(layer.fits(cache) for layer in self._layers):

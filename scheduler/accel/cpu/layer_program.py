@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cache.attention import native
 from cache.attention.attention import PackedAttention
-from cache.pages.layers import ScoreOptions
+from cache.attention.backend import Signature
+from cache.attention.cpu import CpuBackend, CpuPlan
+from cache.pages.layers import Reach, ScoreOptions
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.piece import External, Piece
 from scheduler.accel.cpu.program import Program, ProgramKernel
@@ -42,12 +43,13 @@ class LayerProgram:
         asked: AttentionRequest,
         attention: PackedAttention,
         kernel: ProgramKernel,
-        compiled: Any,
+        backend: CpuBackend,
     ) -> None:
         before, after = (Program(piece, kernel) for piece in pieces)
         self.before, self.after = before, after
         self._asked = asked
-        self._attention, self._kernel, self._compiled = attention, kernel, compiled
+        self._layer = attention.layers[asked.module.layer_idx]  # type: ignore[index]
+        self._attention, self._kernel, self._backend = attention, kernel, backend
         outputs = {external.number: external for external in before.externals if external.kind == "output"}
         query, key, value = (outputs[number] for number in range(3))
         self._heads, self._dim = query.shape[-2:]
@@ -59,7 +61,7 @@ class LayerProgram:
         self._sinks = sinks.detach().float().contiguous() if sinks is not None else None
         self.room = LayerWorkspace.of(kernel, before, after)
         self._placed = 0
-        self.call = LayerAttention(attend=compiled.address)
+        self.call = LayerAttention(attend=backend.address)
         self.address = ctypes.addressof(self.call)
 
     def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> list[torch.Tensor] | None:
@@ -83,11 +85,13 @@ class LayerProgram:
     @property
     def kind(self) -> Any:
         """Layers of one kind have one plan."""
-        return self._attention.layers[self._asked.module.layer_idx].kind  # type: ignore[index]
+        return self._layer.kind
 
-    def plan(self) -> native.Plan | None:
-        """How to attend in the step in flight; None where the kernel does not take all of it."""
-        return self._attention.whole_plan(self._asked.module.layer_idx)  # type: ignore[arg-type]
+    def plan(self) -> CpuPlan | None:
+        """How to attend in the step in flight; None where there is none, or the backend does not take all of it."""
+        step = self._attention.step
+        plan = self._backend.plan(step, self._layer, step.numbers, last=True) if step is not None else None
+        return plan if plan is not None and not plan.rest else None
 
     def fits(self, cache: PackedCache) -> bool:
         """Whether its keys are read in place, from pages of the kind that it makes."""
@@ -97,10 +101,14 @@ class LayerProgram:
         shape = tier.shapes[source]
         if self._dtypes != {shape.dtype} or shape[:4] != self._stored:
             return False
-        fits: bool = self._compiled.fits(shape, self._heads, self._dim, shape.dtype, self._scores)
-        return fits
+        capped, sinks, chunked = (
+            self._scores.softcap is not None,
+            self._sinks is not None,
+            self._layer.reach is Reach.CHUNKED,
+        )
+        return self._backend.fits(Signature(shape, self._heads, self._dim, shape.dtype, capped, sinks, chunked))
 
-    def place(self, cache: PackedCache, plan: native.Plan, rows: int) -> None:
+    def place(self, cache: PackedCache, plan: CpuPlan, rows: int) -> None:
         """Let ``call`` be that of a step of so many rows, and tell both programs what lies between them."""
         step, source = cache.step, self._asked.layer
         room = self.room.tensors(rows)
@@ -111,7 +119,7 @@ class LayerProgram:
         query, key, value = (room["output", number] for number in range(3))
         out, call, tier = room["attention", 0], self.call, step.tier
         where = (query.data_ptr(), self._dim, self._heads * self._dim, out.data_ptr())
-        call.call = self._compiled.prepare(plan, source, self._heads, where, self._scores, self._sinks)
+        call.call = self._backend.prepare(plan, source, self._heads, where, self._scores, self._sinks)
         call.key, call.value = key.data_ptr(), value.data_ptr()
         call.key_pages, call.value_pages = tier.keys[source].data_ptr(), tier.values[source].data_ptr()
         call.places, call.rows = step.write_index.data_ptr(), rows

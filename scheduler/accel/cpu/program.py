@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cache.attention.native import together
+from cache.attention.cpu import team_address
 from cache.compiler import NotBuilt, built
 from scheduler.accel.cpu.matrix import GROUP, TYPES, Matrix
 from scheduler.accel.cpu.piece import External, Opcode, Operation, Piece, Ref, Slot, Slots
@@ -47,7 +47,7 @@ class ProgramCall(ctypes.Structure):
         ("scratch", ctypes.c_void_p),
         ("scratch_each", ctypes.c_int64),
         ("threads", ctypes.c_int64),
-        ("together", ctypes.c_void_p),
+        ("team", ctypes.c_void_p),
     )
 
 
@@ -61,8 +61,8 @@ class ProgramKernel:
         self.run.argtypes = [ctypes.c_void_p]
         self.attend_between.argtypes = [ctypes.c_void_p] * 3
         self.chain.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        self.together = together()
-        self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.together else 1  # at most
+        self.team = team_address()
+        self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.team else 1  # at most
         self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
         self.memory = 0  # its address
         self.rooms: dict[Any, Any] = {}  # see ``layer.Room``
@@ -114,7 +114,7 @@ class Program:
             width=width,
             chunk=chunk,
             scratch_each=scratch,
-            together=kernel.together,
+            team=kernel.team,
         )
         self._pointer = ctypes.addressof(self.call)
         self._memory = -1

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cache.attention.trial import brief
+from cache.attention.self_test import first_line
 from cache.compiler import NotBuilt, private_folder
 from cache.files import make_folder
 
@@ -54,7 +54,7 @@ class CompiledClass:
             try:
                 return self._compiled(module, args, kwargs)
             except Exception as error:  # compilers raise what they like; a module that fails does so below as well
-                self.refused = brief(getattr(error, "inner_exception", error))
+                self.refused = first_line(getattr(error, "inner_exception", error))
         return _forward(module, args, kwargs)
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cache.attention.native import together
+from cache.attention.cpu import team_address
 
 PATIENCE = 20.0  # seconds for a helper that must come
 
@@ -17,7 +17,7 @@ Run = Callable[[Callable[[], None], int], None]
 @pytest.fixture
 def run() -> Run:
     """Calls the team with a function that every member calls."""
-    address = together()
+    address = team_address()
     if address is None:
         pytest.skip("no C++ compiler")
     work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -11,13 +11,12 @@ import engine_kit
 import pytest
 import torch
 from engine_kit import Kit, ours
-from gpu_kit import Told
+from gpu_kit import TritonDouble
 from tiny_models import greedy, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from cache.attention import gpu, paged
-from cache.attention.attention import PackedAttention
+from cache.attention import attention
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
 from scheduler.model.decode_graphs import DecodeGraphs, DeviceRead, DeviceReadWatch, Step, buckets
@@ -40,9 +39,8 @@ class Scene:
         monkeypatch.setattr(engine_kit, "verdict_on", lambda name: verdict)
         monkeypatch.setattr(engine_kit, "in_place_of", lambda name: in_place)
         monkeypatch.setattr(engine_kit, "MemoryTier", partial(MemoryTier, scratch=True))
-        told = Told()
-        monkeypatch.setattr(paged, "kernel", lambda device: told)
-        monkeypatch.setattr(PackedAttention, "_natively", _on_gpu)
+        double = TritonDouble()
+        monkeypatch.setattr(attention, "backends", lambda device: [double])
         self.kit = Kit(name)
         self.graphs = DecodeGraphs(self.kit.mode, self.kit.pool.device, 6, 200, capture)
         self.kit.runner._graphs = self.graphs
@@ -59,10 +57,6 @@ class Scene:
     def check(self, prompts: list[list[int]], count: int, **options: Any) -> None:
         """See ``Kit.check``."""
         self.kit.check(self.model, prompts, count, **options)
-
-
-def _on_gpu(self: Any, step: Any, layer: Any, source: Any, query: Any, scores: Any, out: Any) -> frozenset[int]:
-    return gpu.attend(step, layer, source, query, scores, out) if source is not None else frozenset()
 
 
 def test_buckets_are_few_and_reach_the_most() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, logits, make_model, make_tokenizer
 
-from cache.attention import native
+from cache.attention import cpu
 from cache.pages.layers import AttentionLayer, Reach, read_layers
 from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache
@@ -132,7 +132,7 @@ def test_chunks_that_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
         return None
 
     monkeypatch.setattr(PackedStep, "mask", nothing_hidden)
-    monkeypatch.setattr(native, "kernel", lambda: None)  # it has no mask that could be taken away
+    monkeypatch.setattr(cpu, "cpu_backend", lambda: None)  # it has no mask that could be taken away
     assert "error" in check_refused(make_model("llama"), read_layers(make_model("llama").config))
 
 

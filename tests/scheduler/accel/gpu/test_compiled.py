@@ -16,12 +16,11 @@ import pytest
 import torch
 import torch._dynamo.utils
 from engine_kit import Kit, ours
-from gpu_kit import Told
+from gpu_kit import TritonDouble
 from tiny_models import CONTEXT, greedy, make_model
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPTNeoXConfig, MixtralConfig
 
-from cache.attention import gpu, paged
-from cache.attention.attention import PackedAttention
+from cache.attention import attention
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
 from scheduler.accel.gpu import compiled
@@ -217,15 +216,10 @@ class Graphed(Scene):
         self, monkeypatch: pytest.MonkeyPatch, name: str, backend: Counting, capture: Any, model: Any = None
     ) -> None:
         super().__init__(monkeypatch, name, backend, model=model)
-        told = Told()
-        monkeypatch.setattr(paged, "kernel", lambda device: told)
-        monkeypatch.setattr(PackedAttention, "_natively", _on_gpu)
+        double = TritonDouble()
+        monkeypatch.setattr(attention, "backends", lambda device: [double])
         self.graphs = DecodeGraphs(self.mode, self.kit.pool.device, 6, 200, capture)
         self.kit.runner._graphs = self.graphs
-
-
-def _on_gpu(self: Any, step: Any, layer: Any, source: Any, query: Any, scores: Any, out: Any) -> frozenset[int]:
-    return gpu.attend(step, layer, source, query, scores, out) if source is not None else frozenset()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])

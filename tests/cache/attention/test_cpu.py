@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from cache import compiler
-from cache.attention import native, trial
+from cache.attention import cpu, self_test
 from cache.attention.attention import PackedAttention, attend
-from cache.attention.native import Kernel, Plan
+from cache.attention.backend import Signature
+from cache.attention.cpu import CpuBackend, CpuPlan
 from cache.compiler import NotBuilt, built, has_tiles
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
@@ -32,8 +33,8 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # of 
 
 
 @pytest.fixture
-def kernel() -> Kernel:
-    found = native.kernel()
+def kernel() -> CpuBackend:
+    found = cpu.cpu_backend()
     if found is None:
         pytest.skip("there is no C++ compiler")
     return found
@@ -68,19 +69,20 @@ class Scene:
         self.query = torch.randn(heads, self.step.tokens, shape.key_dim, generator=generator).to(shape.dtype)
         self.dim = shape.value_dim
 
-    def run(self, kernel: Kernel, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
+    def run(self, kernel: CpuBackend, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
         """What the kernel computes: ``[T, H, Dv]``."""
         out = self.query.new_empty(self.step.tokens, self.query.shape[0], self.dim)
-        kernel.attend(Plan(self.step, layer), 0, self.query, scores, out)
+        plan = CpuPlan(self.step, layer, self.step.numbers)
+        kernel.attend(plan, self.step, layer, 0, self.query, scores, out)
         return out
 
-    def alone(self, number: int, kernel: Kernel, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
+    def alone(self, number: int, kernel: CpuBackend, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
         """What it computes of one session in a step of its own."""
         segment = self.step.segments[number]
         rows = slice(segment.row, segment.row + segment.size)
         out = self.query.new_empty(segment.size, self.query.shape[0], self.dim)
-        plan = Plan(PackedStep([self.sessions[number]], self.tier), layer)
-        kernel.attend(plan, 0, self.query[:, rows], scores, out)
+        step = PackedStep([self.sessions[number]], self.tier)
+        kernel.attend(CpuPlan(step, layer, step.numbers), step, layer, 0, self.query[:, rows], scores, out)
         return out
 
     def wanted(self, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
@@ -121,7 +123,7 @@ SHAPES = [  # heads, key heads, width of a key, width of a value
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_any_shape_is_a_softmax(kernel: Kernel, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+def test_any_shape_is_a_softmax(kernel: CpuBackend, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     heads, key_heads, key_dim, value_dim = shape
     scene = Scene(PageShape(key_heads, key_dim, key_heads, value_dim, dtype), heads, WORK)
     scores = ScoreOptions(key_dim**-0.5, None, None)
@@ -138,7 +140,7 @@ def test_any_shape_is_a_softmax(kernel: Kernel, shape: tuple[int, int, int, int]
     ids=str,
 )
 def test_every_kind_of_layer(
-    kernel: Kernel, layer: AttentionLayer, softcap: float | None, sinks: bool, hide: bool, page: int
+    kernel: CpuBackend, layer: AttentionLayer, softcap: float | None, sinks: bool, hide: bool, page: int
 ) -> None:
     scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 6, WORK, page, hide)
     scores = ScoreOptions(0.7, softcap, torch.linspace(-3, 3, 6) if sinks else None)
@@ -155,21 +157,21 @@ def test_every_kind_of_layer(
     ids=str,
 )
 def test_long_segments_by_matrix_units(
-    kernel: Kernel, layer: AttentionLayer, scale: float, softcap: float | None, hide: bool
+    kernel: CpuBackend, layer: AttentionLayer, scale: float, softcap: float | None, hide: bool
 ) -> None:
     scene = Scene(PageShape(3, 64, 3, 32, torch.bfloat16), 9, [(0, 150), (700, 33), (70, 100), (30, 1)], hide=hide)
     scores = ScoreOptions(scale, softcap, None)
-    assert Plan(scene.step, layer).whole
+    assert not CpuPlan(scene.step, layer, scene.step.numbers).rest
     assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < BOUNDS[torch.bfloat16]
 
 
-def test_the_longest_history_is_put_together_from_its_ranges(kernel: Kernel) -> None:
+def test_the_longest_history_is_put_together_from_its_ranges(kernel: CpuBackend) -> None:
     scene = Scene(PageShape(1, 8, 1, 8, torch.float32), 2, [(20_000, 2)])
     scores = ScoreOptions(1.0, None, None)
     assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-5
 
 
-def test_scores_that_only_fit_relative_to_the_largest(kernel: Kernel) -> None:
+def test_scores_that_only_fit_relative_to_the_largest(kernel: CpuBackend) -> None:
     scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, WORK)
     scores = ScoreOptions(300.0, None, None)
     assert error(scene.run(kernel, FULL, scores), scene.wanted(FULL, scores)) < 1e-3  # of scores around 1000
@@ -177,7 +179,7 @@ def test_scores_that_only_fit_relative_to_the_largest(kernel: Kernel) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_neither_company_nor_threads_change_a_bit(kernel: Kernel, dtype: torch.dtype) -> None:
+def test_neither_company_nor_threads_change_a_bit(kernel: CpuBackend, dtype: torch.dtype) -> None:
     scene = Scene(PageShape(2, 48, 2, 48, dtype), 6, [*WORK, (3000, 1), (1500, 4)], hide=True)
     scores = ScoreOptions(0.2, None, None)
     together = scene.run(kernel, FULL, scores)
@@ -188,7 +190,7 @@ def test_neither_company_nor_threads_change_a_bit(kernel: Kernel, dtype: torch.d
     assert torch.equal(scene.run(kernel, FULL, scores), together)
 
 
-def test_queries_may_lie_in_memory_as_they_like(kernel: Kernel) -> None:
+def test_queries_may_lie_in_memory_as_they_like(kernel: CpuBackend) -> None:
     scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 4, WORK)
     scores = ScoreOptions(0.5, None, None)
     want = scene.run(kernel, FULL, scores)
@@ -206,7 +208,7 @@ def normal(numbers: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_every_number_of_16_bits_survives(kernel: Kernel, dtype: torch.dtype) -> None:
+def test_every_number_of_16_bits_survives(kernel: CpuBackend, dtype: torch.dtype) -> None:
     """A token that sees itself alone gets its own value, whatever that is."""
     scene = Scene(PageShape(1, 64, 1, 64, dtype), 1, [(0, 1)] * 1024, page=1)
     numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).view(1024, 64)
@@ -216,7 +218,7 @@ def test_every_number_of_16_bits_survives(kernel: Kernel, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_rounding_is_torchs(kernel: Kernel, dtype: torch.dtype) -> None:
+def test_rounding_is_torchs(kernel: CpuBackend, dtype: torch.dtype) -> None:
     """Equal weights on two neighbouring numbers: what they give lies just between them."""
     scene = Scene(PageShape(1, 64, 1, 64, dtype), 1, [(1, 1)] * 1024, page=2)
     numbers = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).view(1024, 64)
@@ -231,7 +233,7 @@ def test_rounding_is_torchs(kernel: Kernel, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_no_number_stays_none_and_stays_where_it_is(kernel: Kernel, bad: float) -> None:
+def test_what_is_no_number_stays_none_and_stays_where_it_is(kernel: CpuBackend, bad: float) -> None:
     scene = Scene(PageShape(2, 24, 2, 16, torch.float32), 4, [(40, 1), (300, 2)])
     scores = ScoreOptions(0.5, None, None)
     want = scene.run(kernel, FULL, scores)
@@ -249,9 +251,9 @@ def test_what_is_no_number_stays_none_and_stays_where_it_is(kernel: Kernel, bad:
     assert torch.equal(got[1:, :2], want[1:, :2])
 
 
-def test_float64_and_strange_heads_are_torchs(kernel: Kernel) -> None:
+def test_float64_and_strange_heads_are_torchs(kernel: CpuBackend) -> None:
     def fits(shape: PageShape, query: torch.Tensor) -> bool:
-        return kernel.fits(shape, query.shape[0], query.shape[2], query.dtype, ScoreOptions(1.0, None, None))
+        return kernel.fits(Signature.of(shape, query, ScoreOptions(1.0, None, None), FULL))
 
     assert fits(PageShape(2, 8, 2, 8, torch.float32), torch.zeros(4, 1, 8))
     assert not fits(PageShape(2, 8, 2, 8, torch.float64), torch.zeros(4, 1, 8, dtype=torch.float64))
@@ -270,13 +272,13 @@ class Layered:
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
         """The output, and in ``rows`` the segments of each call of the kernel."""
-        attend = Kernel.attend
+        attend = CpuBackend.attend
 
-        def watched(self_: Kernel, plan: Plan, *args: object) -> None:
+        def watched(self_: CpuBackend, plan: CpuPlan, *args: object) -> None:
             self.rows.append(tuple(sorted(plan.numbers)))
             attend(self_, plan, *args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Kernel, "attend", watched)
+        monkeypatch.setattr(CpuBackend, "attend", watched)
         step = self.scene.step
         attention = PackedAttention([FULL])
         cache = PackedCache([FULL], step, frozenset({0}))
@@ -289,7 +291,9 @@ class Layered:
             return attention(module, self.scene.query[None], key, value, None, scaling=0.5)[0][0]
 
 
-def test_short_segments_are_the_kernels_and_long_ones_torchs(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_segments_are_the_kernels_and_long_ones_torchs(
+    kernel: CpuBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layered = Layered()
     torchs: list[int] = []
 
@@ -305,11 +309,11 @@ def test_short_segments_are_the_kernels_and_long_ones_torchs(kernel: Kernel, mon
 
 
 def test_a_kernel_that_is_not_right_is_not_used(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kernel: CpuBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    defined = trial.defined
-    monkeypatch.setattr(trial, "defined", lambda *args: defined(*args) * 1.001)
-    monkeypatch.setattr(kernel, "_right", {})
+    reference = self_test.reference
+    monkeypatch.setattr(self_test, "reference", lambda *args: reference(*args) * 1.001)
+    monkeypatch.setattr(kernel._self_test, "_passed", {})
     layered = Layered()
     with caplog.at_level(logging.INFO, "warmturn.engine"):
         layered.run(monkeypatch)
@@ -323,7 +327,7 @@ def test_a_kernel_that_is_not_right_is_not_used(
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_team_is_as_large_as_torchs_and_called_only_for_more_than_one_task(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+    kernel: CpuBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teams: list[int] = []
 
@@ -333,7 +337,7 @@ def test_a_team_is_as_large_as_torchs_and_called_only_for_more_than_one_task(
 
     member = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     team = ctypes.CFUNCTYPE(None, member, ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p)(together)
-    monkeypatch.setattr(kernel, "_together", ctypes.cast(team, ctypes.c_void_p).value)
+    monkeypatch.setattr(kernel, "_team", ctypes.cast(team, ctypes.c_void_p).value)
     scores = ScoreOptions(0.5, None, None)
     for work in ([(200, 1)], [(300, 1)], [(5, 1), (6, 2)]):
         scene = Scene(PageShape(1, 16, 1, 16, torch.float32), 2, work)
@@ -437,14 +441,14 @@ def test_without_a_kernel_torch_computes_and_the_log_says_why(
 ) -> None:
     if command is not None:
         monkeypatch.setenv("CXX", command)
-    native.kernel.cache_clear()
+    cpu.cpu_backend.cache_clear()
     try:
         with caplog.at_level(logging.INFO, "warmturn.engine"):
             layered = Layered()
             got = layered.run(monkeypatch)
             layered.run(monkeypatch)
     finally:
-        native.kernel.cache_clear()
+        cpu.cpu_backend.cache_clear()
     assert layered.rows == []
     assert error(got, layered.scene.wanted(FULL, ScoreOptions(0.5, None, None))) < 1e-5
     assert [record.getMessage() for record in caplog.records] == [

@@ -1,7 +1,7 @@
 """The compiled attention: one call a layer for all sessions that feed few tokens, by tiles for any number.
 
 ``kernels/attention.cpp`` computes it. It is used where it could be built and where, for the shapes at hand, it has
-shown to be right; everything else goes torch's way. ``python -m cache.attention.native`` builds it beforehand.
+shown to be right; everything else goes torch's way. ``python -m cache.attention.cpu`` builds it beforehand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cache.attention.trial import LAYERS, right
+from cache.attention.backend import Signature, once
+from cache.attention.self_test import SelfTest, StepSpec
 from cache.compiler import NotBuilt, built, has_tiles
 from cache.memory.tier import PageShape
 from cache.pages.layers import AttentionLayer, ScoreOptions
@@ -28,9 +29,8 @@ log = logging.getLogger("warmturn.engine")
 SHORT = 32  # tokens of a segment up to which the kernel is the faster way; by tiles it is for any number
 _PIECE = 32  # tokens that are attended to together: their sums stay in a near cache
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_CPU = torch.device("cpu")
-_TRIED = (((300, 1), (20, 3), (0, 20)),)  # tokens cached and new of each session of a step: see ``trial.WORK``
-_TRIED_BY_TILES = (*_TRIED, ((150, 40), (0, 90), (3, 1)))
+_TRIED = ((300, 1), (20, 3), (0, 20))  # tokens cached and new of each session of a step
+_TRIED_BY_TILES = ((150, 40), (0, 90), (3, 1))
 
 
 class AttentionCall(ctypes.Structure):
@@ -40,7 +40,7 @@ class AttentionCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
         *((name, ctypes.c_int64) for name in ("query_row", "query_head", "key_slot", "key_token", "key_head")),
         *((name, ctypes.c_int64) for name in ("value_slot", "value_token", "value_head")),
-        *((name, ctypes.c_void_p) for name in ("out", "sinks", "first", "segments", "together")),
+        *((name, ctypes.c_void_p) for name in ("out", "sinks", "first", "segments", "team")),
         *((name, ctypes.c_int64) for name in ("count", "page", "heads", "key_heads", "key_dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("threads", "type")),
         ("scale", ctypes.c_float),
@@ -48,17 +48,17 @@ class AttentionCall(ctypes.Structure):
     )
 
 
-class Plan:
+class CpuPlan:
     """Which segments of a step the kernel takes in layers of one kind, and what it must know of them.
 
-    ``numbers`` are those segments. Valid as long as the step.
+    ``numbers`` are those segments, ``rest`` those that it leaves. Valid as long as the step.
     """
 
-    def __init__(self, step: PackedStep, layer: AttentionLayer) -> None:
+    def __init__(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int]) -> None:
         self.tier = step.tier
         tiles = _by_tiles(step.tier.shapes.values())
-        self.numbers = frozenset(n for n, segment in enumerate(step.segments) if tiles or segment.size <= SHORT)
-        self.whole = len(self.numbers) == len(step.segments)
+        self.numbers = segments if tiles else frozenset(n for n in segments if step.segments[n].size <= SHORT)
+        self.rest = segments - self.numbers
         self._alive: list[Any] = []  # what the addresses point to
         first = np.zeros(step.tokens, np.int64)
         for segment in (step.segments[number] for number in self.numbers):
@@ -104,42 +104,43 @@ def _by_tiles(shapes: Iterable[PageShape]) -> bool:
     )
 
 
-class Kernel:
-    """The compiled function. Shapes that it has not computed before are compared with torch first."""
+class CpuBackend:
+    """The compiled function."""
 
     def __init__(self, path: Path) -> None:
+        """``path``: of the shared object. Raises ``OSError`` and ``AttributeError`` where it has no such function."""
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()  # the system gives matrix units to those who ask
         self._function = ctypes.CDLL(str(path)).warmturn_attend
         self._function.argtypes = [ctypes.POINTER(AttentionCall)]
         self.address = ctypes.cast(self._function, ctypes.c_void_p).value
-        self._together = together()
-        self._right: dict[tuple[Any, ...], bool] = {}
+        self._team = team_address()
+        self._self_test = SelfTest(self, "the compiled attention", torch.device("cpu"), _tried)
 
-    def fits(self, shape: PageShape, heads: int, dim: int, dtype: torch.dtype, scores: ScoreOptions) -> bool:
-        """Whether the kernel can compute, and computes right, queries of so many heads over pages of ``shape``."""
-        capped, sinks = scores.softcap is not None, scores.sinks is not None
-        if dtype is not shape.dtype or shape.dtype not in _TYPES or shape.key_heads != shape.value_heads:
+    def fits(self, signature: Signature) -> bool:
+        """See ``Backend.fits``."""
+        shape = signature.shape
+        if signature.dtype is not shape.dtype or shape.dtype not in _TYPES or shape.key_heads != shape.value_heads:
             return False
-        if heads % shape.key_heads or dim != shape.key_dim:
+        if signature.heads % shape.key_heads or signature.dim != shape.key_dim:
             return False
-        kind = (shape, heads, capped, sinks)
-        if kind not in self._right:
-            work = _TRIED_BY_TILES if _by_tiles([shape]) else _TRIED
-            self._right[kind] = right(
-                "the compiled attention", self._try, _CPU, shape, heads, capped, sinks, work, (True,), LAYERS[:2]
-            )
-        return self._right[kind]
+        return self._self_test.passes(signature)
 
-    def _try(
-        self, step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor
+    def plan(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int], last: bool) -> CpuPlan | None:
+        """For short segments; where it computes by tiles for all."""
+        return once(step, (CpuPlan, layer.kind, segments), lambda: CpuPlan(step, layer, segments))
+
+    def attend(
+        self,
+        plan: CpuPlan,
+        step: PackedStep,
+        layer: AttentionLayer,
+        source: int,
+        query: torch.Tensor,
+        scores: ScoreOptions,
+        out: torch.Tensor,
     ) -> None:
-        self.attend(Plan(step, layer), 0, query, scores, out)
-
-    def attend(self, plan: Plan, source: int, query: torch.Tensor, scores: ScoreOptions, out: torch.Tensor) -> None:
-        """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's segments,
-        into the same rows of ``out [T, H, Dv]`` (contiguous). The caller has asked ``fits``.
-        """
+        """See ``Backend.attend``. Raises ``MemoryError``."""
         if not plan.numbers:
             return
         query = query if query.stride(2) == 1 else query.contiguous()
@@ -151,7 +152,7 @@ class Kernel:
 
     def prepare(
         self,
-        plan: Plan,
+        plan: CpuPlan,
         source: int,
         heads: int,
         where: tuple[int, int, int, int],
@@ -168,15 +169,22 @@ class Kernel:
         call.query, call.query_head, call.query_row, call.out = where
         call.scale, call.softcap = scores.scale, scores.softcap or 0.0
         call.sinks = sinks.data_ptr() if sinks is not None else None
-        call.together = self._together
+        call.team = self._team
         return ctypes.addressof(call)
 
 
+def _tried(signature: Signature) -> Iterator[StepSpec]:
+    """The steps that it must do: it has no other code where nothing is hidden, or for one token alone."""
+    yield StepSpec(_TRIED, True)
+    if _by_tiles([signature.shape]):
+        yield StepSpec(_TRIED_BY_TILES, True)
+
+
 @cache
-def kernel() -> Kernel | None:
-    """The kernel of this process, built if need be; None, said once in the log, where it cannot be had."""
+def cpu_backend() -> CpuBackend | None:
+    """The backend of this process, built if need be; None, said once in the log, where it cannot be had."""
     try:
-        return Kernel(built(Path(__file__).with_name("kernels") / "attention.cpp"))
+        return CpuBackend(built(Path(__file__).with_name("kernels") / "attention.cpp"))
     except (NotBuilt, OSError, AttributeError) as error:
         reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
         log.info("attention is torch's alone, slower over long histories: %s", reason)
@@ -184,9 +192,9 @@ def kernel() -> Kernel | None:
 
 
 @cache
-def together() -> int | None:
-    """The address of the function by which all kernels of this process share out their work (``kernels/team.cpp``);
-    None where it cannot be had: then each works on one thread.
+def team_address() -> int | None:
+    """The address of the function by which all kernels of this process share their work among threads
+    (``kernels/team.cpp``); None where it cannot be had: then each works on one thread.
     """
     try:
         function = ctypes.CDLL(str(built(Path(__file__).with_name("kernels") / "team.cpp"))).warmturn_together
@@ -197,4 +205,4 @@ def together() -> int | None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sys.exit(0 if kernel() is not None else 1)
+    sys.exit(0 if cpu_backend() is not None else 1)
