@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from cache.attention.backend import Signature
+from cache.attention.backend import Backend, Signature
 from cache.attention.backends import backends
 from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
@@ -47,6 +47,7 @@ class PackedAttention:
         self.transformed: set[int] = set()
         self.sources: dict[int, int | None] = {}
         self.calls = 0
+        self._backends: dict[Signature, list[Backend[Any]]] = {}  # those that fit, in the order they are asked
         self.step: PackedStep | None = None  # in flight
         AttentionInterface.register(self.name, self)
         _attentions[self.number] = self
@@ -170,7 +171,10 @@ class PackedAttention:
         if source is None:
             return left
         signature = Signature.of(step.tier.shapes[source], query, scores, layer)
-        fitting = [backend for backend in backends(query.device) if backend.fits(signature)]
+        fitting = self._backends.get(signature)
+        if fitting is None:
+            found = [backend for backend in backends(query.device) if backend.fits(signature)]
+            fitting = self._backends[signature] = found
         for backend in fitting:
             plan = backend.plan(step, layer, left, last=backend is fitting[-1])
             if plan is not None:

@@ -29,8 +29,9 @@ class Signature(NamedTuple):
     @classmethod
     def of(cls, shape: PageShape, query: torch.Tensor, scores: ScoreOptions, layer: AttentionLayer) -> Signature:
         """That of ``query [H, T, D]`` over pages of ``shape`` in ``layer``."""
+        heads, _, dim = query.shape
         capped, sinks = scores.softcap is not None, scores.sinks is not None
-        return cls(shape, query.shape[0], query.shape[2], query.dtype, capped, sinks, layer.reach is Reach.CHUNKED)
+        return cls(shape, heads, dim, query.dtype, capped, sinks, layer.reach is Reach.CHUNKED)
 
 
 class Plan(Protocol):
@@ -45,9 +46,7 @@ class Backend(Protocol[P]):
     """A way to attend over the pages of a step, used where it fits."""
 
     def fits(self, signature: Signature) -> bool:
-        """Whether it can attend, and was seen to do so right; asked for every layer of a step, so the answer is
-        remembered.
-        """
+        """Whether it can attend, and was seen to do so right."""
 
     def plan(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int], last: bool) -> P | None:
         """How to attend in layers like ``layer`` to those of these segments that it is for, made once a step; None
@@ -71,7 +70,8 @@ class Backend(Protocol[P]):
 
 def once(step: PackedStep, key: Any, make: Callable[[], T]) -> T:
     """What belongs to ``step`` under ``key``, made when it is first asked for."""
-    if key not in step.plans:
-        step.plans[key] = make()
-    made: T = step.plans[key]
+    try:
+        made: T = step.plans[key]
+    except KeyError:
+        made = step.plans[key] = make()
     return made

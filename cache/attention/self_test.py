@@ -60,9 +60,10 @@ class SelfTest:
 
     def passes(self, signature: Signature) -> bool:
         """Whether it is right, in layers of that kind; where not, that is said in the log once."""
-        if signature not in self._passed:
-            self._passed[signature] = self._run(signature)
-        return self._passed[signature]
+        passed = self._passed.get(signature)
+        if passed is None:
+            passed = self._passed[signature] = self._run(signature)
+        return passed
 
     def _run(self, signature: Signature) -> bool:
         shape = signature.shape

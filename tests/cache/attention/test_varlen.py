@@ -48,9 +48,7 @@ def test_what_is_told_for_some_segments_is_theirs(monkeypatch: pytest.MonkeyPatc
         assert (out[plan.rows] - want[plan.rows]).abs().max() < 2e-3 * want.abs().max()
         assert out[:2].isnan().all()
         assert out[11:16].isnan().all()
-    assert VarlenPlan(step, SLIDING, frozenset({3})).places.shape == (
-        47 - 23,
-    )  # none before the window
+    assert VarlenPlan(step, SLIDING, frozenset({3})).places.shape == (47 - 23,)  # none before the window
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ class Scene:
         monkeypatch.setattr(engine_kit, "MemoryTier", partial(MemoryTier, scratch=True))
         double = TritonDouble()
         monkeypatch.setattr(attention, "backends", lambda device: [double])
+        mode: Any = verdict.mode
+        monkeypatch.setattr(mode.attention, "_backends", {})
         self.kit = Kit(name)
         self.graphs = DecodeGraphs(self.kit.mode, self.kit.pool.device, 6, 200, capture)
         self.kit.runner._graphs = self.graphs

@@ -218,6 +218,8 @@ class Graphed(Scene):
         super().__init__(monkeypatch, name, backend, model=model)
         double = TritonDouble()
         monkeypatch.setattr(attention, "backends", lambda device: [double])
+        mode: Any = self.mode
+        monkeypatch.setattr(mode.attention, "_backends", {})
         self.graphs = DecodeGraphs(self.mode, self.kit.pool.device, 6, 200, capture)
         self.kit.runner._graphs = self.graphs
 
