@@ -244,7 +244,7 @@ def test_a_graph_is_of_compiled_layers(
             aside = scene.mode.compiled is not None and scene.mode.compiled._aside
         seen.append((backend.ran - before, aside))
 
-    monkeypatch.setattr(decode_graphs, "Watching", watching)
+    monkeypatch.setattr(decode_graphs, "DeviceReadWatch", watching)
     scene = Graphed(monkeypatch, name, backend, capture)
     scene.check([[1, 2, 3], [4] * 9, [5, 6, 7, 8, 9, 10, 11]], 14)
     scene.check([[7, 7]], 9)
