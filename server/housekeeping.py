@@ -123,4 +123,4 @@ class Housekeeper:
         try:
             await work
         except LogUnavailable as error:
-            logger.warning("the session log could not be tidied: %s", error.message)
+            logger.warning("housekeeping of the session log failed: %s", error.message)

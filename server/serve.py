@@ -101,7 +101,7 @@ class Service:
         if self._stop.is_set():
             self._instance.engine.kill()
             os._exit(1)
-        say("stopping; once more to leave at once")
+        say("stopping; a second signal stops at once")
         self._stop.set()
 
     def _http_server(self) -> HttpServer:

@@ -36,7 +36,7 @@ def read_tokenizer(model: str) -> Any:
     try:
         return _read(model)
     except ImportError:
-        log.info(f"the tokenizer of {model} cannot be read without torch: reading it in a process of its own")
+        log.info(f"the tokenizer of {model} cannot be loaded without torch: loading it in a separate process")
         return _converted(model)
     finally:
         os.environ.pop(ADVICE)

@@ -187,7 +187,7 @@ def cpu_backend() -> CpuBackend | None:
         return CpuBackend(built(Path(__file__).with_name("kernels") / "attention.cpp"))
     except (NotBuilt, OSError, AttributeError) as error:
         reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
-        log.info("attention is torch's alone, slower over long histories: %s", reason)
+        log.info("attention uses torch only, which is slower over long histories: %s", reason)
         return None
 
 

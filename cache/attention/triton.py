@@ -192,5 +192,5 @@ def triton_backend(device: torch.device) -> TritonBackend | None:
     try:
         return TritonBackend(device)
     except ImportError as error:
-        log.info("attention is torch's alone, slower over long histories: %s", error)
+        log.info("attention uses torch only, which is slower over long histories: %s", error)
         return None

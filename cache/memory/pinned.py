@@ -59,4 +59,4 @@ def _unlock(pointer: int) -> None:
 @functools.cache
 def _tell(reason: str) -> None:
     """Once, however many pools there are."""
-    log.warning("the host tier's memory cannot be locked, copies between it and the GPU are slower: %s", reason)
+    log.warning("the host tier's memory cannot be pinned, so copies between it and the GPU are slower: %s", reason)

@@ -17,7 +17,10 @@ class DiskFault:
     def found(self, reason: str, lacking: int = 0) -> None:
         """A write was refused; ``reason`` in a few words. Sessions are served all the same."""
         if not self.is_there:
-            log.warning("KV is not written to disk: %s; sessions go on, what leaves memory is computed again", reason)
+            log.warning(
+                "KV is not written to disk: %s; turns still run, and KV that is evicted from memory is computed again",
+                reason,
+            )
         self.is_there, self.lacking = True, lacking
 
     def over(self) -> None:

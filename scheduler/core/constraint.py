@@ -57,9 +57,7 @@ class Constraint:
     def accept(self, token: int) -> bool:
         """Take the next ``token``; return whether the grammar now allows only the end. Raises ``GrammarError``."""
         if not self.matcher.consume_token(token) or self.matcher.is_error():
-            raise GrammarError(
-                "The grammar allows nothing behind what the reply says so far, or is too complex to go on."
-            )
+            raise GrammarError("The grammar allows no continuation of the reply so far, or is too complex.")
         return bool(self.matcher.is_stopped())
 
 

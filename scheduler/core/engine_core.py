@@ -372,7 +372,7 @@ class EngineCore:
         try:
             return msgspec.structs.replace(delta, text=turn.text.flush())
         except Exception:
-            log.exception("turn %s was cancelled within what cannot be decoded", turn.request.turn)
+            log.exception("turn %s was cancelled in text that cannot be decoded", turn.request.turn)
         return delta
 
     def _asked(self, turn: Turn, logits: torch.Tensor) -> tuple[Turn, int, SamplerOutput]:

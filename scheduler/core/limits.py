@@ -22,17 +22,19 @@ class Limits:
     def refuse(self, request: Submit, ids: array[int]) -> Refused | None:
         """Why a request with this prompt cannot be served; None where it can."""
         if any(not 0 <= token < self.width for token in request.sampling.logit_bias):
-            return Refused(request.turn, "invalid_prompt", "logit_bias holds a token id that is not in the vocabulary.")
+            return Refused(request.turn, "invalid_prompt", "logit_bias has a token id that is not in the vocabulary.")
         if any(not word or not 0 <= word[-1] < self.width for word in request.sampling.bad_words):
-            return Refused(request.turn, "invalid_prompt", "bad_words holds a token id that is not in the vocabulary.")
+            return Refused(request.turn, "invalid_prompt", "bad_words has a token id that is not in the vocabulary.")
         if not ids:
             return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
         if min(ids) < 0 or max(ids) >= self.vocab:
-            return Refused(request.turn, "invalid_prompt", "The prompt holds a token id that is not in the vocabulary.")
+            return Refused(request.turn, "invalid_prompt", "The prompt has a token id that is not in the vocabulary.")
         if request.prompt_logprobs is not None and max(ids) >= self.width:
-            return Refused(request.turn, "invalid_prompt", "The prompt holds a token id that has no log-probability.")
+            return Refused(request.turn, "invalid_prompt", "The prompt has a token id without a log-probability.")
         if self.start and request.prompt_logprobs is not None:
-            return Refused(request.turn, "invalid_prompt", "An encoder gives its prompt no log-probabilities.")
+            return Refused(
+                request.turn, "invalid_prompt", "Prompts of encoder-decoder models have no log-probabilities."
+            )
         limit = request.stopping.max_tokens
         wanted = max(len(self.start or ids) + (1 if limit is None else limit), len(ids))
         if wanted > self.context:

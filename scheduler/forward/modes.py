@@ -117,7 +117,7 @@ class PagedMode(Mode):
         if self.trace.argument is None or self.trace.argument not in self.accepts:
             raise Unsupported("the model's forward takes no cache")
         if self.trace.attributes:
-            raise Unsupported("modules keep a state on themselves")
+            raise Unsupported("modules store a state on themselves")
         if not self.positions_accepted and any(layer.stores for layer in self.layers) and not self.trace.mixers:
             raise Unsupported("the model's forward takes no position_ids")
         self._splits = self._split(self.trace.argument)
@@ -173,7 +173,7 @@ class PackedMode(PagedMode):
         if any(layer.stores for layer in self.layers):
             self._decoder.set_attn_implementation(self.attention.name)
         if self._decoder.config._attn_implementation != self.attention.name and not self.trace.mixers:
-            raise Unsupported("the model does not let its attention function be chosen")
+            raise Unsupported("the model's attention function cannot be replaced")
         for changed in (self.fusion, self.compiled):
             if changed is not None:
                 changed.install()

@@ -177,5 +177,5 @@ class DecodeGraphs:
         run()
         error = (place[: len(work)] - logits).float().square().mean().sqrt() / logits.float().std()
         if not float(error) <= _TOLERANCE.get(self._mode.model.dtype, 6e-2):
-            raise ValueError(f"they say something else, by {float(error):.1e}")
+            raise ValueError(f"the results differ by {float(error):.1e}")
         return DecodeGraph(step, keep, run)

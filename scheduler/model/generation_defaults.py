@@ -28,9 +28,9 @@ def read_generation(path: Path) -> Mapping[str, Any]:
     try:
         said = json.loads((path / FILE if path.is_dir() else path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        raise ValueError("--generation-config: a file of JSON is needed") from None
+        raise ValueError("--generation-config: a JSON file is needed") from None
     if not isinstance(said, dict):
-        raise ValueError("--generation-config: the file must hold a JSON object")
+        raise ValueError("--generation-config: the file must contain a JSON object")
     return said
 
 
@@ -51,7 +51,7 @@ def generation_of(said: Mapping[str, Any], source: str) -> Generation:
         except ValueError as error:
             if source != "model":
                 raise ValueError(f"--generation-config: {name} {error}") from None
-            log.warning("the model's generation config is not followed in one point: %s %s", name, error)
+            log.warning("a value of the model's generation config is ignored: %s %s", name, error)
     if said.get("do_sample") is False:
         found["temperature"] = 0.0
     return Generation(source=source, **found)
@@ -74,7 +74,7 @@ def _checked(name: str, value: Any) -> Any:
 
 def _stops(texts: Any) -> tuple[str, ...]:
     if not isinstance(texts, list) or len(texts) > _STOPS:
-        raise ValueError(f"must hold at most {_STOPS} strings")
+        raise ValueError(f"must have at most {_STOPS} strings")
     if not all(isinstance(text, str) and 1 <= len(text) <= _STOP_CHARS for text in texts):
-        raise ValueError(f"must hold strings of 1 to {_STOP_CHARS} characters")
+        raise ValueError(f"must have strings of 1 to {_STOP_CHARS} characters")
     return tuple(texts)

@@ -107,7 +107,9 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         loaded = prepare(model, tokenizer, verdicts, followers, tell, weights)
         return replace(loaded, generation=generation, eos_token_ids=_ends(model, tokenizer, said.get("eos_token_id")))
     except (LoadFailed, RankLost) as error:
-        raise LoadFailed(f"cannot serve {config.model!r} right, so not at all: {error}{_ended(followers)}") from error
+        raise LoadFailed(
+            f"cannot serve {config.model!r}: no mode gives correct results: {error}{_ended(followers)}"
+        ) from error
 
 
 def _ended(followers: Followers | None) -> str:
@@ -153,7 +155,7 @@ def _tokenizer(config: EngineConfig) -> Any:
         folder = Path(where)
         if options or not folder.is_dir() or any(file for name in _TOKENIZERS for file in folder.glob(name)):
             raise
-    raise ValueError("there is no tokenizer (such as tokenizer.json) beside the weights: no text can be read")
+    raise ValueError("there is no tokenizer (such as tokenizer.json) beside the weights")
 
 
 def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tuple[Any, str]:
@@ -236,7 +238,7 @@ def _quantised(settings: Any, device: torch.device) -> dict[str, Any]:
     if said is None:
         return {}
     if not AutoHfQuantizer.supports_quant_method(said):
-        raise ValueError("transformers does not know the way in which it is quantised")
+        raise ValueError("transformers does not support its quantisation")
     # Some formats are packed for the device that they are loaded on, and do not move well.
     return {"device_map": {"": device}} if is_accelerate_available() else {}
 
@@ -273,7 +275,7 @@ def prepare(
         raise LoadFailed(load_errors.first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
     if verdict.crossed:
-        log.info("measured past %s as well, on a copy of the model in which they are small", ", ".join(verdict.crossed))
+        log.info("also measured past %s, on a copy of the model with small values of these", ", ".join(verdict.crossed))
     if verdict.unproven:
         log.warning("how the model is run was measured on short timelines only: %s", verdict.unproven)
     ends = _ends(model, tokenizer)

@@ -76,7 +76,9 @@ def build_store(
     except RankLost:
         raise
     except (RuntimeError, MemoryError) as error:  # the allocator's
-        raise TooSmall(f"this machine cannot give {budget} bytes to KV and {host_budget} to its host tier") from error
+        raise TooSmall(
+            f"this machine cannot reserve {budget} bytes for KV and {host_budget} for its host tier"
+        ) from error
     return SessionStore(pool, states, threshold, config.tenant_share)
 
 
@@ -86,9 +88,9 @@ def _tell_bounds(config: EngineConfig, used: int, device: torch.device) -> None:
     if wanted is None:
         return
     if wanted > 2 * used:
-        log.warning("--kv-memory: %d bytes are more than is ever used; %d are reserved", wanted, used)
+        log.warning("--kv-memory: %d bytes are more than can be used; %d are reserved", wanted, used)
     if device.type == "cpu" and used > physical_memory():
-        log.warning("--kv-memory: %d bytes are more than the %d of this machine", used, physical_memory())
+        log.warning("--kv-memory: %d bytes are more than this machine's memory of %d bytes", used, physical_memory())
 
 
 def _pages(

@@ -92,7 +92,7 @@ def probe(
     if verdict is None:
         reasons = "; ".join(dict.fromkeys(trial.tried))
         raise UnsupportedModel(
-            reasons if trial.is_causal() else f"what it says of a token depends on later ones; {reasons}"
+            reasons if trial.is_causal() else f"the result for a token depends on later tokens; {reasons}"
         )
     if packing is not None:
         packing.settle()
@@ -153,9 +153,7 @@ class _Trial(Measurement):
     def divided(self) -> Verdict:
         """The verdict on a model that is divided among ranks. Raises ``UnsupportedModel``."""
         if self.trace.stateful or type(self.trace.cache) is not DynamicCache:
-            raise UnsupportedModel(
-                "what it keeps is more than keys and values, and only these can be divided among ranks"
-            )
+            raise UnsupportedModel("it keeps states besides keys and values, which cannot be divided among ranks")
         verdict = self.choose(MODES[:1], self.rounding)
         if verdict is None:
             raise UnsupportedModel(f"only the packed mode can be divided among ranks; {'; '.join(self.tried)}")
@@ -171,7 +169,7 @@ class _Trial(Measurement):
         mode.fusion.unlink()
         if self.measure(mode).error <= allowed:
             return fused
-        log.info("modules run as they are: as programs they were not right together")
+        log.info("modules run uncompiled: as programs their results were wrong together")
         mode.unfuse()
         return 0
 
@@ -186,12 +184,12 @@ class _Trial(Measurement):
                 why = mode.compiled.refused if mode.compiled is not None else ""
                 raise Unsupported(f"they cannot be compiled: {why or 'there are none'}")
             if not (found := self.measure(mode).error) <= allowed:
-                raise Unsupported(f"compiled they say something else, by {found:.1e}")
+                raise Unsupported(f"compiled their results differ by {found:.1e}")
             if (times := self._times(mode)) > compiling.most:
                 raise Unsupported(f"compiled they take {times:.2f} times as long")
             return compiled
         except Exception as problem:  # whatever a compiler or its code raises
-            log.info("layers run as they are, slower on a GPU: %s", brief(problem))
+            log.info("layers run uncompiled, which is slower on a GPU: %s", brief(problem))
             mode.uncompile()
             return 0
 

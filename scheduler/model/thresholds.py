@@ -53,11 +53,11 @@ class Thresholds:
         if self._twin is None:
             return
         if not self._repeats:
-            raise Unsupported(f"past {' or '.join(self.crossed)} the model's own forward does not repeat itself")
+            raise Unsupported(f"past {' or '.join(self.crossed)} the model's own forward is not deterministic")
         if not mode.caches:
             return
         if not self._causal:
-            raise Unsupported(f"past {' or '.join(self.crossed)} what is said of a token depends on later ones")
+            raise Unsupported(f"past {' or '.join(self.crossed)} the result for a token depends on later tokens")
         try:
             error = self._error(type(mode), mode.token_by_token)
         except Exception:

@@ -42,7 +42,7 @@ def select_tools(
     """The tools of these names, None: all, at least one."""
     found = [tool for tool in tools if names is None or tool["function"]["name"] in names]
     if not found or (names is not None and len(found) < len(set(names))):
-        raise bad_request(f"{param} needs a tool that is not among tools.", param, "invalid_value")
+        raise bad_request(f"{param} names a tool that is not in tools.", param, "invalid_value")
     return found
 
 

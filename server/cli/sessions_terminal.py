@@ -72,7 +72,7 @@ class RemoteServer:
     def read(self, response: httpx.Response) -> Answer:
         """The answer's object."""
         if response.status_code == 401:
-            raise UsageError("--api-key: the server does not accept this key, or wants one")
+            raise UsageError("--api-key: the server refused this key, or needs one")
         if not response.is_success:
             raise RequestFailed(explain(response))
         try:
@@ -80,7 +80,7 @@ class RemoteServer:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise RequestFailed("what answers at this address does not speak this API")
+            raise RequestFailed("the program at this address does not have this API")
         return answer
 
 

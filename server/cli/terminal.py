@@ -183,13 +183,13 @@ def first_model(http: httpx.Client, url: str) -> str:
     except httpx.HTTPError:
         raise UsageError(f"no server answers at {url}; `warmturn serve` starts one") from None
     if response.status_code == 401:
-        raise UsageError("--api-key: the server does not accept this key, or wants one")
+        raise UsageError("--api-key: the server refused this key, or needs one")
     if response.status_code != 200:
         raise UsageError(f"the server at {url} says: {explain(response)}")
     try:
         return str(response.json()["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
-        raise UsageError(f"--url: what answers at {url} does not speak the OpenAI API") from None
+        raise UsageError(f"--url: the program at {url} does not have OpenAI's API") from None
 
 
 def explain(response: httpx.Response) -> str:

@@ -28,7 +28,7 @@ def read(path: Path) -> dict[str, str]:
     known = [environment_variable(ServeConfig, name) for name in SECRETS]
     for name in variables:
         if name.upper().startswith("WARMTURN_") and name not in known:
-            raise UsageError(f"--env-file: {name} is none of {', '.join(known)}; other settings are flags")
+            raise UsageError(f"--env-file: {name} is not one of {', '.join(known)}; other settings are flags")
     return variables
 
 
@@ -70,7 +70,7 @@ def _text(path: Path) -> str:
             if about.st_uid != os.geteuid():
                 raise UsageError(f"--env-file: {path} belongs to another user")
             if about.st_mode & OTHERS:
-                raise UsageError(f"--env-file: {path} must be closed to other users: chmod 600")
+                raise UsageError(f"--env-file: {path} must not be accessible to other users: chmod 600")
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"--env-file: {path} cannot be read on this node: {error.strerror}") from None

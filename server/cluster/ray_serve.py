@@ -97,7 +97,7 @@ def with_file(config: ClusterConfig, given: Collection[str]) -> ClusterConfig:
     if not (there := from_file(config)):
         return config
     if twice := [environment_variable(ServeConfig, name) for name in there if name in given]:
-        raise UsageError(f"--env-file: {twice[0]} is in the file, and a flag or in the environment too: keep one")
+        raise UsageError(f"--env-file: {twice[0]} is in the file and also in a flag or the environment: remove one")
     told = {name: getattr(config, name) for name in config.model_fields_set}
     return configured(ClusterConfig, {**told, **there})
 
@@ -228,7 +228,7 @@ def begin(ray: Any, config: ClusterConfig) -> None:
         try:
             ray.init(address=config.ray_address, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError):
-            raise UsageError("--ray-address: there is no Ray cluster that answers") from None
+            raise UsageError("--ray-address: no Ray cluster answers") from None
         return
     os.environ.update(ours)
     cores = max(os.cpu_count() or 1, config.replica_cpus * most_replicas(config) + 1)

@@ -47,7 +47,7 @@ def parse_api_keys(given: object) -> object:
         if not TENANT.fullmatch(name) or not KEY.fullmatch(key):
             raise ValueError("expected NAME=KEY: NAME of 1-64 letters, digits, . _ -; KEY of visible ASCII, no comma")
         if name in keys or key in keys.values():
-            raise ValueError(f"the name {name} or its key is given twice")
+            raise ValueError(f"the name {name} or its key occurs twice")
         keys[name] = key
     return keys
 

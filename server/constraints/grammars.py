@@ -60,7 +60,7 @@ def regex_grammar(pattern: str) -> str:
 def choice_grammar(choices: Sequence[str]) -> str:
     """One of these texts."""
     if not 1 <= len(choices) <= MAX_CHOICES or not all(choices):
-        raise ValueError(f"must hold 1 to {MAX_CHOICES} strings that are not empty")
+        raise ValueError(f"must have 1 to {MAX_CHOICES} strings that are not empty")
     if sum(map(len, choices)) > MAX_CHOICE_CHARS:
         raise ValueError(f"can have at most {MAX_CHOICE_CHARS} characters in all")
     return HEAD + "start: CHOICE\nCHOICE: " + " | ".join(quoted(choice) for choice in dict.fromkeys(choices))
@@ -90,7 +90,7 @@ def lark_grammar(text: str) -> str:
         try:
             schema, end = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
-            raise ValueError("must have plain JSON behind %json") from None
+            raise ValueError("must have plain JSON after %json") from None
         enforced = prepared(schema)
         rules = rules.replace(text[found.start() : end], "")
         if enforced != schema:
@@ -109,7 +109,7 @@ def from_gbnf(text: str) -> str:
     try:
         return str(gbnf_to_lark(text)).removeprefix("%llguidance {}")
     except Exception:  # it is for a command line: IndexError, RecursionError and errors of its own, in their words
-        raise ValueError("is not understood as GBNF") from None
+        raise ValueError("is not valid GBNF") from None
 
 
 class GrammarCheck:
@@ -136,7 +136,7 @@ class GrammarCheck:
             try:
                 self._begin(f"{HEAD}start: {literal}")
             except EmptyGrammar:
-                raise ValueError("holds a regular expression that no text matches") from None
+                raise ValueError("has a regular expression that matches no text") from None
         with self._lock:
             self._valid[key] = None
             if len(self._valid) > REMEMBERED:
@@ -151,7 +151,7 @@ class GrammarCheck:
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             raise (
-                EmptyGrammar("can be met by no text")
+                EmptyGrammar("matches no text")
                 if "NoExtension" in matcher.get_error()
                 else ValueError("is too complex")
             )

@@ -168,9 +168,9 @@ def _check_keywords(node: Schema, root: bool) -> None:
         if key in node:
             raise ValueError(f"uses {key}, which this server cannot enforce")
     if node.get("nullable", False) is not False:
-        raise ValueError("uses nullable, which is not of JSON Schema: use a list of types, or anyOf")
+        raise ValueError("uses nullable, which is not part of JSON Schema: use a list of types, or anyOf")
     if not root and "$id" in node:
-        raise ValueError("uses $id below its top, which this server does not follow")
+        raise ValueError("uses $id below its top level, which this server does not support")
     for key in COUNTS:
         count = node.get(key, 0)
         if isinstance(count, int | float) and count > MAX_COUNT:
@@ -200,7 +200,7 @@ def _check_cycles(edges: dict[int, list[Schema]]) -> None:
                 state[node] = done
                 stack.pop()
             elif state.get(id(following)) == open_:
-                raise ValueError("has a $ref that leads back to itself without reading anything")
+                raise ValueError("has a $ref that refers to itself without consuming text")
             elif id(following) not in state:
                 state[id(following)] = open_
                 stack.append((id(following), iter(edges[id(following)])))
@@ -235,7 +235,7 @@ def target(ref: object, root: Schema) -> object:
         elif isinstance(value, list) and name.isascii() and name.isdigit() and int(name[:6]) < len(value):
             value = value[int(name[:6])]
         else:
-            raise ValueError("has a $ref that points at nothing")
+            raise ValueError("has a $ref that points to nothing")
     if not isinstance(value, dict | bool):
-        raise ValueError("has a $ref that points at something that is no schema")
+        raise ValueError("has a $ref that does not point to a schema")
     return value

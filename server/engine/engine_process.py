@@ -332,7 +332,7 @@ class EngineProcess:
             self._failure = self._failure or f"the engine process ended while loading the model ({death})"
         assert self._first_facts is not None
         if self._first_facts.done():  # else whoever waits for it says so
-            logger.error("%s; starting a fresh one", self._failure or f"the engine process ended ({death})")
+            logger.error("%s; restarting it", self._failure or f"the engine process ended ({death})")
         return self._end_turns("The engine stopped while it ran this request; it is being restarted.")
 
     # --- messages -----------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class EngineProcess:
         if not self._first_facts.done():
             self._first_facts.set_result(facts)
         else:
-            logger.warning("a fresh engine is ready after %.1f s", self._load_seconds)
+            logger.warning("the engine was restarted and is ready after %.1f s", self._load_seconds)
         self._on_ready(facts)
 
     def _cancel(self, name: str) -> None:

@@ -100,7 +100,7 @@ def check_headers(request: Request) -> None:
     if charset.startswith("charset=") and charset.removeprefix("charset=").strip('"') not in ("utf-8", "utf8"):
         raise ApiError(415, "The body must be UTF-8.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ApiError(415, "Compressed bodies are not taken.")
+        raise ApiError(415, "Compressed bodies are not supported.")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > MAX_BYTES:
         raise too_large()

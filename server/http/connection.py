@@ -111,7 +111,7 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             pass  # nobody has to take one; the request is answered as it is
         except httptools.HttpParserError:
-            logger.debug("a connection sent what is not HTTP")
+            logger.debug("a connection sent invalid HTTP")
             self._refuse_head()
         if self.transport.is_closing():
             return
@@ -183,7 +183,7 @@ class Connection(HttpToolsProtocol):
         elif self._head is None and (self.cycle is None or self.cycle.response_complete):
             self._hang_up()  # nobody waits for an answer
         else:
-            self._refuse(ApiError(408, "The request did not come in time.", code="request_timeout"))
+            self._refuse(ApiError(408, "The request was not received in time.", code="request_timeout"))
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -53,17 +53,19 @@ def as_api_error(error: BaseException) -> ApiError:
             message = "Another server has changed or taken over this session meanwhile; nothing of this was kept."
             return refused(TurnRefused("session_busy", message))
         case SessionExists():
-            return ApiError(409, "There is a session with this id already.", param="id", code="session_exists")
+            return ApiError(409, "A session with this id exists already.", param="id", code="session_exists")
         case UnknownSession():
             return ApiError(404, "There is no session with this id.", code="session_not_found")
         case LogFull():
-            message = "The server's storage takes nothing more now, so this could not be kept."
+            message = "The server's disk is full, so this could not be stored."
             return ApiError(507, message, code="insufficient_storage", headers={"retry-after": str(STORAGE_RETRY)})
         case SessionDamaged():
-            message = "Parts of this session's log are damaged, so it cannot be read. Delete it to begin it anew."
+            message = (
+                "Parts of this session's log are damaged, so it cannot be read. Delete the session to use its id again."
+            )
             return ApiError(410, message, code="session_damaged")
         case LogUnavailable():
-            return unavailable("The session log cannot be read or written now.", 5, "log_unavailable")
+            return unavailable("The session log is not available now.", 5, "log_unavailable")
         case WorkTimedOut():
             return bad_request("This takes the server too long to read.", code="invalid_prompt")
         case NoWorkerFree():
@@ -74,7 +76,9 @@ def as_api_error(error: BaseException) -> ApiError:
             message = SENTENCES.get(error.status_code, "The request was not understood.")
             return ApiError(error.status_code, message, headers=error.headers)
         case UnicodeEncodeError(reason="surrogates not allowed"):  # in a text that was read twice
-            return bad_request("The request holds half of a surrogate pair, which no text can.", code="invalid_value")
+            return bad_request(
+                "The request contains half of a surrogate pair, which is not valid text.", code="invalid_value"
+            )
         case _:
             return ApiError(500, "The server failed on this request.")
 

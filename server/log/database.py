@@ -134,7 +134,9 @@ class Database:
             trouble = self._trouble(error, "cannot be written")
             if isinstance(trouble, LogFull) and not self.full:  # other troubles say nothing of room
                 self.full = True
-                logger.error("%s; until there is room, turns that would have to be kept are refused with 507", trouble)
+                logger.error(
+                    "%s; until there is room, turns that would have to be stored are refused with 507", trouble
+                )
             raise trouble from error
 
     def try_to_write(self, table: sql.Table) -> None:

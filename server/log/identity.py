@@ -26,9 +26,9 @@ class Session:
 def check_id(name: str) -> str:
     """The name, if a session may have it. Raises ValueError, whose text completes a sentence about the id."""
     if not SESSION_ID.match(name):
-        raise ValueError("has 1 to 128 characters out of A-Z a-z 0-9 . _ : @ -")
+        raise ValueError("must have 1 to 128 of the characters A-Z a-z 0-9 . _ : @ -")
     if name in RESERVED:
-        raise ValueError("cannot be a word that stands in the place of an id")
+        raise ValueError("cannot be a reserved word")
     return name
 
 

@@ -121,7 +121,7 @@ def rows_of(log: PortableLog, now: int) -> Iterator[Row]:
     if log.format != FORMAT:
         raise InvalidLog(f"the log has format {log.format}, this version reads format {FORMAT}")
     if not 0 <= log.created <= now + 86400 or len(log.fingerprint) > 128:
-        raise InvalidLog("created or fingerprint is not that of a log")
+        raise InvalidLog("created or fingerprint is invalid")
     tokens = messages = 0
     for number, turn in enumerate(log.turns):
         ids = own_ids(turn)
@@ -132,7 +132,7 @@ def rows_of(log: PortableLog, now: int) -> Iterator[Row]:
         if not turn.messages or turn.messages[-1]["role"] != "assistant":
             raise InvalidLog("a turn does not end with a reply")
         if not 0 <= turn.created <= now + 86400 or len(turn.fingerprint) > 128 or len(turn.finish_reason) > 32:
-            raise InvalidLog("created, fingerprint or finish_reason of a turn is not that of a log")
+            raise InvalidLog("created, fingerprint or finish_reason of a turn is invalid")
         yield Row(
             "import",
             turn.created,
@@ -154,7 +154,7 @@ def rows_of(log: PortableLog, now: int) -> Iterator[Row]:
 def own_ids(turn: PortableTurn) -> array[int]:
     """The ids that a turn adds. Raises InvalidLog."""
     if len(turn.tokens) % 4:
-        raise InvalidLog("the tokens of a turn are cut")
+        raise InvalidLog("the tokens of a turn are incomplete")
     ids = unpack_ids(turn.tokens)
     if ids and min(ids) < 0:
         raise InvalidLog("a token id is negative")
@@ -166,6 +166,6 @@ def check_messages(messages: list[Message]) -> None:
     try:
         msgspec.convert(messages, list[LoggedMessage])
     except msgspec.ValidationError:
-        raise InvalidLog("a message is not one that a log holds") from None
+        raise InvalidLog("a message is invalid") from None
     if any((message["role"] == "tool") != ("tool_call_id" in message) for message in messages):
-        raise InvalidLog("a tool message answers no call, or another message does")
+        raise InvalidLog("a tool message does not answer a call, or the call was answered before")

@@ -51,7 +51,7 @@ def prepare(connection: sql.Connection) -> None:
     if version > FORMAT or (0 < version < OLDEST_FORMAT and there is None):
         raise LogUnavailable(
             f"the session log has format {version}, and this version of warmturn reads formats {OLDEST_FORMAT} to "
-            f"{FORMAT}: serve it with the version that wrote it, or begin with an empty log"
+            f"{FORMAT}: use the version that wrote it, or begin with an empty log"
         )
     if version != there:
         raise damaged()

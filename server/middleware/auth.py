@@ -114,5 +114,5 @@ def denied(given: bool) -> ApiError:
 
 def misdirected() -> ApiError:
     """The 403 for a name that could be anybody's."""
-    message = "This server has no API keys and does not answer under this name: see --allowed-host."
+    message = "This server has no API keys and does not answer to this host name: see --allowed-host."
     return ApiError(403, message, code="host_not_allowed")

@@ -22,7 +22,7 @@ def parse(data: bytes) -> dict[str, Any]:
     except RecursionError:
         raise too_deep() from None
     except msgspec.ValidationError:
-        raise bad_request("The body holds a number that is out of range.", code="invalid_json") from None
+        raise bad_request("The body has a number that is out of range.", code="invalid_json") from None
     except msgspec.DecodeError:
         if not data:
             raise bad_request(
@@ -49,7 +49,7 @@ def check_values(value: object) -> None:
                 if isinstance(item, (dict, list)):
                     below.append(item)
                 elif isinstance(item, int) and not -MAX_INTEGER <= item < MAX_INTEGER:
-                    raise bad_request("The body holds a number that is out of range.", code="invalid_json")
+                    raise bad_request("The body has a number that is out of range.", code="invalid_json")
         if not below:
             return
         level = below

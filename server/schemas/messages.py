@@ -29,7 +29,7 @@ def only_text(value: object) -> object:
 def only_roles(value: object) -> object:
     """The same for the role of messages before there were tools."""
     if value == "function":
-        raise ValueError("cannot be this: function messages are deprecated, send tool messages")
+        raise ValueError("is not supported: function messages are deprecated, use tool messages")
     return value
 
 
@@ -49,7 +49,7 @@ class TextPart(Strict):
         if getattr(self, self.type) is None:
             raise missing(self.type)
         if self.text is not None and self.refusal is not None:
-            raise wrong("text" if self.type == "refusal" else "refusal", "does not belong to this type")
+            raise wrong("text" if self.type == "refusal" else "refusal", "is not allowed for this type")
         return self
 
     @property
@@ -117,11 +117,11 @@ class ChatMessageParam(Strict):
         if self.role != "assistant":
             for field in ("refusal", "reasoning_content", "reasoning", "tool_calls", "prefix"):
                 if getattr(self, field):
-                    raise wrong(field, "belongs to assistant messages only")
+                    raise wrong(field, "is only allowed in assistant messages")
         if (self.role == "tool") != (self.tool_call_id is not None):
             if self.role == "tool":
                 raise missing("tool_call_id")
-            raise wrong("tool_call_id", "belongs to tool messages only")
+            raise wrong("tool_call_id", "is only allowed in tool messages")
         thoughts = {self.reasoning, self.reasoning_content} - {None, ""}
         if len(thoughts) > 1:
             raise wrong("reasoning", "differs from reasoning_content")
@@ -171,7 +171,9 @@ def check_calls(past: Sequence[Logged], new: Sequence[Logged], param: str = "mes
             for number, call in enumerate(message.get("tool_calls", ())):
                 if call["id"] in waiting and index >= 0:
                     field = f"{where}.tool_calls[{number}].id"
-                    raise bad_request(f"{field} is that of an earlier call of this message.", field, "invalid_value")
+                    raise bad_request(
+                        f"{field} was already used by an earlier call of this message.", field, "invalid_value"
+                    )
                 waiting.add(call["id"])
         elif message["tool_call_id"] in waiting:
             waiting.remove(message["tool_call_id"])

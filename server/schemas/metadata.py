@@ -15,13 +15,13 @@ def pairs(value: object) -> object:
     """A dictionary of these is one."""
     if isinstance(value, dict):
         if len(value) > MAX_PAIRS:
-            raise ValueError(f"can hold at most {MAX_PAIRS} pairs")
+            raise ValueError(f"can have at most {MAX_PAIRS} pairs")
         if not all(isinstance(key, str) and 1 <= len(key) <= MAX_KEY_CHARS for key in value):
             raise ValueError(f"must have keys of 1 to {MAX_KEY_CHARS} characters")
         if not all(isinstance(text, str) and len(text) <= MAX_VALUE_CHARS for text in value.values()):
             raise ValueError(f"must have strings of at most {MAX_VALUE_CHARS} characters as values")
         if any("\0" in key or "\0" in text for key, text in value.items()):
-            raise ValueError("cannot hold the character NUL")  # no database would take it
+            raise ValueError("cannot contain the character NUL")  # no database would take it
     return value
 
 

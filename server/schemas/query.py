@@ -34,7 +34,7 @@ class FilteredQuery(Query):
             if name.startswith("metadata[") and name.endswith("]"):
                 metadata[name[len("metadata[") : -1]] = value
             elif name == "metadata":
-                raise PydanticCustomError("value_error", "is given as metadata[key]=value", {"field": name})
+                raise PydanticCustomError("value_error", "must be given as metadata[key]=value", {"field": name})
             else:
                 plain[name] = value
         return {**plain, "metadata": metadata} if metadata else plain

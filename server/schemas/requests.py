@@ -53,7 +53,7 @@ class CacheOptions(Strict):
 def bias(value: object) -> object:
     """``logit_bias`` by token id; ids beyond the vocabulary are found later, where the model is known."""
     if not isinstance(value, dict):
-        raise ValueError("must be an object from token ids to numbers")
+        raise ValueError("must be an object with token ids as keys and numbers as values")
     biases = {}
     for key, amount in value.items():
         if not isinstance(key, (str, int)) or not TOKEN_ID.match(str(key)):
@@ -69,9 +69,9 @@ def stops(value: object) -> object:
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list):
         if len(texts) > MAX_STOPS:
-            raise ValueError(f"can hold at most {MAX_STOPS} strings")
+            raise ValueError(f"can have at most {MAX_STOPS} strings")
         if not all(isinstance(text, str) and 1 <= len(text) <= MAX_STOP_CHARS for text in texts):
-            raise ValueError(f"must hold strings of 1 to {MAX_STOP_CHARS} characters")
+            raise ValueError(f"must have strings of 1 to {MAX_STOP_CHARS} characters")
     return texts
 
 
@@ -359,9 +359,9 @@ class ChatRequest(ReplyRequest):
             raise wrong("messages", "can have prefix: true in the last message only")
         last = self.messages[-1].plain()
         if self.goes_on and (last["role"] != "assistant" or not last["content"] or "tool_calls" in last):
-            raise wrong("messages", "must end with text of the assistant, if the reply is to continue that")
+            raise wrong("messages", "must end with an assistant's text if the reply is to continue it")
         if self.add_generation_prompt is not None and self.add_generation_prompt is self.goes_on:
-            problem = "cannot be true where the final message is continued, nor false where it is not"
+            problem = "cannot be true if the final message is continued, nor false where it is not"
             raise wrong("add_generation_prompt", problem)
         return self
 

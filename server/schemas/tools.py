@@ -70,7 +70,7 @@ def distinct(value: Sequence[Tool]) -> Sequence[Tool]:
     """No two of a name."""
     names = [tool.function.name for tool in value]
     if len(set(names)) < len(names):
-        raise ValueError("must have names that differ")
+        raise ValueError("must have different names")
     return value
 
 

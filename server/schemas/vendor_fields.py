@@ -46,7 +46,7 @@ class VendorFields(Strict):
     def comes_at_once(self) -> Self:
         """A stream has no place for the log-probabilities of its prompt."""
         if self.prompt_logprobs is not None and getattr(self, "stream", False):
-            raise wrong("prompt_logprobs", "cannot be told in a stream")
+            raise wrong("prompt_logprobs", "is not available in a stream")
         return self
 
     @cached_property

@@ -53,12 +53,12 @@ def provider_of_environment() -> OwnProvider | None:
     if endpoint is None or exporter == "none" or disabled:
         return None
     if exporter != "otlp" or first_of(PROTOCOLS) not in (None, SPOKEN):
-        logger.warning("no traces are sent: that is done by OTLP over %s only", SPOKEN)
+        logger.warning("no traces are sent: only OTLP over %s is supported", SPOKEN)
         return None
     try:
         from server.telemetry.trace_export import otlp
     except ImportError:
-        logger.warning("no traces are sent: this needs an extra: %s", install_command("otel"))
+        logger.warning("no traces are sent: install the extra: %s", install_command("otel"))
         return None
     return otlp()
 

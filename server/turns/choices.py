@@ -106,7 +106,7 @@ def explain_early_end(delta: Delta, stream: TurnStream) -> ApiError | None:
     if delta.finish_reason == FinishReason.CANCELLED and stream.stopped:
         return None if stream.spoke else turn_cancelled()
     if delta.finish_reason == FinishReason.CANCELLED:
-        return ApiError(404, "This turn was ended, as its session was deleted.", code="session_deleted")
+        return ApiError(404, "The turn was ended because its session was deleted.", code="session_deleted")
     return None
 
 

@@ -124,7 +124,7 @@ def test_what_is_in_it_is_not_told_otherwise(ray: None, file: Path, monkeypatch:
     for name, value in arguments.items():
         variable = f"WARMTURN_{name.upper()}"
         flags = config("--env-file", str(file), f"--{name.replace('_', '-')}", value)
-        with pytest.raises(UsageError, match=f"^--env-file: {variable} is in the file, and ") as refused:
+        with pytest.raises(UsageError, match=f"^--env-file: {variable} is in the file and ") as refused:
             ray_serve.cluster(flags)
         assert "other" not in str(refused.value)
         with pytest.raises(UsageError, match=f"^--env-file: {variable} "):

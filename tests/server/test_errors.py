@@ -233,7 +233,7 @@ async def test_a_turn_that_fails_or_is_ended_tells_no_secrets(
 
 @pytest.mark.parametrize(
     ("query", "said"),
-    [("metadata=x", "metadata is given as metadata[key]=value."), ("limit=x", "limit should be a valid integer")],
+    [("metadata=x", "metadata must be given as metadata[key]=value."), ("limit=x", "limit should be a valid integer")],
 )
 @served()
 async def test_a_wrong_parameter_of_the_url_is_told_in_its_own_words(site: Site, query: str, said: str) -> None:

@@ -82,7 +82,7 @@ def kernel() -> ProgramKernel | None:
         return ProgramKernel(built(Path(__file__).with_name("kernels") / "program.cpp"))
     except (NotBuilt, OSError, AttributeError) as error:
         reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
-        log.info("modules run as they are, slower on a CPU: %s", reason)
+        log.info("modules run uncompiled, which is slower on a CPU: %s", reason)
         return None
 
 

@@ -121,7 +121,7 @@ class AnthropicMessageParam(Strict):
         """Each block where it belongs."""
         for block in self.blocks:
             if block.KIND not in MAY_HOLD[self.role]:
-                raise wrong("content", f"of a message of this role cannot hold {block.KIND} blocks")
+                raise wrong("content", f"of a message with this role cannot contain {block.KIND} blocks")
         return self
 
     @property
@@ -173,7 +173,7 @@ class ToolChoice(Strict):
     def names_one(self) -> Self:
         """A name where one tool is meant, and only there."""
         if (self.type == "tool") != (self.name is not None):
-            raise wrong("name", "belongs to the type tool, which needs it")
+            raise wrong("name", "is required for the type tool, and not allowed for others")
         return self
 
 
@@ -188,7 +188,7 @@ class Thinking(Strict):
     def has_its_budget(self) -> Self:
         """A budget where thinking is enabled, and only there."""
         if (self.type == "enabled") != (self.budget_tokens is not None):
-            raise wrong("budget_tokens", "belongs to the type enabled, which needs it")
+            raise wrong("budget_tokens", "is required for the type enabled, and not allowed for others")
         return self
 
 
@@ -242,13 +242,13 @@ class PromptRequest(Strict):
     def tools_differ(self) -> Self:
         """Checks across tools."""
         if len({tool.name for tool in self.tools}) < len(self.tools):
-            raise wrong("tools", "must have names that differ")
+            raise wrong("tools", "must have different names")
         choice = self.tool_choice
         if choice is not None and choice.type != "none" and not self.tools and self.session_id is None:
             raise wrong("tool_choice", "needs tools")
         named = None if choice is None else choice.name
         if named is not None and self.tools and named not in {tool.name for tool in self.tools}:
-            raise wrong("tool_choice", "names a tool that is not among tools")
+            raise wrong("tool_choice", "names a tool that is not in tools")
         return self
 
     @property

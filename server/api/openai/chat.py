@@ -53,7 +53,9 @@ async def chat(
     """Reply to the messages of ``body``. ``make_reply`` makes another endpoint's reply objects; None: a chat
     completion's."""
     if body.metadata and session is None:
-        raise bad_request("metadata is kept with a session: it needs one, or store: true.", "metadata", "invalid_value")
+        raise bad_request(
+            "metadata is stored with a session: name a session, or set store: true.", "metadata", "invalid_value"
+        )
     with ExitStack() as claim:
         turn = await open_turn(request, body, session, claim)
         if (answer := await replay_chat(turn, body, make_reply)) is not None:

@@ -47,15 +47,17 @@ class TokenizeRequest(Strict):
     def is_one_of_both(self) -> Self:
         """Each field where it belongs."""
         if (self.prompt is None) == (self.messages is None):
-            raise wrong("prompt", "or messages is needed, and not both")
+            raise wrong("prompt", "or messages is required, and not both")
         of_chats = [name for name in OF_CHATS if name in self.model_fields_set]
         if self.messages is None and of_chats:
-            raise wrong(of_chats[0], "belongs to messages")
+            raise wrong(of_chats[0], "is only allowed with messages")
         if self.messages is not None and self.add_special_tokens:
-            raise wrong("add_special_tokens", "belongs to prompt: a chat template writes its special tokens itself")
+            raise wrong(
+                "add_special_tokens", "is only allowed with prompt: a chat template writes its special tokens itself"
+            )
         both = self.continue_final_message and "add_generation_prompt" in self.model_fields_set
         if both and self.add_generation_prompt:
-            raise wrong("add_generation_prompt", "cannot be true where the final message is continued")
+            raise wrong("add_generation_prompt", "cannot be true if the final message is continued")
         return self
 
 

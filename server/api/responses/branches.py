@@ -86,7 +86,7 @@ async def behind(
         message = "There is no response with this previous_response_id."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
     if stored.status not in OVER or stored.row is None:
-        raise cannot_follow("The previous response has no output to go on from: it is still running, or did not end.")
+        raise cannot_follow("The previous response cannot be continued: it is still running, or has no output.")
     session = Session(tenant, found, stateful=True)
     if store and found.startswith(CHAIN):
         with ExitStack() as claimed:

@@ -62,7 +62,7 @@ async def referred(context: ServerContext, tenant: str, id: str, where: str, see
         seen[session] = {item.id: item for _, item in items_of(messages, session)}
     item = seen.get(session, {}).get(id)
     if item is None:
-        raise ApiError(404, f"{where}.id is that of no item.", param=f"{where}.id", code="item_not_found")
+        raise ApiError(404, f"{where}.id is not the id of an item.", param=f"{where}.id", code="item_not_found")
     return item
 
 
@@ -72,7 +72,7 @@ def page_of(items: Sequence[dict[str, Any]], query: ListItems) -> ItemList:
     if query.after is not None:
         ids = [item["id"] for item in ordered]
         if query.after not in ids:
-            raise ApiError(404, "after is that of no item here.", param="after", code="item_not_found")
+            raise ApiError(404, "after is not the id of an item in this list.", param="after", code="item_not_found")
         ordered = ordered[ids.index(query.after) + 1 :]
     data = ordered[: query.limit]
     first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")

@@ -189,7 +189,7 @@ class Unknown(InputMessage):
     @model_validator(mode="before")
     @classmethod
     def only_known(cls, data: object) -> object:
-        raise wrong("type", "names a kind of item that this server does not serve")
+        raise wrong("type", "names a kind of item that this server does not support")
 
 
 InputItem = Annotated[
@@ -264,7 +264,7 @@ class Gathering:
                 self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id, "items": items})
             case CallItem(id, call_id, name, arguments, status):
                 if call_id in self.calls:
-                    raise refused(where, "is that of an earlier call")
+                    raise refused(where, "was already used by an earlier call")
                 self.calls.add(call_id)
                 self.waiting.add(call_id)
                 function = {"name": name, "arguments": arguments}
@@ -287,7 +287,7 @@ class Gathering:
 
     def _answer(self, call_id: str, where: str) -> None:
         if call_id not in self.waiting:
-            raise refused(where, "is that of no function call before it, or was answered already")
+            raise refused(where, "must be that of an earlier function call that has no output yet")
         self.waiting.discard(call_id)
 
     def _open(self, *fields: str) -> None:

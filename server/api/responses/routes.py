@@ -71,7 +71,7 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
     key = idempotency_of(request, body)
     if key is not None and not body.store:
         raise bad_request(
-            "Idempotency-Key needs store: true: a retry is answered with what is stored.", "Idempotency-Key"
+            "Idempotency-Key needs store: true, as a retry is answered from the stored response.", "Idempotency-Key"
         )
     with ExitStack() as claim:
         if body.background:

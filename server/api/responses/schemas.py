@@ -79,7 +79,7 @@ class FunctionTool(OfFunctions):
 def distinct(tools: list[FunctionTool]) -> list[FunctionTool]:
     """No two of a name."""
     if len({tool.name for tool in tools}) < len(tools):
-        raise ValueError("must have names that differ")
+        raise ValueError("must have different names")
     return tools
 
 
@@ -140,7 +140,7 @@ class ResponseTextFormat(Strict):
             if self.name is None or self.schema_ is None:
                 raise missing("schema" if self.schema_ is None else "name")
         elif (extra := self.model_fields_set - {"type"}) != set():
-            raise wrong(min(extra).rstrip("_"), "belongs to json_schema only")
+            raise wrong(min(extra).rstrip("_"), "is only allowed with json_schema")
         return self
 
     @property
@@ -186,7 +186,7 @@ class ReasoningOptions(Strict):
 def only_auto(value: object) -> object:
     """A better word for summaries that somebody would have to make."""
     if value in ("concise", "detailed"):
-        raise ValueError("cannot be this: reasoning is shown as it is, and not summarised")
+        raise ValueError("is not supported: reasoning is returned in full, not summarised")
     return value
 
 
@@ -234,7 +234,7 @@ class InputRequest(TurnRequest):
     def names_one_past(self) -> Self:
         """At most one of both, and something to answer."""
         if self.conversation is not None and self.previous_response_id is not None:
-            raise wrong("previous_response_id", "and conversation exclude each other")
+            raise wrong("previous_response_id", "and conversation cannot be used together")
         if self.input is None and self.conversation is None and self.previous_response_id is None:
             raise missing("input")
         return self

@@ -222,16 +222,16 @@ class CapsuleReader:
         if facts.format != FORMAT:
             raise doubtful(f"has format {facts.format}, and this server reads format {FORMAT}")
         if not 1 <= len(facts.members) < MAX_MEMBERS:
-            raise doubtful("does not have the members that a capsule has")
+            raise doubtful("does not have the files of a capsule")
         log = self._json(PortableLog, self._member(TURNS, MAX_TURNS), facts.members[0])
         if (log.fingerprint, len(log.turns)) != (facts.fingerprint, facts.turns):
-            raise doubtful("does not say of its log what that says of itself")
+            raise doubtful("does not match its log")
         for number, told in enumerate(facts.members[1:]):
             member = self._member(f"kv/{number:06}.kv", self._left)
             self._copy(member, told, folder / f"{number:06}.kv")
         rest = directory(self._members)
         if len(rest) != self._left or self._take(len(rest)) != rest:
-            raise doubtful("does not end as a capsule does")
+            raise doubtful("does not have the end of a capsule")
         return facts, log
 
     def _take(self, size: int) -> bytes:
@@ -249,9 +249,9 @@ class CapsuleReader:
         size: int = struct.unpack_from("<Q", raw, len(raw) - 16)[0]
         member = Member(name, size, LOCAL.unpack_from(raw)[6], b"")
         if raw != member.header():
-            raise doubtful("does not have the members that a capsule has")
+            raise doubtful("does not have the files of a capsule")
         if size > min(limit, self._left):
-            raise doubtful("holds a member that is larger than it can be")
+            raise doubtful("has a file that is too large")
         self._members.append(member)
         return member
 
@@ -261,7 +261,7 @@ class CapsuleReader:
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise doubtful("holds no valid JSON where it should") from None
+            raise doubtful("has invalid JSON") from None
 
     def _copy(self, member: Member, told: MemberFacts, path: Path) -> None:
         crc, sha256, left = 0, hashlib.sha256(), member.size

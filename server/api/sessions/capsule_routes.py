@@ -69,7 +69,7 @@ async def import_session(query: Annotated[ImportSession, Query()], request: Requ
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != MEDIA_TYPE:
         raise ApiError(415, f"The body must be a capsule: Content-Type: {MEDIA_TYPE}.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ApiError(415, "Compressed bodies are not taken.")
+        raise ApiError(415, "Compressed bodies are not supported.")
     facts = context.facts
     async with transfers.room() as folder:
         await transfers.receive(request, folder / "capsule")
@@ -92,13 +92,13 @@ def opened(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[CapsuleFa
     try:
         CreateSession(id=told.session.id, metadata=told.session.metadata, ttl_seconds=told.session.ttl_seconds)
     except ValidationError:
-        raise doubtful("says things of its session that no session has") from None
+        raise doubtful("has invalid session fields") from None
     try:
         ids = log.tokens
     except InvalidLog:
-        raise doubtful("holds no valid log") from None
+        raise doubtful("has no valid log") from None
     if log.fingerprint == fingerprint and ids and max(ids) >= facts.vocab_size:
-        raise doubtful("holds a token id that its model does not have")
+        raise doubtful("has a token id that its model does not have")
     return told, log
 
 
@@ -110,7 +110,7 @@ async def restored(context: ServerContext, session: Session, told: CapsuleFacts,
             session.tenant, session.name, log, metadata=facts.metadata, ttl=facts.ttl_seconds
         )
     except InvalidLog:
-        raise doubtful("holds no valid log") from None
+        raise doubtful("has no valid log") from None
 
 
 async def cached(context: ServerContext, session: Session, told: CapsuleFacts, files: Path) -> tuple[int, str | None]:

@@ -121,7 +121,7 @@ async def list_sessions(query: Annotated[ListSessions, Query()], request: Reques
             request.state.tenant, chosen, limit=query.limit, after=query.after, descending=descending
         )
     except UnknownSession:
-        raise ApiError(404, "There is no such session.", param="after", code="session_not_found") from None
+        raise ApiError(404, "There is no session with this id.", param="after", code="session_not_found") from None
     data = [session_object(context, item) for item in page.items]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return body_of(objects.SessionList(data, first, last, page.has_more))

@@ -66,7 +66,7 @@ class RewindSession(Strict):
     def one_of_both(self) -> Self:
         """Exactly one place."""
         if (self.turn is None) == (self.tokens is None):
-            raise PydanticCustomError("value_error", "or tokens must be given, and not both", {"field": "turn"})
+            raise PydanticCustomError("value_error", "or tokens is required, and not both", {"field": "turn"})
         return self
 
 

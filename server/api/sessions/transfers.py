@@ -113,7 +113,7 @@ async def pieces(request: Request) -> AsyncIterator[bytes]:
             async with asyncio.timeout(STALL_SECONDS):
                 message = await request.receive()
         except TimeoutError:
-            raise ApiError(408, "The rest of the body did not come.", code="request_timeout") from None
+            raise ApiError(408, "The body was not received completely.", code="request_timeout") from None
         if message["type"] == "http.disconnect":
             raise ClientLeft
         data += message.get("body", b"")

@@ -56,7 +56,9 @@ async def list_chat_messages(
     if query.after is not None:
         ids = [message["id"] for message in told]
         if query.after not in ids:
-            raise ApiError(404, "after is that of no message here.", param="after", code="message_not_found")
+            raise ApiError(
+                404, "after is not the id of a message in this list.", param="after", code="message_not_found"
+            )
         told = told[ids.index(query.after) + 1 :]
     return body_of(objects.page(told[: query.limit], len(told) > query.limit))
 

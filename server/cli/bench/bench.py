@@ -105,7 +105,7 @@ async def first_model(http: httpx.AsyncClient, url: str) -> str:
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except httpx.HTTPStatusError as error:
-        raise NoAnswer(f"{url} answers {error.response.status_code} to who its models are") from None
+        raise NoAnswer(f"{url} answers {error.response.status_code} to a request for its models") from None
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         raise NoAnswer(f"no server of OpenAI's API answers at {url} ({type(error).__name__})") from None
 

@@ -35,7 +35,7 @@ def python(config: DoctorConfig) -> Iterator[Finding]:
     """The interpreter and the packages that are there besides the required ones."""
     told = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
     if sys.maxsize < 2**32:
-        yield fault("python", f"{told}: a build for 32 bits", "use a Python for 64 bits")
+        yield fault("python", f"{told}: a 32-bit build", "use a 64-bit Python")
     else:
         yield ok("python", told)
     there = sorted(extra for extra, packages in extras().items() if all(map(installed, packages)))
@@ -74,11 +74,11 @@ def torch(config: DoctorConfig, command: Sequence[str] = CHECKUP) -> Iterator[Fi
             command, env=environment, capture_output=True, text=True, timeout=CHECKUP_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        yield fault("torch", f"it was not imported within {CHECKUP_SECONDS:.0f} seconds", "see what the disk does")
+        yield fault("torch", f"importing it took more than {CHECKUP_SECONDS:.0f} seconds", "check the disk")
         return
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or ["no word"])[-1]
-        yield fault("torch", f"it cannot be used: {last}", f"install it anew: {TORCH_PAGE}")
+        yield fault("torch", f"it cannot be used: {last}", f"reinstall it: {TORCH_PAGE}")
         return
     facts = msgspec.json.decode(ran.stdout)
     build = f"built for CUDA {facts['cuda']}" if facts["cuda"] else "built without CUDA"
@@ -161,8 +161,8 @@ def gpu(config: DoctorConfig, facts: dict[str, Any], seen: list[str]) -> Finding
     if config.device == "cuda":
         return fault(
             "gpu",
-            f"none is found, and --device cuda asks for one: {facts['trouble'] or 'torch is built without CUDA'}",
-            "in a container: start it with its GPUs (docker run --gpus all); else install NVIDIA's driver",
+            f"none was found, and --device cuda needs one: {facts['trouble'] or 'torch is built without CUDA'}",
+            "in a container: start it with GPUs (docker run --gpus all); otherwise install NVIDIA's driver",
         )
     return ok("gpu", "none, the model runs on the CPU" if config.device == "auto" else "not asked for")
 

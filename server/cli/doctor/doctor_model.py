@@ -55,7 +55,7 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
     measured = asyncio.run(loaded(config.engine_config(), command))
     if measured.facts is None:
         short = "memory may be short: a smaller model, --dtype bfloat16 or less --kv-memory; see its last line"
-        yield fault("model", measured.failure, short if measured.died else "mend what it names: MODEL or a flag")
+        yield fault("model", measured.failure, short if measured.died else "correct MODEL or the flag that it names")
         return
     yield running(config.name, measured, measured.facts)
     yield memory(measured, measured.facts)
@@ -108,7 +108,7 @@ def running(name: str, measured: MeasuredModel, facts: ModelFacts) -> Finding:
         advice = "compare a long timeline with another runtime before relying on it"
         return warning("model", f"{told}; measured on short timelines only: {facts.unproven}", advice, **figures)
     if facts.mode.startswith("alone"):
-        return warning("model", told, "it runs one session at a time: more at once wait for each other", **figures)
+        return warning("model", told, "it runs one session at a time: other turns wait", **figures)
     return ok("model", told, **figures)
 
 
@@ -125,7 +125,7 @@ def memory(measured: MeasuredModel, facts: ModelFacts) -> Finding:
         return warning(
             "weights",
             f"{told}; KV may grow to {size(grows)}, and {size(measured.available)} are available",
-            "give it less with --kv-memory, or the system ends the engine when they are filled",
+            "lower --kv-memory; otherwise the system may kill the engine when memory is full",
             **figures,
         )
     return ok("weights", told, **figures)
@@ -165,7 +165,7 @@ def words(config: DoctorConfig) -> Iterator[Finding]:
     try:
         tokens, stable = load_tokens(config)
     except Exception as error:  # transformers raises what it likes
-        yield fault("words", f"the tokenizer cannot be loaded: {first_line(error)}", "see the model's files")
+        yield fault("words", f"the tokenizer cannot be loaded: {first_line(error)}", "check the model's files")
         return
     try:
         yield template(tokens.has_template, stable)
@@ -179,14 +179,14 @@ def template(there: bool, found: Stability) -> Finding:
     if not there:
         return warning("template", "there is no chat template", "only /v1/completions works with this model")
     if found.prefix_stable is None:
-        return warning("template", "it takes none of the conversations that were tried", "try a chat with it")
+        return warning("template", "it accepted none of the test conversations", "try a chat with it")
     if found.diverges is None:
-        return ok("template", "it keeps prefixes: clients may send their whole history", prefix_stable=True)
+        return ok("template", "it keeps prefixes: clients can send their whole history", prefix_stable=True)
     told = f"it changes what was there before: at {found.diverges.at} {found.diverges.expected!r} becomes "
     return warning(
         "template",
         f"{told}{found.diverges.got!r}",
-        "send only what is new, with a session_id: else that part of a history is computed in every turn",
+        "send only new messages, with a session_id: otherwise that part of the history is computed in every turn",
         prefix_stable=False,
     )
 
@@ -194,7 +194,7 @@ def template(there: bool, found: Stability) -> Finding:
 def tools(dialect: Dialect, there: bool) -> Finding:
     """How the model writes calls and reasoning."""
     if dialect.declared is not None:
-        return ok("tools", "calls and reasoning as its response template says")
+        return ok("tools", "calls and reasoning are declared by its response template")
     if dialect.native and dialect.form is not None:
         calls = f"calls of tools begin with {dialect.form.opening!r}"
     elif dialect.native:

@@ -62,7 +62,7 @@ def port(config: DoctorConfig) -> Iterator[Finding]:
         if (status := running(config)) is not None:
             yield ok("port", f"a server answers at {config.host}, port {config.port}: {status}")
         else:
-            yield fault("port", str(error), "end who uses it, or choose another --host or --port")
+            yield fault("port", str(error), "stop the program that uses it, or choose another --host or --port")
         return
     told = f"{config.host}, port {config.port}: free"
     if inside or config.api_key:
@@ -82,7 +82,7 @@ def data(config: DoctorConfig) -> Iterator[Finding]:
     folder = config.data_dir
     there = existing(folder)
     if not os.access(there, os.W_OK | os.X_OK):
-        yield fault("data", f"{there} cannot be written to", "give it to this user, or choose another --data-dir")
+        yield fault("data", f"{there} cannot be written to", "chown it to this user, or choose another --data-dir")
         return
     if folder.exists():
         try:
@@ -90,7 +90,7 @@ def data(config: DoctorConfig) -> Iterator[Finding]:
                 pass
         except UsageError as error:
             if running(config) is None or "in use" not in str(error):
-                yield fault("data", str(error), "end the other server, or choose another --data-dir")
+                yield fault("data", str(error), "stop the other server, or choose another --data-dir")
                 return
         if stat.S_IMODE(folder.stat().st_mode) & 0o077:
             yield warning("data", f"{folder} is open to other users", f"chmod 700 {folder}")
@@ -116,7 +116,7 @@ def data(config: DoctorConfig) -> Iterator[Finding]:
         yield warning(
             "data",
             f"{told}; no KV is written, as {size(floor)} stay free",
-            "make room, or lower --disk-floor",
+            "free some space, or lower --disk-floor",
             **figures,
         )
     else:
@@ -147,17 +147,19 @@ def disk(config: DoctorConfig) -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=existing(config.data_dir)) as file:
             written, syncs, reads = measured(file)
     except OSError as error:
-        yield fault("disk", f"the data dir's disk cannot be written: {error.strerror}", "make room, or mend it")
+        yield fault(
+            "disk", f"the data dir's disk cannot be written: {error.strerror}", "free some space, or repair the disk"
+        )
         return
     told = f"writes {size(written)}/s, reads {size(reads)}/s; a small write is safe after {1000 * syncs:.1f} ms"
     figures = {"write": written, "read": reads, "sync_seconds": syncs}
     if config.durability == "power" and syncs > SLOW_SYNC and config.database is None:
-        yield warning("disk", told, "--durability power makes every turn wait so long: use a faster disk", **figures)
+        yield warning("disk", told, "with --durability power every turn waits this long: use a faster disk", **figures)
     elif min(written, reads) < SLOW_DISK and config.disk_space != 0:
         yield warning(
             "disk",
             told,
-            "long sessions come back slowly from it, or are computed anew: use a faster disk, or --disk-space 0",
+            "long sessions are loaded slowly, or computed again: use a faster disk, or --disk-space 0",
             **figures,
         )
     else:
@@ -199,7 +201,7 @@ def log(config: DoctorConfig) -> Iterator[Finding]:
     elif not path.exists():
         yield ok("log", "none yet")
     elif path.with_name(f"{path.name}-wal").exists():
-        yield ok("log", f"{size(path.stat().st_size)}; in use, or read through at the next start")
+        yield ok("log", f"{size(path.stat().st_size)}; in use, or checked at the next start")
     else:
         yield resting(path)
 
@@ -229,15 +231,13 @@ def damaged(path: Path, why: str) -> Finding:
     return warning(
         "log",
         f"{path.name} is damaged: {why}",
-        "put a backup in its place; else the server sets it aside at its start and keeps what can be read",
+        "restore a backup; otherwise the server sets it aside at start and keeps what can be read",
     )
 
 
 def newer(version: object) -> Finding:
     """A log that this version does not read."""
-    return fault(
-        "log", f"format {version}; this version reads 1 to {FORMAT}", "serve it with the version that wrote it"
-    )
+    return fault("log", f"format {version}; this version reads 1 to {FORMAT}", "use the version that wrote it")
 
 
 def database(config: DoctorConfig) -> Finding:
@@ -259,14 +259,14 @@ def database(config: DoctorConfig) -> Finding:
         finally:
             there.close()
     except LogUnavailable as error:
-        return fault("log", error.message, "see that the database runs, its address and its password")
+        return fault("log", error.message, "check that the database runs, its address and its password")
     if isinstance(version, int) and version > FORMAT:
         return newer(version)
     told = f"version {name}, answers in {1000 * seconds:.1f} ms; " + (
         f"a log of format {version}" if version is not None else "no log in it yet"
     )
     if seconds > SLOW_DATABASE:
-        return warning("log", told, "every turn asks it a few times: bring it nearer", seconds=seconds)
+        return warning("log", told, "every turn makes several requests: use a database that is nearer", seconds=seconds)
     return ok("log", told, seconds=seconds)
 
 
@@ -297,12 +297,12 @@ def remote(config: DoctorConfig) -> Iterator[Finding]:
         return
     except Exception as error:  # drivers raise whatever their libraries do; what they say may name keys
         yield fault(
-            "remote", f"it cannot be written: {type(error).__name__}", "see the URL, the network and the credentials"
+            "remote", f"it cannot be written: {type(error).__name__}", "check the URL, the network and the credentials"
         )
         return
     seconds = time.perf_counter() - began
     if not same:
-        yield fault("remote", "what was read is not what was written", "use another storage")
+        yield fault("remote", "the data read differs from the data written", "use another storage")
         return
     yield ok("remote", f"written, read and removed in {1000 * seconds:.0f} ms", seconds=seconds)
 
@@ -320,7 +320,7 @@ def hub(config: DoctorConfig) -> Iterator[Finding]:
         yield ok("hub", f"{config.model} is in {cache}{offline}")
     elif constants.HF_HUB_OFFLINE:
         yield fault(
-            "hub", f"{config.model} is not in {cache}{offline}", "fetch it first with a network, or name a folder"
+            "hub", f"{config.model} is not in {cache}{offline}", "download it first with a network, or name a folder"
         )
     else:
         yield asked(constants.ENDPOINT, config.model)
@@ -338,12 +338,12 @@ def asked(endpoint: str, model: str) -> Finding:
         return fault(
             "hub",
             f"{model} is not on this machine, and {endpoint} does not answer ({type(error).__name__})",
-            "fetch it where there is a network and name its folder",
+            "download it on a machine with a network and name its folder",
         )
     if answer.status_code == 200:
-        return ok("hub", f"{model} is not on this machine yet and will be fetched from {endpoint}")
+        return ok("hub", f"{model} is not on this machine yet and will be downloaded from {endpoint}")
     if answer.status_code in (401, 403):
-        return fault("hub", f"{model} is not there, or wants a key", "set HF_TOKEN to a key that may read it")
+        return fault("hub", f"{model} does not exist, or needs a token", "set HF_TOKEN to a token that may read it")
     return fault(
-        "hub", f"{endpoint} answers {answer.status_code} for {model}", "see its name; MODEL may be a folder too"
+        "hub", f"{endpoint} answers {answer.status_code} for {model}", "check its name; MODEL may be a folder too"
     )

@@ -74,7 +74,7 @@ def within(seconds: float, name: str, check: Callable[[], Iterable[Finding]]) ->
             for finding in check():
                 found.put(finding)
         except Exception as error:  # a doctor that falls ill still tells of the rest
-            found.put(warning(name, f"this could not be looked at: {type(error).__name__}", "see the other lines"))
+            found.put(warning(name, f"this check failed: {type(error).__name__}", "see the other lines"))
         found.put(None)
 
     threading.Thread(target=run, name=name, daemon=True).start()
@@ -83,7 +83,7 @@ def within(seconds: float, name: str, check: Callable[[], Iterable[Finding]]) ->
         try:
             finding = found.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
-            yield fault(name, f"no result within {seconds:.0f} seconds", "what it looks at hangs: see what that is")
+            yield fault(name, f"no result within {seconds:.0f} seconds", "what it checks hangs")
             return
         if finding is None:
             return

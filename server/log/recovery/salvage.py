@@ -150,7 +150,7 @@ def salvaged(path: Path, durability: Durability) -> Salvage:
                 f"warmturn can salvage formats {OLDEST_FORMAT} to {FORMAT}: put a backup in its place"
             )
         room(path)
-        logger.error("the session log is damaged: what can be read of it is being copied")
+        logger.error("the session log is damaged: its readable rows are being copied")
         part = Path(f"{path}.part")
         try:
             remove(part)

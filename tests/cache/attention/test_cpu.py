@@ -320,8 +320,8 @@ def test_a_kernel_that_is_not_right_is_not_used(
         got = layered.run(monkeypatch)
     assert error(got, layered.scene.wanted(FULL, ScoreOptions(0.5, None, None))) < 1e-5
     assert set(layered.rows) == {(0, 1, 2)}  # the comparison's own calls, each with three sessions
-    assert [record.getMessage() for record in caplog.records if "not right" in record.getMessage()] == [
-        f"the compiled attention is not right for {layered.scene.tier.shapes[0]}: torch's is used"
+    assert [record.getMessage() for record in caplog.records if "wrong results" in record.getMessage()] == [
+        f"the compiled attention gives wrong results for {layered.scene.tier.shapes[0]}: torch is used"
     ]
 
 
@@ -452,5 +452,5 @@ def test_without_a_kernel_torch_computes_and_the_log_says_why(
     assert layered.rows == []
     assert error(got, layered.scene.wanted(FULL, ScoreOptions(0.5, None, None))) < 1e-5
     assert [record.getMessage() for record in caplog.records] == [
-        f"attention is torch's alone, slower over long histories: {reason}"
+        f"attention uses torch only, which is slower over long histories: {reason}"
     ]

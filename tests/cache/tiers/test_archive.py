@@ -338,8 +338,8 @@ def test_a_disk_that_is_nearly_full_is_left_alone_and_that_is_told_once(
     kit.settle()
     assert files_of(tmp_path) == before
     assert (kit.engine.stats().disk_errors, kit.engine.stats().disk_failing) == (2, 1)
-    refused = "KV is not written to disk: the disk is full, or all but --disk-floor of it; sessions go on, "
-    assert told_of(caplog) == [refused + "what leaves memory is computed again"]
+    refused = "KV is not written to disk: the disk is full, or all but --disk-floor of it; turns still run, "
+    assert told_of(caplog) == [refused + "and KV that is evicted from memory is computed again"]
     kit.archive.disk._floor = 0
     kit.archive.write_behind._look_at = 0.0  # five seconds later
     kit.archive.poll()

@@ -355,7 +355,7 @@ def test_a_grammar_that_leads_nowhere_is_told_as_a_fault_of_the_grammar(
     kit.run()
     kit.step()
     assert kit.refused[turn].code == "invalid_grammar"
-    assert "allows nothing" in kit.refused[turn].message
+    assert "allows no continuation" in kit.refused[turn].message
     assert all(record.exc_info is None for record in caplog.records)
     assert any(turn in line for line in ours(caplog))
 

@@ -45,8 +45,8 @@ WRONG = [
     ("top_k", -2, "must be from -1 to 2147483647"),
     ("min_p", True, "must be a number"),
     ("repetition_penalty", 0, "must be above 0 to 10"),
-    ("stop_strings", [""], "must hold strings of 1 to 1000 characters"),
-    ("stop_strings", {"a": 1}, "must hold at most 16 strings"),
+    ("stop_strings", [""], "must have strings of 1 to 1000 characters"),
+    ("stop_strings", {"a": 1}, "must have at most 16 strings"),
 ]
 
 
@@ -58,7 +58,7 @@ def test_an_operators_wrong_value_is_refused_and_a_models_left_out(
         generation_of({name: value}, "file")
     assert generation_of({name: value, "do_sample": False}, "model") == Generation("model", temperature=0.0)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the model's generation config is not followed in one point: {name} {problem}"
+        f"a value of the model's generation config is ignored: {name} {problem}"
     ]
 
 

@@ -68,7 +68,7 @@ def test_more_than_the_machine_has_is_one_clear_line() -> None:
 
 @pytest.mark.parametrize(
     ("most", "physical", "told"),
-    [(8, 10**9, "more than is ever used"), (100, 9 * PAGE_BYTES, "of this machine"), (100, 10**9, "")],
+    [(8, 10**9, "more than can be used"), (100, 9 * PAGE_BYTES, "this machine's memory"), (100, 10**9, "")],
 )
 def test_a_budget_that_cannot_be_used_whole_is_told_in_one_line(
     most: int, physical: int, told: str, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture

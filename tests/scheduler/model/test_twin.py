@@ -236,7 +236,7 @@ def test_a_model_that_is_not_causal_past_its_threshold_is_computed_anew() -> Non
 
     verdict = verdict_on(planted(PeekingLayer))
     assert verdict.mode.name == "recomputed"
-    assert "depends on later ones" in verdict.report
+    assert "depends on later tokens" in verdict.report
 
 
 def test_a_model_that_does_not_repeat_itself_past_its_threshold_is_refused() -> None:

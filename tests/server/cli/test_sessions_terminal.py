@@ -185,7 +185,7 @@ def test_a_server_that_wants_a_key_has_its_flag_named() -> None:
     client = answering(lambda _: httpx.Response(401, json={"error": {"message": "No key."}}))
     command = parse(["sessions", "list"])
     assert isinstance(command, SessionsCommand)
-    with pytest.raises(UsageError, match=r"^--api-key: the server does not accept this key, or wants one$"):
+    with pytest.raises(UsageError, match=r"^--api-key: the server refused this key, or needs one$"):
         sessions(command, client, io.StringIO())
 
 

@@ -207,9 +207,9 @@ def refuse(_request: httpx.Request) -> httpx.Response:
     ("server", "told"),
     [
         (refuse, "no server answers at http://127.0.0.1:8000; `warmturn serve` starts one"),
-        (lambda _: httpx.Response(401, json={"error": {"message": "no"}}), "--api-key: the server does not accept"),
+        (lambda _: httpx.Response(401, json={"error": {"message": "no"}}), "--api-key: the server refused this key"),
         (lambda _: httpx.Response(503, json={"error": {"message": "Still loading."}}), "says: Still loading."),
-        (lambda _: httpx.Response(200, text="<html>"), "does not speak the OpenAI API"),
+        (lambda _: httpx.Response(200, text="<html>"), "does not have OpenAI's API"),
     ],
 )
 def test_without_a_server_there_is_no_chat(monkeypatch: pytest.MonkeyPatch, server: Handler, told: str) -> None:

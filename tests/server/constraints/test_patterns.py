@@ -57,8 +57,8 @@ def test_patterns_are_found_where_they_are_patterns() -> None:
 @pytest.mark.parametrize("text", [r"[^\s\S]", "[a&&b]", r"a[^\d\D]", r"\P{any}+"])
 def test_what_nothing_matches_is_refused(text: str) -> None:
     check = GrammarCheck()
-    with pytest.raises(ValueError, match=r"^can be met by no text$"):
+    with pytest.raises(ValueError, match=r"^matches no text$"):
         check.validate(regex_grammar(text))
-    with pytest.raises(ValueError, match=r"^holds a regular expression that no text matches$"):
+    with pytest.raises(ValueError, match=r"^has a regular expression that matches no text$"):
         check.validate(lark_grammar(f'start: "x" | A\nA: /{text}/'))
     check.validate(regex_grammar(f"({text})?b"))

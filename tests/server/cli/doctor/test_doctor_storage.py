@@ -305,8 +305,8 @@ def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert hub("org/model").level is Level.FAULT
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for status, level, said in (
-        (200, Level.OK, "will be fetched"),
-        (401, Level.FAULT, "key"),
+        (200, Level.OK, "will be downloaded"),
+        (401, Level.FAULT, "token"),
         (404, Level.FAULT, "404"),
     ):
         with answering(status, b"{}") as number:
