@@ -103,7 +103,7 @@ def test_a_server_from_its_first_moment_to_sigterm(tmp_path: Path) -> None:
             *_, last = events
         assert '"error"' in last  # cut off, and told so
         assert server.process.wait(PATIENCE) == 0
-        assert "stopping; press again to stop at once\n" in server.output
+        assert "stopping; a second signal stops at once\n" in server.output
         assert server.data.stat().st_mode & 0o077 == 0
 
 
