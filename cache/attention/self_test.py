@@ -71,10 +71,10 @@ class SelfTest:
         try:
             right = all(self._right(spec, signature, random) for spec in self._steps(signature))
         except Exception as error:  # whatever a compiler or a launch raises
-            log.info("%s does not run for %s: torch's is used: %s", self._name, shape, first_line(error))
+            log.info("%s does not run for %s: torch is used: %s", self._name, shape, first_line(error))
             return False
         if not right:
-            log.info("%s is not right for %s: torch's is used", self._name, shape)
+            log.info("%s gives wrong results for %s: torch is used", self._name, shape)
         return right
 
     def _right(self, spec: StepSpec, signature: Signature, random: torch.Generator) -> bool:

@@ -77,7 +77,7 @@ def parameter(
         value = f"{rule}_value: %json {quoted(laid_out(schema if isinstance(schema, dict) else {}))}"
         return [f"{rule}: {head} {rule}_value {' '.join(atoms(form.closing, special))}", value]
     if strict and isinstance(schema, dict) and set(schema) - SAYS_NOTHING:
-        raise ValueError("bounds a text in a way that cannot be enforced as this model writes parameters")
+        raise ValueError("limits a text in a way that cannot be enforced in this model's format of calls")
     return [f"{rule}: {head} {rule}_value", *until_mark(f"{rule}_value", form.closing, special)]
 
 

@@ -140,7 +140,7 @@ def rendering_change_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingC
     for name in body.chat_template_kwargs:
         if name not in tokens.variables:
             param = "chat_template_kwargs"
-            raise bad_request(f"{param} names what this model's chat template does not read.", param, "invalid_value")
+            raise bad_request(f"{param} has names that this model's chat template does not use.", param, "invalid_value")
     template = {
         **effort_variables(body.reasoning_effort, tokens),
         **verbosity_variables(body.verbosity, tokens, "verbosity"),
@@ -236,14 +236,14 @@ def check_bytes(texts: Iterable[str], facts: ModelFacts, param: str) -> None:
     """Refuse texts that cannot fit before any time is spent on tokenising them."""
     size = sum(len(text.encode()) for text in texts)
     if size > BYTES_PER_TOKEN * facts.max_context + SLACK_BYTES:
-        raise context_exceeded(f"{param} is far longer than this model's context of {facts.max_context} tokens.", param)
+        raise context_exceeded(f"{param} is longer than this model's context of {facts.max_context} tokens.", param)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Every id must be one that the model has an embedding and a logit for."""
     if ids and max(ids) >= vocab_size:
         raise bad_request(
-            f"{param} holds a token id that this model does not have: ids end at {vocab_size - 1}.",
+            f"{param} has a token id that this model does not have: the last id is {vocab_size - 1}.",
             param,
             "invalid_value",
         )

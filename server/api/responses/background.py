@@ -119,7 +119,7 @@ class BackgroundResponses:
         except Exception as error:
             told = as_api_error(error)
             if told.status_code == 500:
-                logger.exception("a response in the background failed", exc_info=error)
+                logger.exception("a background response failed", exc_info=error)
             await self._settle(
                 session, running, reply.cancel if running.cancelled else lambda: reply.encode_failure(told)
             )

@@ -135,7 +135,7 @@ def shortened(
             return best
     prompt = cut(users[-1] if users else 0)
     if prompt is None:
-        raise context_exceeded(f"input is far longer than this model's context of {facts.max_context} tokens.", "input")
+        raise context_exceeded(f"input is longer than this model's context of {facts.max_context} tokens.", "input")
     check_room(prompt, body, facts)
     return prompt
 

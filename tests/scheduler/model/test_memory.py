@@ -83,7 +83,7 @@ def test_a_budget_that_cannot_be_used_whole_is_told_in_one_line(
 
 def test_a_gpu_s_host_tier_is_never_more_than_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "physical_memory", lambda: 100 * PAGE_BYTES)
-    with pytest.raises(TooSmall, match=f"{101 * PAGE_BYTES} to its host tier"):
+    with pytest.raises(TooSmall, match=f"{101 * PAGE_BYTES} for its host tier"):
         build(config(10 * PAGE_BYTES, 101 * PAGE_BYTES), device=torch.device("cuda"))
 
 
