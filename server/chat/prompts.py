@@ -140,7 +140,9 @@ def rendering_change_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingC
     for name in body.chat_template_kwargs:
         if name not in tokens.variables:
             param = "chat_template_kwargs"
-            raise bad_request(f"{param} has names that this model's chat template does not use.", param, "invalid_value")
+            raise bad_request(
+                f"{param} has names that this model's chat template does not use.", param, "invalid_value"
+            )
     template = {
         **effort_variables(body.reasoning_effort, tokens),
         **verbosity_variables(body.verbosity, tokens, "verbosity"),
