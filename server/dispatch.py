@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.http.body import body_of, tell_ignored
+from server.http.body import log_ignored, read_json_object
 from server.http.error_responses import ANSWERED, on_error
 from server.middleware.overload import TurnRoutes
 from server.schemas.strict import validated
@@ -44,9 +44,9 @@ class Endpoint:
 
     async def respond(self, request: Request, named: dict[str, str]) -> Response:
         """What the endpoint answers; ``named``: what its path names."""
-        body = validated(self._model, await body_of(request))
+        body = validated(self._model, await read_json_object(request))
         response = await self._call(body=body, request=request, **named, **self._absent)
-        tell_ignored()
+        log_ignored()
         return response
 
 

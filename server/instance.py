@@ -153,7 +153,7 @@ class Instance:
 
     def _unwanted(self, tenant: str, session: str, response: str) -> None:
         if self._background is not None:
-            self._background.unwanted(tenant, session, response)
+            self._background.cancel_unwanted(tenant, session, response)
 
 
 def seldom_collected() -> None:

@@ -60,23 +60,23 @@ class JsonRoute(APIRoute):
             if request.method in ("GET", "HEAD", "DELETE"):  # their bodies are not read
                 strict.ignore_unknown(False)
                 return await handler(request)
-            response = await handler(ParsedRequest(request, await body_of(request)))
-            tell_ignored()
+            response = await handler(ParsedRequest(request, await read_json_object(request)))
+            log_ignored()
             return response
 
         return checked
 
 
-async def body_of(request: Request) -> dict[str, Any]:
+async def read_json_object(request: Request) -> dict[str, Any]:
     """The JSON object that a request carries; what is read of it next leaves unknown fields out, where that is told."""
     check_headers(request)
-    data = await read(request)
+    data = await read_bytes(request)
     value = parse(data) if len(data) <= INLINE_BYTES else await run_in_threadpool(parse, data)
     strict.ignore_unknown(request.app.state.ignore_unknown)
     return value
 
 
-def tell_ignored() -> None:
+def log_ignored() -> None:
     """A line for who debugs about the fields that were left out."""
     if names := strict.ignored():
         logger.debug("unknown fields were left out: %s", ", ".join(names))
@@ -103,10 +103,10 @@ def check_headers(request: Request) -> None:
         raise ApiError(415, "Compressed bodies are not supported.")
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > MAX_BYTES:
-        raise too_large()
+        raise request_too_large()
 
 
-async def read(request: Request) -> bytes:
+async def read_bytes(request: Request) -> bytes:
     """The whole body, counted while it comes, as a chunked one has no length."""
     data = bytearray()
     while True:
@@ -115,11 +115,11 @@ async def read(request: Request) -> bytes:
             raise ClientLeft
         data += message.get("body", b"")
         if len(data) > MAX_BYTES:
-            raise too_large()
+            raise request_too_large()
         if not message.get("more_body", False):
             return bytes(data)
 
 
-def too_large() -> ApiError:
+def request_too_large() -> ApiError:
     """413."""
     return ApiError(413, f"The body is larger than {MAX_BYTES} bytes.", code="request_too_large")

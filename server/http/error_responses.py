@@ -40,18 +40,18 @@ def as_api_error(error: BaseException) -> ApiError:
         case ApiError():
             return error
         case RequestValidationError():
-            return invalid(error)
+            return validation_error(error)
         case TurnRefused():
-            return refused(error)
+            return turn_refused_error(error)
         case EngineUnavailable():
             return unavailable(error.message, error.retry_after)
         case EngineDied():
             return unavailable(error.message, 1, "engine_died")
         case SessionBusy():
-            return refused(TurnRefused("session_busy", "Another turn of this session is running."))
+            return turn_refused_error(TurnRefused("session_busy", "Another turn of this session is running."))
         case SessionMoved():
             message = "Another server has changed or taken over this session meanwhile; nothing of this was kept."
-            return refused(TurnRefused("session_busy", message))
+            return turn_refused_error(TurnRefused("session_busy", message))
         case SessionExists():
             return ApiError(409, "A session with this id exists already.", param="id", code="session_exists")
         case UnknownSession():
@@ -83,7 +83,7 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(500, "The server failed on this request.")
 
 
-def refused(error: TurnRefused) -> ApiError:
+def turn_refused_error(error: TurnRefused) -> ApiError:
     """What the engine says when it does not admit a turn."""
     status = REFUSALS.get(error.code, 400)
     headers = {}
@@ -154,7 +154,7 @@ SHAPES = {  # unions, where pydantic would speak of each branch
 }
 
 
-def invalid(error: RequestValidationError) -> ApiError:
+def validation_error(error: RequestValidationError) -> ApiError:
     """The first finding as a 400. Pydantic's own ``input`` and ``ctx`` stay here: they hold what the client sent."""
     finding = error.errors()[0]
     kind: str = finding["type"]
@@ -164,13 +164,13 @@ def invalid(error: RequestValidationError) -> ApiError:
         path.append(field)
     elif path and path[0] in SHAPES and kind not in ("missing", "value_error"):
         path = path[:1]
-    param = dotted(path)
+    param = dotted_path(path)
     where = "parameter of the URL" if finding["loc"][0] == "query" else "field of the body"
     subject = param or (f"A {where}" if path else "The body")  # a name that is not ours is not repeated
-    return bad_request(f"{subject} {sentence(finding, path)}.", param, CODES.get(kind, "invalid_value"))
+    return bad_request(f"{subject} {describe_finding(finding, path)}.", param, CODES.get(kind, "invalid_value"))
 
 
-def sentence(finding: Mapping[str, Any], path: list[str | int]) -> str:
+def describe_finding(finding: Mapping[str, Any], path: list[str | int]) -> str:
     """What is wrong, as the end of a sentence that starts with the parameter's name."""
     kind: str = finding["type"]
     if kind == "missing":
@@ -191,7 +191,7 @@ def sentence(finding: Mapping[str, Any], path: list[str | int]) -> str:
     return said[0].lower() + said[1:]
 
 
-def dotted(path: list[str | int]) -> str | None:
+def dotted_path(path: list[str | int]) -> str | None:
     """A location as OpenAI writes it: ``messages[0].content``. None when a name in it is not one of ours to repeat."""
     text = ""
     for part in path:

@@ -78,7 +78,7 @@ ASSETS = {
 ASSETS["/ui/"] = ASSETS["/ui/index.html"]
 
 
-def is_asked_for(scope: Scope) -> bool:
+def is_page_request(scope: Scope) -> bool:
     """Whether a request reads the page, which is anybody's: one of its files by its exact path, or the way to it. At
     the root only browsers look for a page."""
     if scope["method"] not in ("GET", "HEAD"):
@@ -90,7 +90,7 @@ def is_asked_for(scope: Scope) -> bool:
 def page_answer(scope: Scope) -> Response | None:
     """What a browser that asks for the page gets; None where something else is asked for. The redirect names no host:
     that of the request is anybody's choice."""
-    if not is_asked_for(scope):
+    if not is_page_request(scope):
         return None
     asset = ASSETS.get(scope["path"])
     return RedirectResponse("ui/", 303) if asset is None else asset.answer(Headers(scope=scope))

@@ -24,12 +24,12 @@ DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-def event(data: bytes) -> bytes:
+def frame_event(data: bytes) -> bytes:
     """One event. JSON holds no raw line ends, so one data line is enough."""
     return b"data: " + data + b"\n\n"
 
 
-async def left(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -47,7 +47,7 @@ class DisconnectWatch:
 
     async def look(self, receive: Receive) -> None:
         """Until the client leaves."""
-        await left(receive)
+        await wait_for_disconnect(receive)
         if not self.over:
             self.gone = True
             self.task.cancel()
@@ -97,7 +97,7 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._done = done
-        self._failed = failed or (lambda error: event(error.encoded()))
+        self._failed = failed or (lambda error: frame_event(error.encoded()))
         self._turnstile = asyncio.Lock()  # events and pings leave one at a time
         self._last_sent = 0.0
         self.init_headers({**HEADERS, **(headers or {})})

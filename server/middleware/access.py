@@ -44,7 +44,7 @@ class Access:
         try:
             await self.app(scope, receive, answer.send)
         except Exception as error:
-            told = told_of(error, request_id)
+            told = log_uncaught(error, request_id)
             if answer.status:
                 raise
             await error_response(told, scope)(scope, receive, answer.send)
@@ -95,10 +95,10 @@ class LastResort:
         except Exception as error:
             if begun or scope["type"] != "http":
                 raise
-            await error_response(told_of(error, scope["state"]["request_id"]), scope)(scope, receive, send)
+            await error_response(log_uncaught(error, scope["state"]["request_id"]), scope)(scope, receive, send)
 
 
-def told_of(error: Exception, request_id: str) -> ApiError:
+def log_uncaught(error: Exception, request_id: str) -> ApiError:
     """What a client is told about an exception that nobody has caught, which is logged."""
     told = as_api_error(error)
     if told.status_code == 500:

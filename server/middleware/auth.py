@@ -95,24 +95,24 @@ class Guard:
         if scope["path"] not in OPEN_PATHS:
             headers = Headers(scope=scope)
             if not self.keyring and not self.hosts.allow(headers.getlist("host")):
-                return error_response(misdirected(), scope)(scope, receive, send)
-            if page.is_asked_for(scope):  # files, by their exact paths
+                return error_response(wrong_host_error(), scope)(scope, receive, send)
+            if page.is_page_request(scope):  # files, by their exact paths
                 return self.app(scope, receive, send)
             values = headers.getlist("authorization") or [f"Bearer {key}" for key in headers.getlist("x-api-key")]
             tenant = self.keyring.tenant(values[0].encode("latin-1") if len(values) == 1 else None)
             if tenant is None:
-                return error_response(denied(bool(values)), scope)(scope, receive, send)
+                return error_response(missing_key_error(bool(values)), scope)(scope, receive, send)
             scope.setdefault("state", {})["tenant"] = tenant
         return self.app(scope, receive, send)
 
 
-def denied(given: bool) -> ApiError:
+def missing_key_error(given: bool) -> ApiError:
     """The 401: says whether a key was missing or wrong, and nothing about the route."""
     message = "The API key is not valid." if given else "An API key is needed: Authorization: Bearer KEY."
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
-def misdirected() -> ApiError:
+def wrong_host_error() -> ApiError:
     """The 403 for a name that could be anybody's."""
     message = "This server has no API keys and does not answer to this host name: see --allowed-host."
     return ApiError(403, message, code="host_not_allowed")

@@ -18,7 +18,7 @@ from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
-from server.http.sse import DONE, event
+from server.http.sse import DONE, frame_event
 from server.log.chat_rows import row_of
 from server.log.response_rows import TurnExtras
 from server.log.timeline import Message
@@ -102,11 +102,11 @@ class Reply(ABC):
             and chunk.choices
         ):
             data = encoder.encode(msgspec.structs.replace(chunk, obfuscation=padding(len(data))))
-        return event(data)
+        return frame_event(data)
 
     def encode_failure(self, error: ApiError) -> bytes:
         """The last event of a stream that failed; ``done`` does not follow."""
-        return event(error.encoded())
+        return frame_event(error.encoded())
 
     def observe_delta(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:  # noqa: B027 most need not
         """Of a reply that is not streamed: a delta, and what its text was read as."""

@@ -70,20 +70,20 @@ def messages_of(request: PromptRequest) -> list[dict[str, Any]]:
     system = text_of(request.system)
     made: list[list[dict[str, Any]]] = [[{"role": "system", "content": system}]] if system else []
     for message in request.messages:
-        for one in split(message):
+        for one in split_message(message):
             if made and made[-1][0]["role"] == one["role"] != "tool":
                 made[-1].append(one)
             else:
                 made.append([one])
-    return [joined(messages) for messages in made]
+    return [join_messages(messages) for messages in made]
 
 
-def split(message: AnthropicMessageParam) -> Iterable[dict[str, Any]]:
+def split_message(message: AnthropicMessageParam) -> Iterable[dict[str, Any]]:
     """A message as one of ours; of a user's, what calls gave back is apart, and first."""
     blocks = message.blocks
     said = "\n".join(block.text for block in blocks if isinstance(block, TextBlockParam))
     if message.role == "assistant":
-        yield assistant(said, blocks)
+        yield assistant_message(said, blocks)
         return
     results = [block for block in blocks if isinstance(block, ToolResultBlockParam)]
     for block in results:
@@ -97,7 +97,7 @@ def split(message: AnthropicMessageParam) -> Iterable[dict[str, Any]]:
         yield {"role": message.role, "content": said}
 
 
-def assistant(said: str, blocks: Sequence[object]) -> dict[str, Any]:
+def assistant_message(said: str, blocks: Sequence[object]) -> dict[str, Any]:
     """An earlier reply."""
     made: dict[str, Any] = {"role": "assistant", "content": said}
     if thought := "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlockParam)):
@@ -114,7 +114,7 @@ def assistant(said: str, blocks: Sequence[object]) -> dict[str, Any]:
     return made
 
 
-def joined(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def join_messages(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Messages of one role as one."""
     made = {**messages[0], "content": "\n".join(message["content"] for message in messages if message["content"])}
     if thought := "\n".join(message["reasoning_content"] for message in messages if "reasoning_content" in message):

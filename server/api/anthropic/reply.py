@@ -16,7 +16,7 @@ from server.chat.partial_reply import PartialReply
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
 from server.http.anthropic_errors import error_body
-from server.http.sse import event
+from server.http.sse import frame_event
 from server.schemas.objects import CacheReceipt
 from server.schemas.objects import Usage as TurnUsage
 from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions, encoder
@@ -62,13 +62,13 @@ class AnthropicReply(Reply):
     def write_delta(
         self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
     ) -> Sequence[msgspec.Struct]:
-        return [told for part in parts for told in self._told(part)]
+        return [told for part in parts for told in self._write_part(part)]
 
     def end_choice(
         self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
     ) -> Sequence[msgspec.Struct]:
-        end = objects.End(*self._stop(partial_reply))
-        return [*self._closed(), objects.MessageDelta(end, self._usage(usage), cache)]
+        end = objects.End(*self._stop_reason(partial_reply))
+        return [*self._close_block(), objects.MessageDelta(end, self._usage(usage), cache)]
 
     def end_stream(
         self, partial_replies: Sequence[PartialReply], usage: TurnUsage, cache: CacheField
@@ -85,7 +85,7 @@ class AnthropicReply(Reply):
         if partial_reply.content:
             content.append(objects.TextBlock(partial_reply.content))
         content += [objects.ToolUseBlock(call.id, call.name, input_of(call.arguments)) for call in partial_reply.calls]
-        return self._message(content, self._usage(usage), *self._stop(partial_reply), cache)
+        return self._message(content, self._usage(usage), *self._stop_reason(partial_reply), cache)
 
     # --- the pieces of it -----------------------------------------------------------------------------------
 
@@ -102,41 +102,41 @@ class AnthropicReply(Reply):
             head.id, head.model, content, usage, reason, sequence, session_id=head.session, cache=cache
         )
 
-    def _told(self, part: Part) -> Iterator[msgspec.Struct]:
+    def _write_part(self, part: Part) -> Iterator[msgspec.Struct]:
         match part:
             case ContentPiece(text):
-                yield from self._within(ContentPiece, objects.TextBlock(""))
-                yield self._more(objects.TextDelta(text))
+                yield from self._open_block(ContentPiece, objects.TextBlock(""))
+                yield self._block_delta(objects.TextDelta(text))
             case ReasoningPiece(text):
-                yield from self._within(ReasoningPiece, objects.ThinkingBlock(""))
+                yield from self._open_block(ReasoningPiece, objects.ThinkingBlock(""))
                 if self._shows_thoughts:
-                    yield self._more(objects.ThinkingDelta(text))
+                    yield self._block_delta(objects.ThinkingDelta(text))
             case CallStart(_, id, name):
-                yield from self._closed()
-                yield from self._within(CallStart, objects.ToolUseBlock(id, name, {}))
+                yield from self._close_block()
+                yield from self._open_block(CallStart, objects.ToolUseBlock(id, name, {}))
             case ArgumentsPiece(_, text):
-                yield self._more(objects.InputDelta(text))
+                yield self._block_delta(objects.InputDelta(text))
 
-    def _within(self, kind: type[Part], block: objects.Block) -> Iterator[msgspec.Struct]:
+    def _open_block(self, kind: type[Part], block: objects.Block) -> Iterator[msgspec.Struct]:
         """Begin a block, unless one of its kind is open."""
         if self._open is not kind:
-            yield from self._closed()
+            yield from self._close_block()
             self._open = kind
             self._blocks += 1
             yield objects.BlockStart(self._blocks - 1, block)
 
-    def _more(self, piece: objects.BlockPiece) -> objects.BlockDelta:
+    def _block_delta(self, piece: objects.BlockPiece) -> objects.BlockDelta:
         return objects.BlockDelta(self._blocks - 1, piece)
 
-    def _closed(self) -> Iterator[msgspec.Struct]:
+    def _close_block(self) -> Iterator[msgspec.Struct]:
         """End the block that is open, if one is."""
         if self._open is ReasoningPiece:
-            yield self._more(objects.SignatureDelta())
+            yield self._block_delta(objects.SignatureDelta())
         if self._open is not None:
             yield objects.BlockStop(self._blocks - 1)
         self._open = None
 
-    def _stop(self, partial_reply: PartialReply) -> tuple[objects.StopReason, str | None]:
+    def _stop_reason(self, partial_reply: PartialReply) -> tuple[objects.StopReason, str | None]:
         """Why a reply ended, and the stop sequence that did it."""
         if partial_reply.finish == "tool_calls":
             return "tool_use", None
@@ -168,7 +168,7 @@ class AnthropicReply(Reply):
 
 def named_event(told: msgspec.Struct) -> bytes:
     """An event under the name of its type."""
-    return b"event: " + str(told.__struct_config__.tag).encode() + b"\n" + event(encoder.encode(told))
+    return b"event: " + str(told.__struct_config__.tag).encode() + b"\n" + frame_event(encoder.encode(told))
 
 
 def input_of(arguments: str) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from server.api.anthropic.objects import TokenCount
 from server.api.anthropic.reply import AnthropicReply
 from server.api.anthropic.schemas import MessagesRequest, PromptRequest
 from server.api.openai.chat import chat
-from server.api.ops.tokenize import answer, looked_at
+from server.api.ops.tokenize import preview_prompt
 from server.http.body import JsonRoute, takes_turn
+from server.http.json_response import json_response
 from server.log.identity import named_session
 from server.schemas.strict import Strict
 from server.turns.replies import Reply, ReplyHead
@@ -46,5 +47,5 @@ async def create_message(body: MessagesRequest, query: Annotated[Parameters, Que
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: PromptRequest, query: Annotated[Parameters, Query()], request: Request) -> Response:
     """Count the tokens of a message's prompt."""
-    prompt = await looked_at(as_chat(body), request, named_session(request, body.session_id))
-    return answer(TokenCount(len(prompt.ids)))
+    prompt = await preview_prompt(as_chat(body), request, named_session(request, body.session_id))
+    return json_response(TokenCount(len(prompt.ids)))

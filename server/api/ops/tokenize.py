@@ -14,13 +14,13 @@ from scheduler.protocol import ModelFacts
 from server.chat.prompts import Prompt, chat_prompt, check_bytes, check_ids, context_exceeded
 from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
+from server.http.json_response import json_response
 from server.log.identity import Session, named_session
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS, Messages
 from server.schemas.requests import ChatRequest, TokenIds
 from server.schemas.strict import Strict, validated, wrong
 from server.schemas.tools import Tool, distinct
 from server.turns.context import context_of
-from server.turns.replies import encoder
 
 router = APIRouter(route_class=JsonRoute)
 OF_CHATS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -104,7 +104,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     facts = context.facts
     ids = await context.tokens.run(text_ids if body.messages is None else chat_ids, body, context.tokens, facts)
     strings = await context.tokens.run(context.tokens.pieces, ids) if body.return_token_strs else None
-    return answer(Tokenized(len(ids), facts.max_context, ids, strings))
+    return json_response(Tokenized(len(ids), facts.max_context, ids, strings))
 
 
 @router.post("/detokenize")
@@ -116,16 +116,16 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     if len(body.tokens) > facts.max_context:
         raise context_exceeded(f"tokens is longer than this model's context of {facts.max_context} tokens.", "tokens")
     check_ids(body.tokens, facts.vocab_size, "tokens")
-    return answer(Text(await context.tokens.run(context.tokens.decode, body.tokens)))
+    return json_response(Text(await context.tokens.run(context.tokens.decode, body.tokens)))
 
 
 @router.post("/apply-template")
 async def apply_template(body: ChatRequest, request: Request) -> Response:
     """Render the prompt of a chat without generating; the body is that of ``/v1/chat/completions``."""
     session = named_session(request, body.session_id)
-    prompt = await looked_at(body, request, session)
+    prompt = await preview_prompt(body, request, session)
     text = await context_of(request).tokens.run(context_of(request).tokens.decode, prompt.ids)
-    return answer(Rendered(text, prompt.ids))
+    return json_response(Rendered(text, prompt.ids))
 
 
 @router.get("/tokenizer_info")
@@ -137,10 +137,10 @@ async def tokenizer_info(request: Request) -> dict[str, str | None]:
 @router.get("/version")
 async def version() -> Response:
     """The server's version."""
-    return answer(Version(metadata.version("warmturn")))
+    return json_response(Version(metadata.version("warmturn")))
 
 
-async def looked_at(body: ChatRequest, request: Request, session: Session | None) -> Prompt:
+async def preview_prompt(body: ChatRequest, request: Request, session: Session | None) -> Prompt:
     """The prompt that a chat would have now; nothing is claimed or changed."""
     context = context_of(request)
     context.check_model(body.model)
@@ -166,8 +166,3 @@ def chat_ids(body: TokenizeRequest, tokens: ChatTokenizer, facts: ModelFacts) ->
     return tokens.encode(
         tokens.render(prompt.messages, generation_prompt=False, rendering=prompt.rendering), special=False
     )
-
-
-def answer(told: msgspec.Struct) -> Response:
-    """A body."""
-    return Response(encoder.encode(told), media_type="application/json")

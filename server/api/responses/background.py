@@ -90,7 +90,7 @@ class BackgroundResponses:
         running.task.add_done_callback(lambda _: kept.close())
         running.task.add_done_callback(lambda _: running.released.set())
 
-    def unwanted(self, tenant: str, session: str, key: str) -> None:
+    def cancel_unwanted(self, tenant: str, session: str, key: str) -> None:
         """End a response: a client of another server, which thinks that it runs here, has cancelled it."""
         all_ = self._running.items()
         found = [one for (owner, id), one in all_ if owner == tenant and parsed_id(id, "resp") == (session, key)]
@@ -137,7 +137,7 @@ class BackgroundResponses:
         running.ends = True
         reply, recording = running.reply, running.reply.recording
         assert recording is not None
-        key, there = reply.stored().key, None
+        key, there = reply.to_stored().key, None
         with suppress(LogUnavailable, UnknownSession, SessionMoved):  # whoever looks for it next tells that it failed
             there = await self._log.responses.get(session.tenant, session.name, key)
         if there is not None and there.status not in UNFINISHED:
@@ -146,7 +146,7 @@ class BackgroundResponses:
         end()
         if there is not None:  # else it was deleted
             with suppress(LogUnavailable, UnknownSession, SessionMoved):
-                await self._log.responses.put(session.tenant, session.name, reply.stored(recording.whole()))
+                await self._log.responses.put(session.tenant, session.name, reply.to_stored(recording.whole()))
 
 
 def background_of(request: Request) -> BackgroundResponses:

@@ -56,28 +56,28 @@ async def branch_of(
     not there, SessionBusy, and LogFull while nothing could be kept."""
     if body.conversation_id is not None:
         session = conversation_of(tenant, body.conversation_id)
-        return existing(session, None if session is None else await context.open(session, held))
+        return existing_branch(session, None if session is None else await context.open(session, held))
     if body.previous_response_id is not None:
-        return await behind(context, tenant, body.previous_response_id, store, key, held)
+        return await branch_behind(context, tenant, body.previous_response_id, store, key, held)
     return ResponseBranch(await new_chain(context, tenant, key, held) if store else None)
 
 
-async def looked_at(context: ServerContext, tenant: str, body: InputRequest) -> ResponseBranch:
+async def find_branch(context: ServerContext, tenant: str, body: InputRequest) -> ResponseBranch:
     """The same for a request that takes no turn: nothing is claimed."""
     if body.conversation_id is None:
         return await branch_of(context, tenant, body, False, None, ExitStack())
     session = conversation_of(tenant, body.conversation_id)
-    return existing(session, None if session is None else await context.log.get(session.tenant, session.name))
+    return existing_branch(session, None if session is None else await context.log.get(session.tenant, session.name))
 
 
-def existing(session: Session | None, record: SessionRecord | None) -> ResponseBranch:
+def existing_branch(session: Session | None, record: SessionRecord | None) -> ResponseBranch:
     """A conversation that is there. Raises a 404."""
     if record is None:
-        raise no_conversation("conversation")
+        raise conversation_not_found("conversation")
     return ResponseBranch(session, record)
 
 
-async def behind(
+async def branch_behind(
     context: ServerContext, tenant: str, previous: str, store: bool, key: Idempotency | None, held: ExitStack
 ) -> ResponseBranch:
     """Behind an earlier response."""
@@ -86,7 +86,7 @@ async def behind(
         message = "There is no response with this previous_response_id."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
     if stored.status not in OVER or stored.row is None:
-        raise cannot_follow("The previous response cannot be continued: it is still running, or has no output.")
+        raise response_unusable("The previous response cannot be continued: it is still running, or has no output.")
     session = Session(tenant, found, stateful=True)
     if store and found.startswith(CHAIN):
         with ExitStack() as claimed:
@@ -102,12 +102,12 @@ async def behind(
     record = await context.log.get(tenant, found)
     turn = None if record is None else turn_of_row(record.turns, stored.row or 0)
     if record is None or turn is None:
-        raise cannot_follow("The previous response is no longer part of its session, which was edited or rewound.")
+        raise response_unusable("The previous response is no longer part of its session, which was edited or rewound.")
     new = await new_chain(context, tenant, key, held) if store else None
     return ResponseBranch(new, at_turn(record, turn), (found, turn.number))
 
 
-async def unless_rewritten(
+async def branch_if_rewritten(
     context: ServerContext, branch: ResponseBranch, prompt: Prompt, key: Idempotency | None, held: ExitStack
 ) -> ResponseBranch | None:
     """For a chain whose past the prompt writes anew (other instructions, other tools, messages left out), another one
@@ -161,16 +161,16 @@ def conversation_of(tenant: str, id: str) -> Session | None:
     return Session(tenant, name, stateful=True) if ours else None
 
 
-def no_conversation(param: str | None = None) -> ApiError:
+def conversation_not_found(param: str | None = None) -> ApiError:
     """404."""
     return ApiError(404, "There is no conversation with this id.", param=param, code="conversation_not_found")
 
 
-def no_response() -> ApiError:
+def response_not_found() -> ApiError:
     """404."""
     return ApiError(404, "There is no response with this id.", code="response_not_found")
 
 
-def cannot_follow(message: str) -> ApiError:
+def response_unusable(message: str) -> ApiError:
     """400."""
     return ApiError(400, message, param="previous_response_id", code="previous_response_unusable")

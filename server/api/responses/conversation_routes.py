@@ -10,14 +10,14 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from server.api.responses import objects as objects
-from server.api.responses.branches import CONVERSATION, conversation_of, no_conversation
-from server.api.responses.input_items import gathered, page_of
+from server.api.responses.branches import CONVERSATION, conversation_not_found, conversation_of
+from server.api.responses.input_items import gather_input, page_of
 from server.api.responses.schemas import AddItems, CreateConversation, Including, ListItems, UpdateConversation
-from server.api.sessions.objects import body_of
-from server.api.sessions.routes import end_session
+from server.api.sessions.routes import delete_session_and_turn
 from server.chat.prompts import check_bytes
 from server.errors import ApiError
 from server.http.body import JsonRoute
+from server.http.json_response import json_response
 from server.log.identity import Session
 from server.log.timeline import Message, SessionRecord, SessionSummary
 from server.schemas.items import Item, entries_of, items_of, without
@@ -31,37 +31,37 @@ async def create_conversation(body: CreateConversation, request: Request) -> Res
     """Create a conversation, optionally with items."""
     context, tenant = context_of(request), request.state.tenant
     session = Session(tenant, uuid.uuid4().hex, stateful=True)
-    _, messages = await gathered(context, tenant, session.name, [], body.items, "items")
+    _, messages = await gather_input(context, tenant, session.name, [], body.items, "items")
     check_room(context, messages)
     summary = await context.log.create(tenant, session.name, messages=messages, metadata=body.metadata)
-    return body_of(conversation_object(summary))
+    return json_response(conversation_object(summary))
 
 
 @router.get("/v1/conversations/{conversation_id}")
 async def retrieve_conversation(conversation_id: str, request: Request) -> Response:
     """Get a conversation."""
-    session = named(request, conversation_id)
+    session = conversation_session(request, conversation_id)
     summary = await context_of(request).log.summary(session.tenant, session.name)
     if summary is None:
-        raise no_conversation()
-    return body_of(conversation_object(summary))
+        raise conversation_not_found()
+    return json_response(conversation_object(summary))
 
 
 @router.post("/v1/conversations/{conversation_id}")
 async def update_conversation(conversation_id: str, body: UpdateConversation, request: Request) -> Response:
     """Change a conversation's metadata, also while a response is running."""
-    context, session = context_of(request), named(request, conversation_id)
-    await known(context, session)
+    context, session = context_of(request), conversation_session(request, conversation_id)
+    await require_conversation(context, session)
     summary = await context.log.update(session.tenant, session.name, metadata=body.metadata or {})
-    return body_of(conversation_object(summary))
+    return json_response(conversation_object(summary))
 
 
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(conversation_id: str, request: Request) -> Response:
     """Delete a conversation with its items and responses. A running response ends."""
-    if not await end_session(context_of(request), named(request, conversation_id)):
-        raise no_conversation()
-    return body_of(objects.ConversationDeleted(conversation_id))
+    if not await delete_session_and_turn(context_of(request), conversation_session(request, conversation_id)):
+        raise conversation_not_found()
+    return json_response(objects.ConversationDeleted(conversation_id))
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
@@ -69,22 +69,24 @@ async def create_items(
     conversation_id: str, body: AddItems, query: Annotated[Including, Query()], request: Request
 ) -> Response:
     """Append items, which the next response reads."""
-    context, session = context_of(request), named(request, conversation_id)
+    context, session = context_of(request), conversation_session(request, conversation_id)
     async with context.log.holding(session.tenant, session.name):
-        record = await known(context, session)
-        items, messages = await gathered(context, session.tenant, session.name, record.messages, body.items, "items")
+        record = await require_conversation(context, session)
+        items, messages = await gather_input(
+            context, session.tenant, session.name, record.messages, body.items, "items"
+        )
         check_room(context, messages)
         await context.log.revise(session.tenant, session.name, len(record.messages), messages, expect=record.version)
-    return body_of(objects.ItemList(items, items[0].id, items[-1].id, has_more=False))
+    return json_response(objects.ItemList(items, items[0].id, items[-1].id, has_more=False))
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(conversation_id: str, query: Annotated[ListItems, Query()], request: Request) -> Response:
     """List the items of a conversation."""
-    context, session = context_of(request), named(request, conversation_id)
-    record = await known(context, session)
+    context, session = context_of(request), conversation_session(request, conversation_id)
+    record = await require_conversation(context, session)
     items = [item for _, item in items_of(record.messages, session.name)]
-    return body_of(page_of(msgspec.to_builtins(items), query))
+    return json_response(page_of(msgspec.to_builtins(items), query))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
@@ -92,42 +94,42 @@ async def retrieve_item(
     conversation_id: str, item_id: str, query: Annotated[Including, Query()], request: Request
 ) -> Response:
     """Get an item."""
-    context, session = context_of(request), named(request, conversation_id)
-    return body_of(found(await known(context, session), session, item_id)[1])
+    context, session = context_of(request), conversation_session(request, conversation_id)
+    return json_response(find_item(await require_conversation(context, session), session, item_id)[1])
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_item(conversation_id: str, item_id: str, request: Request) -> Response:
     """Remove an item from the timeline. The items before it keep their KV; those after it are computed again with
     the next response."""
-    context, session = context_of(request), named(request, conversation_id)
+    context, session = context_of(request), conversation_session(request, conversation_id)
     async with context.log.holding(session.tenant, session.name):
-        record = await known(context, session)
-        number, _ = found(record, session, item_id)
-        rest = [kept(record.messages, session, index) for index in range(number, len(record.messages))]
+        record = await require_conversation(context, session)
+        number, _ = find_item(record, session, item_id)
+        rest = [write_item_ids(record.messages, session, index) for index in range(number, len(record.messages))]
         left = without(rest[0], session.name, number, item_id)
         messages = rest[1:] if left is None else [left, *rest[1:]]
         summary = await context.log.revise(session.tenant, session.name, number, messages, expect=record.version)
-    return body_of(conversation_object(summary))
+    return json_response(conversation_object(summary))
 
 
-def named(request: Request, conversation_id: str) -> Session:
+def conversation_session(request: Request, conversation_id: str) -> Session:
     """The session of the path. Raises a 404 for what no conversation is called."""
     session = conversation_of(request.state.tenant, conversation_id)
     if session is None:
-        raise no_conversation()
+        raise conversation_not_found()
     return session
 
 
-async def known(context: ServerContext, session: Session) -> SessionRecord:
+async def require_conversation(context: ServerContext, session: Session) -> SessionRecord:
     """What the log holds of it. Raises a 404, also for a foreign one."""
     record = await context.log.get(session.tenant, session.name)
     if record is None:
-        raise no_conversation()
+        raise conversation_not_found()
     return record
 
 
-def found(record: SessionRecord, session: Session, item_id: str) -> tuple[int, Item]:
+def find_item(record: SessionRecord, session: Session, item_id: str) -> tuple[int, Item]:
     """An item with the number of its message. Raises a 404."""
     for number, item in items_of(record.messages, session.name):
         if item.id == item_id:
@@ -135,7 +137,7 @@ def found(record: SessionRecord, session: Session, item_id: str) -> tuple[int, I
     raise ApiError(404, "There is no item with this id in this conversation.", code="item_not_found")
 
 
-def kept(messages: list[Message], session: Session, number: int) -> Message:
+def write_item_ids(messages: list[Message], session: Session, number: int) -> Message:
     """A message with the ids of its items written down, as its number is about to change."""
     message = messages[number]
     return message if message.get("instructions") else {**message, "items": entries_of(message, session.name, number)}

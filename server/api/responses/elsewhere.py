@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from server.api.responses.branches import no_response
+from server.api.responses.branches import response_not_found
 from server.errors import ApiError
 from server.log.response_rows import UNFINISHED, StoredResponse
 from server.schemas.items import parsed_id
@@ -15,20 +15,22 @@ CANCEL_SECONDS = 10.0  # that another server may take to hear of it, and to end
 LOOK_SECONDS = 0.2  # between two looks at whether it has
 
 
-async def settled(context: ServerContext, tenant: str, id: str, *, unwanted: bool = False) -> StoredResponse:
+async def read_stored_response(
+    context: ServerContext, tenant: str, id: str, *, unwanted: bool = False
+) -> StoredResponse:
     """A response that does not run here, as it is: see ``ResponseLog``. Raises a 404."""
     place = parsed_id(id, "resp")
     stored = None if place is None else await context.log.responses.settled(tenant, *place, unwanted=unwanted)
     if stored is None:
-        raise no_response()
+        raise response_not_found()
     return stored
 
 
-async def ended(context: ServerContext, tenant: str, id: str) -> StoredResponse:
+async def cancel_and_wait(context: ServerContext, tenant: str, id: str) -> StoredResponse:
     """The same once it is over: one that another server runs is cancelled there, which takes until its next heartbeat.
     Raises a 404, and a 409 where that server takes longer."""
     until = time.monotonic() + CANCEL_SECONDS
-    while (stored := await settled(context, tenant, id, unwanted=True)).status in UNFINISHED:
+    while (stored := await read_stored_response(context, tenant, id, unwanted=True)).status in UNFINISHED:
         if time.monotonic() > until:
             raise response_elsewhere()
         await asyncio.sleep(LOOK_SECONDS)

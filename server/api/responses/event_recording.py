@@ -24,9 +24,9 @@ class EventRecording:
 
     def add(self, data: bytes) -> None:
         """One more event, or several."""
-        self._loose += split(data)
+        self._loose += split_events(data)
         while len(self._loose) >= CHUNK:
-            self._packed.append(packed(self._loose[:CHUNK]))
+            self._packed.append(pack_events(self._loose[:CHUNK]))
             del self._loose[:CHUNK]
         self._tell()
 
@@ -41,8 +41,8 @@ class EventRecording:
         self._tell()
 
     def whole(self, more: Sequence[bytes] = ()) -> bytes:
-        """All of it, and ``more`` events behind, for ``recorded``."""
-        return b"".join([*self._packed, packed([*self._loose, *more])])
+        """All of it, and ``more`` events behind, for ``read_recording``."""
+        return b"".join([*self._packed, pack_events([*self._loose, *more])])
 
     async def follow(self, start: int) -> AsyncGenerator[bytes]:
         """The events from number ``start`` on, those that are to come too."""
@@ -60,7 +60,7 @@ class EventRecording:
     def _from(self, start: int) -> list[bytes]:
         """The events from a number on that are in one chunk."""
         number = start // CHUNK
-        events = unpacked(self._packed[number])[1] if number < len(self._packed) else self._loose
+        events = unpack_events(self._packed[number])[1] if number < len(self._packed) else self._loose
         return events[start % CHUNK if number <= len(self._packed) else len(events) :]
 
     def _tell(self) -> None:
@@ -68,28 +68,28 @@ class EventRecording:
         self._news = asyncio.Event()
 
 
-def recorded(data: bytes, start: int) -> list[bytes]:
+def read_recording(data: bytes, start: int) -> list[bytes]:
     """The events of a whole recording, from number ``start`` on."""
     events: list[bytes] = []
     while data:
-        size, some = unpacked(data)
+        size, some = unpack_events(data)
         events += some
         data = data[size:]
     return events[start:]
 
 
-def packed(events: Sequence[bytes]) -> bytes:
+def pack_events(events: Sequence[bytes]) -> bytes:
     """A chunk."""
     data = zlib.compress(b"".join(events))
     return HEAD.pack(len(events), len(data)) + data
 
 
-def unpacked(data: bytes) -> tuple[int, list[bytes]]:
+def unpack_events(data: bytes) -> tuple[int, list[bytes]]:
     """The size of the first chunk of ``data``, and its events."""
     _, size = HEAD.unpack_from(data)
-    return HEAD.size + size, split(zlib.decompress(data[HEAD.size : HEAD.size + size]))
+    return HEAD.size + size, split_events(zlib.decompress(data[HEAD.size : HEAD.size + size]))
 
 
-def split(data: bytes) -> list[bytes]:
+def split_events(data: bytes) -> list[bytes]:
     """Events that follow each other."""
     return [event + END for event in data.split(END)[:-1]]

@@ -18,7 +18,7 @@ from server.turns.context import ServerContext
 MAX_REFERRED = 64  # sessions that the references of one request are of: all of each is read
 
 
-async def gathered(
+async def gather_input(
     context: ServerContext,
     tenant: str,
     session: str | None,
@@ -38,16 +38,18 @@ async def gathered(
     for index, one in enumerate(given):
         where = f"{param}[{index}]"
         if isinstance(one, Reference):
-            found = await referred(context, tenant, one.id, where, seen)
+            found = await resolve_reference(context, tenant, one.id, where, seen)
             item = replace(found, id=new_id(kind_of([found.id]), session))
         else:
-            item = one.made(session)
+            item = one.to_item(session)
         gathering.add(item, where)
         items.append(item)
     return items, gathering.messages
 
 
-async def referred(context: ServerContext, tenant: str, id: str, where: str, seen: dict[str, dict[str, Item]]) -> Item:
+async def resolve_reference(
+    context: ServerContext, tenant: str, id: str, where: str, seen: dict[str, dict[str, Item]]
+) -> Item:
     """The item of an id, wherever it is. ``seen`` are the items of the sessions that this request has named: each is
     read once. Raises a 404."""
     place = parsed_id(id, *ITEM_KINDS)

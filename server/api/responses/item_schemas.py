@@ -99,7 +99,7 @@ class InputMessage(Strict):
     status: ItemStatus | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
-    def made(self, session: str | None) -> Item:
+    def to_item(self, session: str | None) -> Item:
         """The item that it becomes."""
         parts = texts(self.content)
         if self.role == "assistant":
@@ -120,7 +120,7 @@ class InputCall(Strict):
     status: ItemStatus | None = None
     namespace: None = None
 
-    def made(self, session: str | None) -> Item:
+    def to_item(self, session: str | None) -> Item:
         """The item that it becomes."""
         return CallItem(new_id("fc", session), self.call_id, self.name, self.arguments)
 
@@ -135,7 +135,7 @@ class InputCallOutput(Strict):
     id: Id | None = None
     status: ItemStatus | None = None
 
-    def made(self, session: str | None) -> Item:
+    def to_item(self, session: str | None) -> Item:
         """The item that it becomes."""
         given = self.output if isinstance(self.output, str) else [InputText(text) for text in texts(self.output)]
         return CallOutputItem(new_id("fco", session), self.call_id, given)
@@ -154,15 +154,15 @@ class InputReasoning(Strict):
     @model_validator(mode="after")
     def is_ours(self) -> Self:
         """Nobody can open what others have sealed."""
-        if self.encrypted_content is not None and opened(self.encrypted_content) is None:
+        if self.encrypted_content is not None and unseal(self.encrypted_content) is None:
             raise wrong("encrypted_content", "was not made by this server")
         return self
 
-    def made(self, session: str | None) -> Item:
+    def to_item(self, session: str | None) -> Item:
         """The item that it becomes."""
         parts = texts(self.content)
         if not parts and self.encrypted_content is not None:
-            parts = [opened(self.encrypted_content) or ""]
+            parts = [unseal(self.encrypted_content) or ""]
         return ReasoningItem(new_id("rs", session), [ReasoningText(text) for text in parts])
 
 
@@ -207,7 +207,7 @@ Items = Annotated[list[InputItem], Field(max_length=MAX_MESSAGES), Field(fail_fa
 # --- what a client keeps for us ---------------------------------------------------------------------------------
 
 
-def sealed(text: str) -> str:
+def seal(text: str) -> str:
     """Reasoning as ``encrypted_content``: packed for the way to the client and back. The client may read it anyway."""
     data = text.encode()
     packed = zlib.compress(data)
@@ -216,8 +216,8 @@ def sealed(text: str) -> str:
     return SEAL + base64.b64encode(packed).decode()
 
 
-def opened(told: str) -> str | None:
-    """The reverse; None for what ``sealed`` has not made, or is larger than a request may be."""
+def unseal(told: str) -> str | None:
+    """The reverse; None for what ``seal`` has not made, or is larger than a request may be."""
     try:
         packed = base64.b64decode(told.removeprefix(SEAL), validate=True)
         unpacker = zlib.decompressobj()
@@ -264,7 +264,7 @@ class Gathering:
                 self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id, "items": items})
             case CallItem(id, call_id, name, arguments, status):
                 if call_id in self.calls:
-                    raise refused(where, "was already used by an earlier call")
+                    raise call_id_error(where, "was already used by an earlier call")
                 self.calls.add(call_id)
                 self.waiting.add(call_id)
                 function = {"name": name, "arguments": arguments}
@@ -287,7 +287,7 @@ class Gathering:
 
     def _answer(self, call_id: str, where: str) -> None:
         if call_id not in self.waiting:
-            raise refused(where, "must be that of an earlier function call that has no output yet")
+            raise call_id_error(where, "must be that of an earlier function call that has no output yet")
         self.waiting.discard(call_id)
 
     def _open(self, *fields: str) -> None:
@@ -303,6 +303,6 @@ class Gathering:
         return self.messages[-1]
 
 
-def refused(where: str, problem: str) -> ApiError:
+def call_id_error(where: str, problem: str) -> ApiError:
     """400 for an item's ``call_id``."""
     return bad_request(f"{where}.call_id {problem}.", f"{where}.call_id", "invalid_value")

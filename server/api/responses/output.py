@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from server.api.responses import events as events
-from server.api.responses.item_schemas import sealed
+from server.api.responses.item_schemas import seal
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.schemas.items import (
     CallItem,
@@ -176,9 +176,9 @@ class OutputItems:
                 parts = [OutputText(text, logprobs=item.logprobs)] if content else []
                 return MessageItem(item.id, "assistant", [*parts], status)
             case "rs":
-                seal = sealed(text) if self._seal and status != "in_progress" else UNSET
+                sealed = seal(text) if self._seal and status != "in_progress" else UNSET
                 thoughts = [ReasoningText(text)] if content else []
-                return ReasoningItem(item.id, thoughts, encrypted_content=seal, status=status)
+                return ReasoningItem(item.id, thoughts, encrypted_content=sealed, status=status)
             case _:
                 return CallItem(item.id, *item.call, text, status)
 

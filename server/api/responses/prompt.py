@@ -42,31 +42,31 @@ def response_prompt(
     body: InputRequest, tokens: ChatTokenizer, facts: ModelFacts, past: SessionRecord | None, new: Sequence[Message]
 ) -> Prompt:
     """The prompt of a response that follows ``past`` with ``new`` messages. Blocking: run it on the pool."""
-    change = wish_of(body, tokens)
-    led = led_by(body.instructions, past)
+    change = rendering_change_of(body, tokens)
+    led = with_instructions(body.instructions, past)
     whole = [*led.messages, *new]
-    if not whole or visible(whole)[-1]["role"] == "assistant":
+    if not whole or visible_messages(whole)[-1]["role"] == "assistant":
         raise bad_request("input is required: there is nothing to answer.", "input", "missing_required_parameter")
     if body.truncation == "disabled":
         check_bytes([body.instructions or ""], facts, "instructions")
         check_bytes(texts_of(new, change), facts, "input")
     elif size_of(whole, change) > most_bytes(facts):
-        return shortened(body, tokens, facts, whole, change)
-    prompt = within(whole, continuation(tokens, facts, shown(led), visible(new), change))
-    if body.truncation == "auto" and count_fed(prompt, facts) > limit_of(body, facts):
-        return shortened(body, tokens, facts, whole, change)
+        return shorten_prompt(body, tokens, facts, whole, change)
+    prompt = restore_dropped(whole, continuation(tokens, facts, visible_record(led), visible_messages(new), change))
+    if body.truncation == "auto" and count_fed(prompt, facts) > prompt_limit(body, facts):
+        return shorten_prompt(body, tokens, facts, whole, change)
     check_room(prompt, body, facts)
     return prompt
 
 
-def wish_of(body: InputRequest, tokens: ChatTokenizer) -> RenderingChange:
+def rendering_change_of(body: InputRequest, tokens: ChatTokenizer) -> RenderingChange:
     """What a response asks for beside its messages. Its tools are its own; an effort holds until there is another."""
     template = effort_variables(body.reasoning.effort, tokens)
     template |= verbosity_variables(body.text.verbosity, tokens, "text.verbosity")
     return RenderingChange([tool.plain() for tool in body.tools], template)
 
 
-def within(whole: Sequence[Message], prompt: Prompt) -> Prompt:
+def restore_dropped(whole: Sequence[Message], prompt: Prompt) -> Prompt:
     """The prompt with all messages, also those that are not rendered, where it has those that are."""
     rendered = iter(prompt.messages)
     messages = []
@@ -78,7 +78,7 @@ def within(whole: Sequence[Message], prompt: Prompt) -> Prompt:
     return replace(prompt, messages=messages)
 
 
-def led_by(instructions: str | None, past: SessionRecord | None) -> SessionRecord:
+def with_instructions(instructions: str | None, past: SessionRecord | None) -> SessionRecord:
     """The past behind these instructions. Where they are others than those of its last response, nothing of it is
     rendered yet."""
     before = [] if past is None else past.messages
@@ -92,23 +92,23 @@ def led_by(instructions: str | None, past: SessionRecord | None) -> SessionRecor
     return replace(past or EMPTY_RECORD, tokens=[], messages=[*lead, *rest], rendered=0, turns=())
 
 
-def shown(record: SessionRecord) -> SessionRecord:
+def visible_record(record: SessionRecord) -> SessionRecord:
     """The record as templates see it."""
-    rendered = len(visible(record.messages[: record.rendered]))
-    return replace(record, messages=visible(record.messages), rendered=rendered)
+    rendered = len(visible_messages(record.messages[: record.rendered]))
+    return replace(record, messages=visible_messages(record.messages), rendered=rendered)
 
 
-def visible(messages: Sequence[Message]) -> list[Message]:
+def visible_messages(messages: Sequence[Message]) -> list[Message]:
     """What is rendered of messages."""
     return [bare(message) for message in messages if not message.get("dropped")]
 
 
-def shortened(
+def shorten_prompt(
     body: InputRequest, tokens: ChatTokenizer, facts: ModelFacts, whole: Sequence[Message], change: RenderingChange
 ) -> Prompt:
     """The prompt without as many of the oldest messages as leave ``KEPT`` of the room full, or if that cannot be, all
     of it. What is left begins with a user's message, behind instructions and system messages."""
-    limit = limit_of(body, facts)
+    limit = prompt_limit(body, facts)
     users = [i for i, m in enumerate(whole) if m["role"] == "user" and not m.get("dropped")]
     starts = users[1:]
 
@@ -120,7 +120,7 @@ def shortened(
         ]
         if size_of(left, change) > most_bytes(facts):
             return None
-        return within(left, continuation(tokens, facts, EMPTY_RECORD, visible(left), change))
+        return restore_dropped(left, continuation(tokens, facts, EMPTY_RECORD, visible_messages(left), change))
 
     for aim in (KEPT * limit, limit):
         low, high, best = 0, len(starts), None  # the first start that is late enough is among starts[low:high + 1]
@@ -140,7 +140,7 @@ def shortened(
     return prompt
 
 
-def limit_of(body: InputRequest, facts: ModelFacts) -> int:
+def prompt_limit(body: InputRequest, facts: ModelFacts) -> int:
     """Tokens that the prompt may have."""
     wanted = body.least_tokens if body.token_limit is None else body.token_limit
     return max(1, facts.max_context - wanted)
@@ -148,7 +148,7 @@ def limit_of(body: InputRequest, facts: ModelFacts) -> int:
 
 def size_of(messages: Sequence[Message], change: RenderingChange) -> int:
     """Bytes of what is rendered."""
-    return sum(len(text.encode()) for text in texts_of(visible(messages), change))
+    return sum(len(text.encode()) for text in texts_of(visible_messages(messages), change))
 
 
 def most_bytes(facts: ModelFacts) -> int:

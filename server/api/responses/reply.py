@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from scheduler.protocol import Delta, FinishReason
 from server.api.responses import events as events
-from server.api.responses.event_recording import EventRecording, recorded
+from server.api.responses.event_recording import EventRecording, read_recording
 from server.api.responses.objects import (
     IncompleteDetails,
     InputDetails,
@@ -126,7 +126,7 @@ class ResponseReply(Reply):
         return ()
 
     def encode_event(self, told: msgspec.Struct) -> bytes:
-        data = framed(told)
+        data = frame_event(told)
         if self.recording is not None:
             self.recording.add(data)
         return data
@@ -165,10 +165,10 @@ class ResponseReply(Reply):
         last = self._end(partial_reply, usage, cache)
         if self._key is None:
             return self._begins
-        recording = None if self.recording is None else self.recording.whole([framed(told) for told in last])
-        return dataclasses.replace(self._begins, response=self.stored(recording))
+        recording = None if self.recording is None else self.recording.whole([frame_event(told) for told in last])
+        return dataclasses.replace(self._begins, response=self.to_stored(recording))
 
-    def stored(self, recording: bytes | None = None) -> StoredResponse:
+    def to_stored(self, recording: bytes | None = None) -> StoredResponse:
         """The response as it is now, for the log."""
         assert self._key is not None
         response = self.response
@@ -238,7 +238,7 @@ class ResponseReply(Reply):
         return [logprob_of(chat_logprob(entry)) for entry in (delta.logprobs[:-1] if ends else delta.logprobs)]
 
 
-def framed(told: msgspec.Struct) -> bytes:
+def frame_event(told: msgspec.Struct) -> bytes:
     """An event with its name."""
     return b"event: %s\ndata: %s\n\n" % (str(told.__struct_config__.tag).encode(), encoder.encode(told))
 
@@ -261,7 +261,7 @@ def logprob_of(entry: objects.ChatLogprob) -> ItemLogprob:
     return ItemLogprob(entry.token, entry.bytes, entry.logprob, top)
 
 
-def retold(response: ResponseObject) -> Iterator[events.Event]:
+def replay_events(response: ResponseObject) -> Iterator[events.Event]:
     """The stream of a response that is over, with one delta for each text."""
     numbers, ids = itertools.count(), iter([item.id for item in response.output])
     sealed = any(isinstance(item, ReasoningItem) and item.encrypted_content for item in response.output)
@@ -286,7 +286,7 @@ def retold(response: ResponseObject) -> Iterator[events.Event]:
 def events_of(stored: StoredResponse, start: int) -> Iterable[bytes]:
     """The events of a response that is over: as they were, or where they were not recorded, as they could have been."""
     if stored.events is not None:
-        return recorded(stored.events, start)
+        return read_recording(stored.events, start)
     response = msgspec.json.decode(stored.body, type=ResponseObject)
-    events = [*retold(response)]
-    return map(framed, events[start:] or [replace(events[-1], sequence_number=start)])
+    events = [*replay_events(response)]
+    return map(frame_event, events[start:] or [replace(events[-1], sequence_number=start)])

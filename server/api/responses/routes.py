@@ -20,24 +20,24 @@ from server.api.responses.branches import (
     CHAIN,
     CHAIN_SECONDS,
     ResponseBranch,
+    branch_if_rewritten,
     branch_of,
     chain_of,
-    looked_at,
-    no_response,
+    find_branch,
+    response_not_found,
     stored_response,
-    unless_rewritten,
 )
-from server.api.responses.elsewhere import ended, response_elsewhere, settled
+from server.api.responses.elsewhere import cancel_and_wait, read_stored_response, response_elsewhere
 from server.api.responses.event_recording import EventRecording
-from server.api.responses.input_items import gathered, page_of
+from server.api.responses.input_items import gather_input, page_of
 from server.api.responses.prompt import response_prompt
 from server.api.responses.reply import ResponseReply, events_of
 from server.api.responses.schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
-from server.api.sessions.objects import body_of
-from server.api.sessions.routes import end_held
+from server.api.sessions.routes import delete_held_session
 from server.chat.prompts import Prompt
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
+from server.http.json_response import json_response
 from server.http.sse import EventStream
 from server.log.claims import SessionBusy
 from server.log.identity import Session
@@ -81,12 +81,12 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
         if key is not None and (answer := await replay_response(context, tenant, body, branch, key)) is not None:
             return answer
         items, prompt = await prepare_prompt(context, tenant, body, branch)
-        if (other := await unless_rewritten(context, branch, prompt, key, claim)) is not None:
+        if (other := await branch_if_rewritten(context, branch, prompt, key, claim)) is not None:
             branch = other
             items, prompt = await prepare_prompt(context, tenant, body, branch)
         with response_parameter_names():
-            format, parallel = body.text.format.formatted, body.parallel_tool_calls
-            rules = await chat_rules(context, body, prompt, format, body.chosen, parallel)
+            format, parallel = body.text.format.chat_format, body.parallel_tool_calls
+            rules = await chat_rules(context, body, prompt, format, body.chat_tool_choice, parallel)
         if body.background and branch.is_new:
             branch = await create_session(context, branch)
         turn = PendingTurn(request, body, context, branch.session, branch.past, key, claim)
@@ -100,8 +100,8 @@ async def count_input_tokens(body: InputRequest, request: Request) -> Response:
     """Count the tokens of a response's prompt."""
     context, tenant = context_of(request), request.state.tenant
     context.check(body, None)
-    _, prompt = await prepare_prompt(context, tenant, body, await looked_at(context, tenant, body))
-    return body_of(objects.InputTokens(len(prompt.ids)))
+    _, prompt = await prepare_prompt(context, tenant, body, await find_branch(context, tenant, body))
+    return json_response(objects.InputTokens(len(prompt.ids)))
 
 
 @router.post("/v1/responses/compact", include_in_schema=False)
@@ -122,10 +122,10 @@ async def retrieve_response(
         if not query.stream:
             if running.reply.response.status not in UNFINISHED:
                 await running.released.wait()  # who reads that it is over may go on from it at once
-            return body_of(running.reply.response)
+            return json_response(running.reply.response)
         assert running.reply.recording is not None
         return stream_events(running.reply.recording.follow(start))
-    stored = await settled(context, tenant, response_id)
+    stored = await read_stored_response(context, tenant, response_id)
     if stored.status in UNFINISHED:
         if query.stream:
             raise response_elsewhere()
@@ -135,7 +135,7 @@ async def retrieve_response(
         return Response(stored.body, media_type="application/json")
     if not json.loads(stored.body)["background"]:
         raise bad_request("stream needs a response that was created with background: true.", "stream", "invalid_value")
-    return stream_events(each(events_of(stored, start)))
+    return stream_events(iterate_events(events_of(stored, start)))
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -144,17 +144,17 @@ async def delete_response(response_id: str, request: Request) -> Response:
     context, tenant = context_of(request), request.state.tenant
     place = parsed_id(response_id, "resp")
     if place is None:
-        raise no_response()
+        raise response_not_found()
     running = background_of(request).get(tenant, response_id)
     if running is not None:
         await running.cancel()
-    await ended(context, tenant, response_id)
+    await cancel_and_wait(context, tenant, response_id)
     left = await context.log.responses.delete(tenant, *place)
     if left is None:
-        raise no_response()
+        raise response_not_found()
     if left == 0 and place[0].startswith(CHAIN):
         await end_chain(context, tenant, place[0])
-    return body_of(objects.ResponseDeleted(response_id))
+    return json_response(objects.ResponseDeleted(response_id))
 
 
 async def end_chain(context: ServerContext, tenant: str, name: str) -> None:
@@ -162,7 +162,7 @@ async def end_chain(context: ServerContext, tenant: str, name: str) -> None:
     with suppress(SessionBusy):
         async with context.log.holding(tenant, name):
             if not await context.log.responses.count(tenant, name):
-                await end_held(context, Session(tenant, name, stateful=True))
+                await delete_held_session(context, Session(tenant, name, stateful=True))
 
 
 async def cancel_response(response_id: str, request: Request) -> Response:
@@ -171,7 +171,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     running = background_of(request).get(tenant, response_id)
     if running is not None:
         await running.cancel()
-    stored = await ended(context, tenant, response_id)
+    stored = await cancel_and_wait(context, tenant, response_id)
     if not json.loads(stored.body)["background"]:
         raise bad_request("Only responses that were created with background: true can be cancelled.")
     return Response(stored.body, media_type="application/json")
@@ -188,8 +188,8 @@ async def list_input_items(response_id: str, query: Annotated[ListItems, Query()
     """List the input items of a response."""
     _, stored = await stored_response(context_of(request), request.state.tenant, response_id)
     if stored is None:
-        raise no_response()
-    return body_of(page_of(json.loads(stored.inputs), query))
+        raise response_not_found()
+    return json_response(page_of(json.loads(stored.inputs), query))
 
 
 # --- how a response is made -----------------------------------------------------------------------------------
@@ -202,7 +202,9 @@ async def prepare_prompt(
     name = None if branch.session is None else branch.session.name
     past = [] if branch.past is None else branch.past.messages
     given = body.input if isinstance(body.input, list) else []
-    items, messages = await gathered(context, tenant, name, past, body.input if isinstance(body.input, str) else given)
+    items, messages = await gather_input(
+        context, tenant, name, past, body.input if isinstance(body.input, str) else given
+    )
     prompt = await context.tokens.run(response_prompt, body, context.tokens, context.facts, branch.past, messages)
     return items, prompt
 
@@ -232,9 +234,9 @@ def new_reply(
         safety_identifier=body.safety_identifier,
         store=body.store,
         temperature=either(body.temperature, context.facts.generation.temperature),
-        text=body.text.told(),
-        tool_choice=body.told_choice(),
-        tools=[tool.told() for tool in body.tools],
+        text=body.text.to_object(),
+        tool_choice=body.tool_choice_object(),
+        tools=[tool.to_object() for tool in body.tools],
         top_logprobs=body.top_logprobs or 0,
         top_p=either(body.top_p, context.facts.generation.top_p),
         truncation=body.truncation,
@@ -279,7 +281,7 @@ async def run_in_background(turn: PendingTurn, runner: TurnRunner, reply: Respon
     choices = runner.submit()
     try:
         queued = reply.response
-        await turn.context.log.responses.put(session.tenant, session.name, reply.stored())
+        await turn.context.log.responses.put(session.tenant, session.name, reply.to_stored())
     except BaseException:
         choices.close()
         raise
@@ -288,9 +290,7 @@ async def run_in_background(turn: PendingTurn, runner: TurnRunner, reply: Respon
     background_of(turn.request).start(session, reply, runner, choices, turn.claim)
     if turn.body.stream:
         return stream_events(recording.follow(0), session)
-    response = body_of(queued)
-    response.headers.update(headers_of(session))
-    return response
+    return json_response(queued, headers=headers_of(session))
 
 
 async def create_session(context: ServerContext, branch: ResponseBranch) -> ResponseBranch:
@@ -323,11 +323,11 @@ async def replay_response(
         if request_hash != key.request_hash:
             raise idempotency_key_reused()
         if stored is None:
-            raise no_response()
+            raise response_not_found()
         headers = {**headers_of(Session(tenant, name, stateful=True)), "idempotent-replayed": "true"}
         if not body.stream:
             return Response(stored.body, headers=headers, media_type="application/json")
-        return EventStream(each(events_of(stored, 0)), lambda: None, headers, done=b"")
+        return EventStream(iterate_events(events_of(stored, 0)), lambda: None, headers, done=b"")
     return None
 
 
@@ -336,7 +336,7 @@ def stream_events(events: AsyncGenerator[bytes], session: Session | None = None)
     return EventStream(events, lambda: None, headers_of(session), done=b"")
 
 
-async def each(events: Iterable[bytes]) -> AsyncGenerator[bytes]:
+async def iterate_events(events: Iterable[bytes]) -> AsyncGenerator[bytes]:
     """One after the other."""
     for event in events:
         yield event

@@ -65,7 +65,7 @@ class FunctionTool(OfFunctions):
             function["strict"] = True
         return {"type": "function", "function": function}
 
-    def told(self) -> dict[str, Any]:
+    def to_object(self) -> dict[str, Any]:
         """As a response tells of it."""
         return {
             "type": "function",
@@ -90,7 +90,7 @@ class NamedChoice(OfFunctions):
     name: FunctionName
 
     @property
-    def chosen(self) -> NamedTool:
+    def chat_tool_choice(self) -> NamedTool:
         """The same as chats have it."""
         return NamedTool(type="function", function=NamedFunction(name=self.name))
 
@@ -103,9 +103,9 @@ class AllowedToolChoice(Strict):
     tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
     @property
-    def chosen(self) -> AllowedChoice:
+    def chat_tool_choice(self) -> AllowedChoice:
         """The same as chats have it."""
-        tools = [tool.chosen for tool in self.tools]
+        tools = [tool.chat_tool_choice for tool in self.tools]
         return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=self.mode, tools=tools))
 
 
@@ -144,14 +144,14 @@ class ResponseTextFormat(Strict):
         return self
 
     @property
-    def formatted(self) -> Formatted:
+    def chat_format(self) -> Formatted:
         """The same as chats have it."""
         if self.type != "json_schema":
             return Formatted.model_validate({"response_format": {"type": self.type}})
         named = {"name": self.name, "schema": self.schema_, "strict": bool(self.strict)}
         return Formatted.model_validate({"response_format": {"type": self.type, "json_schema": named}})
 
-    def told(self) -> dict[str, Any]:
+    def to_object(self) -> dict[str, Any]:
         """As a response tells of it."""
         if self.type != "json_schema":
             return {"type": self.type}
@@ -170,9 +170,9 @@ class TextConfig(Strict):
     format: ResponseTextFormat = Field(default_factory=lambda: ResponseTextFormat.model_validate({"type": "text"}))
     verbosity: Literal["low", "medium", "high"] | None = None
 
-    def told(self) -> dict[str, Any]:
+    def to_object(self) -> dict[str, Any]:
         """As a response tells of it."""
-        return {"format": self.format.told(), "verbosity": self.verbosity or "medium"}
+        return {"format": self.format.to_object(), "verbosity": self.verbosity or "medium"}
 
 
 class ReasoningOptions(Strict):
@@ -239,14 +239,14 @@ class InputRequest(TurnRequest):
             raise missing("input")
         return self
 
-    def told_choice(self) -> object:
+    def tool_choice_object(self) -> object:
         """``tool_choice`` as a response tells of it."""
         return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump(mode="json")
 
     @property
-    def chosen(self) -> ToolChoice:
+    def chat_tool_choice(self) -> ToolChoice:
         """``tool_choice`` as chats have it."""
-        return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.chosen
+        return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.chat_tool_choice
 
     @property
     def conversation_id(self) -> str | None:

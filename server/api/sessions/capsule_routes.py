@@ -15,12 +15,13 @@ from starlette.responses import Response
 from scheduler.protocol import ModelFacts
 from server import __version__
 from server.api.sessions.capsule import MEDIA_TYPE, Capsule, CapsuleFacts, SessionFacts, doubtful, pack, unpack
-from server.api.sessions.objects import ImportReport, body_of, seen
-from server.api.sessions.routes import named
+from server.api.sessions.objects import ImportReport, live_session_object
+from server.api.sessions.routes import session_of_path
 from server.api.sessions.schemas import CreateSession, ExportSession, ImportSession
 from server.api.sessions.transfers import CapsuleResponse, Transfers
 from server.engine.engine import EngineDied, EngineUnavailable
 from server.errors import ApiError
+from server.http.json_response import json_response
 from server.http.sse import while_connected
 from server.log.identity import Session
 from server.log.portable import InvalidLog, PortableLog
@@ -33,17 +34,17 @@ router = APIRouter()  # bodies are capsules here, not JSON
 @router.get("/v1/sessions/{session_id}/export")
 async def export_session(session_id: str, query: Annotated[ExportSession, Query()], request: Request) -> Response:
     """Export the session as a capsule. A running turn is not included."""
-    context, session = context_of(request), named(request, session_id)
+    context, session = context_of(request), session_of_path(request, session_id)
     async with AsyncExitStack() as stack:
         if await context.log.summary(session.tenant, session.name) is None:
             raise UnknownSession
         folder = await stack.enter_async_context(transfers_of(request).room())
-        work = packed(context, session, folder, query.kv)
+        work = pack_session(context, session, folder, query.kv)
         capsule = await while_connected(request.receive, work)
         return CapsuleResponse(capsule, f"{session.name}.zip", stack.pop_all().aclose)
 
 
-async def packed(context: ServerContext, session: Session, folder: Path, with_kv: bool) -> Capsule:
+async def pack_session(context: ServerContext, session: Session, folder: Path, with_kv: bool) -> Capsule:
     """Log and cache of a session, the cache's files in a new folder below ``folder``. Raises UnknownSession, and
     EngineUnavailable or EngineDied when the cache is wanted and no engine is there to give it."""
     summary = await context.log.summary(session.tenant, session.name)
@@ -73,18 +74,18 @@ async def import_session(query: Annotated[ImportSession, Query()], request: Requ
     facts = context.facts
     async with transfers.room() as folder:
         await transfers.receive(request, folder / "capsule")
-        told, log = await run_in_threadpool(opened, folder, facts, context.fingerprint)
+        told, log = await run_in_threadpool(open_capsule, folder, facts, context.fingerprint)
         name = told.session.id if query.id is None else query.id
         session = Session(request.state.tenant, name, stateful=True)
         async with context.log.holding(session.tenant, session.name):
-            summary = await restored(context, session, told, log)
-            kv_tokens, reason = await cached(context, session, told, folder / "kv")
-            made = await seen(context, session, summary)
+            summary = await restore_log(context, session, told, log)
+            kv_tokens, reason = await import_kv(context, session, told, folder / "kv")
+            made = await live_session_object(context, session, summary)
     report = ImportReport(summary.turns, summary.tokens, kv_tokens, reason)
-    return body_of(msgspec.structs.replace(made, imported=report), 201)
+    return json_response(msgspec.structs.replace(made, imported=report), 201)
 
 
-def opened(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[CapsuleFacts, PortableLog]:
+def open_capsule(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[CapsuleFacts, PortableLog]:
     """What is in the file ``capsule``, which goes away; the cache's files are in the folder ``kv`` then. Blocking.
     Raises a 400 for what this server cannot have written."""
     told, log = unpack(folder / "capsule", folder / "kv")
@@ -102,7 +103,7 @@ def opened(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[CapsuleFa
     return told, log
 
 
-async def restored(context: ServerContext, session: Session, told: CapsuleFacts, log: PortableLog) -> SessionSummary:
+async def restore_log(context: ServerContext, session: Session, told: CapsuleFacts, log: PortableLog) -> SessionSummary:
     """The session, in the log. Raises SessionExists."""
     facts = told.session
     try:
@@ -113,7 +114,9 @@ async def restored(context: ServerContext, session: Session, told: CapsuleFacts,
         raise doubtful("has no valid log") from None
 
 
-async def cached(context: ServerContext, session: Session, told: CapsuleFacts, files: Path) -> tuple[int, str | None]:
+async def import_kv(
+    context: ServerContext, session: Session, told: CapsuleFacts, files: Path
+) -> tuple[int, str | None]:
     """Hand the cache to the engine: how many tokens it took, and why not all. Without any the session is whole, too:
     the next turn computes them."""
     if len(told.members) == 1:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from starlette.responses import Response
 
 from scheduler.protocol import TierHolding
 from server.engine.engine import EngineDied, EngineUnavailable
@@ -150,11 +149,6 @@ class SessionCancelled(msgspec.Struct, frozen=True, tag_field="object", tag="ses
 encoder = msgspec.json.Encoder()
 
 
-def body_of(answer: msgspec.Struct | dict[str, Any], status: int = 200) -> Response:
-    """An answer on its way out."""
-    return Response(encoder.encode(answer), status, media_type="application/json")
-
-
 def session_object(context: ServerContext, summary: SessionSummary) -> SessionObject:
     """A session as lists show it."""
     facts = context.engine.facts
@@ -175,7 +169,7 @@ def session_object(context: ServerContext, summary: SessionSummary) -> SessionOb
     )
 
 
-async def seen(context: ServerContext, session: Session, summary: SessionSummary) -> SessionObject:
+async def live_session_object(context: ServerContext, session: Session, summary: SessionSummary) -> SessionObject:
     """A session with where its cache lies now and whether a turn of it runs."""
     made = session_object(context, summary)
     try:
@@ -222,7 +216,7 @@ def preview(messages: Sequence[Mapping[str, Any]], role: str) -> str:
     return (said or "")[:PREVIEW]
 
 
-async def branch(context: ServerContext, tenant: str, summary: SessionSummary) -> SessionBranch | None:
+async def session_branch(context: ServerContext, tenant: str, summary: SessionSummary) -> SessionBranch | None:
     """One session of a tree; None if it was deleted meanwhile."""
     session = Session(tenant, summary.id, stateful=True)
     try:
@@ -231,7 +225,9 @@ async def branch(context: ServerContext, tenant: str, summary: SessionSummary) -
         return SessionBranch(session_object(context, summary), None)
     if record is None:
         return None
-    return SessionBranch(await seen(context, session, record.summary), await asyncio.to_thread(turn_objects, record))
+    return SessionBranch(
+        await live_session_object(context, session, record.summary), await asyncio.to_thread(turn_objects, record)
+    )
 
 
 def message_objects(record: SessionRecord) -> list[MessageObject]:

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from server.api.openai.chat import replay_chat, run_chat
 from server.api.sessions import objects as objects
-from server.api.sessions.objects import body_of, seen, session_object
+from server.api.sessions.objects import live_session_object, session_object
 from server.api.sessions.schemas import (
     CreateSession,
     EditMessage,
@@ -35,6 +35,7 @@ from server.chat.cutting import cut_reply
 from server.chat.prompts import check_bytes, regeneration_prompt
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
+from server.http.json_response import json_response
 from server.log.claims import SessionBusy
 from server.log.identity import Session, named_session
 from server.log.listing import SessionFilter
@@ -49,7 +50,7 @@ DELETE_SECONDS = CANCEL_SECONDS = 10.0  # for a running turn to end once it was 
 NUDGE_SECONDS = 0.25  # a turn that was just about to start is told again
 
 
-def named(request: Request, session_id: str) -> Session:
+def session_of_path(request: Request, session_id: str) -> Session:
     """The session of the path. Raises a 400 for what no session is called."""
     session = named_session(request, None, session_id)
     assert session is not None
@@ -61,7 +62,7 @@ def new_id() -> str:
     return f"sess_{uuid.uuid4().hex}"
 
 
-async def found(context: ServerContext, session: Session) -> SessionRecord:
+async def require_session(context: ServerContext, session: Session) -> SessionRecord:
     """What the log holds of it. Raises UnknownSession, also for a foreign one."""
     record = await context.log.get(session.tenant, session.name)
     if record is None:
@@ -70,7 +71,7 @@ async def found(context: ServerContext, session: Session) -> SessionRecord:
 
 
 @contextmanager
-def places() -> Iterator[None]:
+def translate_no_such_place() -> Iterator[None]:
     """A turn, token or message that is not there, as the client hears it."""
     try:
         yield
@@ -102,7 +103,7 @@ async def create_session(body: CreateSession, request: Request) -> Response:
         )
         if until is not None:
             context.engine.pin(session.tenant, session.name, until)
-        return body_of(await seen(context, session, summary), 201)
+        return json_response(await live_session_object(context, session, summary), 201)
 
 
 def pinned_until(seconds: int) -> int | None:
@@ -124,47 +125,49 @@ async def list_sessions(query: Annotated[ListSessions, Query()], request: Reques
         raise ApiError(404, "There is no session with this id.", param="after", code="session_not_found") from None
     data = [session_object(context, item) for item in page.items]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
-    return body_of(objects.SessionList(data, first, last, page.has_more))
+    return json_response(objects.SessionList(data, first, last, page.has_more))
 
 
 @router.get("/v1/sessions/{session_id}")
 async def retrieve_session(session_id: str, request: Request) -> Response:
     """Get a session, without its text."""
-    context, session = context_of(request), named(request, session_id)
+    context, session = context_of(request), session_of_path(request, session_id)
     summary = await context.log.summary(session.tenant, session.name)
     if summary is None:
         raise UnknownSession
-    return body_of(await seen(context, session, summary))
+    return json_response(await live_session_object(context, session, summary))
 
 
 @router.get("/v1/sessions/{session_id}/turns")
 async def list_turns(session_id: str, request: Request) -> Response:
     """List the turns of the current timeline."""
-    record = await found(context_of(request), named(request, session_id))
-    return body_of(objects.TurnList(objects.turn_objects(record)))
+    record = await require_session(context_of(request), session_of_path(request, session_id))
+    return json_response(objects.TurnList(objects.turn_objects(record)))
 
 
 @router.get("/v1/sessions/{session_id}/tree")
 async def retrieve_tree(session_id: str, request: Request) -> Response:
     """Get the session and all sessions forked from it or its ancestors, with their turns, costs and KV."""
-    context, session = context_of(request), named(request, session_id)
+    context, session = context_of(request), session_of_path(request, session_id)
     family = await context.log.family(session.tenant, session.name)
-    found = await asyncio.gather(*(objects.branch(context, session.tenant, member) for member in family.members))
+    found = await asyncio.gather(
+        *(objects.session_branch(context, session.tenant, member) for member in family.members)
+    )
     branches = [branch for branch in found if branch is not None]
-    return body_of(objects.SessionTree(family.root, branches, family.has_more))
+    return json_response(objects.SessionTree(family.root, branches, family.has_more))
 
 
 @router.get("/v1/sessions/{session_id}/messages")
 async def list_messages(session_id: str, request: Request) -> Response:
     """List the messages of the current timeline."""
-    record = await found(context_of(request), named(request, session_id))
-    return body_of(objects.MessageList(objects.message_objects(record)))
+    record = await require_session(context_of(request), session_of_path(request, session_id))
+    return json_response(objects.MessageList(objects.message_objects(record)))
 
 
 @router.post("/v1/sessions/{session_id}")
 async def update_session(session_id: str, body: UpdateSession, request: Request) -> Response:
     """Change metadata, TTL or pin, also while a turn is running."""
-    context, session = context_of(request), named(request, session_id)
+    context, session = context_of(request), session_of_path(request, session_id)
     until = UNSET if body.pin_seconds is None else pinned_until(body.pin_seconds)
     summary = await context.log.update(
         session.tenant,
@@ -175,38 +178,38 @@ async def update_session(session_id: str, body: UpdateSession, request: Request)
     )
     if until is not UNSET:  # at once: pins reach the engine in the order of the log
         context.engine.pin(session.tenant, session.name, until or 0)
-    return body_of(await seen(context, session, summary))
+    return json_response(await live_session_object(context, session, summary))
 
 
 @router.post("/v1/sessions/{session_id}/fork", status_code=201)
 async def fork_session(session_id: str, body: ForkSession, request: Request) -> Response:
     """Create a session with the same history, which shares its KV."""
-    context, session = context_of(request), named(request, session_id)
+    context, session = context_of(request), session_of_path(request, session_id)
     new = Session(session.tenant, body.id or new_id(), stateful=True)
     with ExitStack() as held:
         await context.log.hold(session.tenant, session.name, held)
         if new != session:  # then the log says that it exists
             await context.log.hold(new.tenant, new.name, held)
-        with places():
+        with translate_no_such_place():
             summary = await context.log.fork(session.tenant, session.name, new.name, turn=body.turn)
-        return body_of(await seen(context, new, summary), 201)
+        return json_response(await live_session_object(context, new, summary), 201)
 
 
 @router.post("/v1/sessions/{session_id}/rewind")
 async def rewind_session(session_id: str, body: RewindSession, request: Request) -> Response:
     """Cut the session back to the end of a turn, or to a token."""
-    context, session = context_of(request), named(request, session_id)
+    context, session = context_of(request), session_of_path(request, session_id)
     async with context.log.holding(session.tenant, session.name):
         reply = expect = None
-        with places():
+        with translate_no_such_place():
             if body.tokens is not None:
-                record = await found(context, session)
+                record = await require_session(context, session)
                 reply = await context.tokens.run(cut_reply, context.tokens, record, body.tokens)
                 expect = record.version
             summary = await context.log.rewind(
                 session.tenant, session.name, turn=body.turn, tokens=body.tokens, reply=reply, expect=expect
             )
-        return body_of(await seen(context, session, summary))
+        return json_response(await live_session_object(context, session, summary))
 
 
 @router.put("/v1/sessions/{session_id}/messages/{index}")
@@ -214,13 +217,13 @@ async def edit_message(
     session_id: str, index: Annotated[int, PathParameter(ge=0, le=INT32)], body: EditMessage, request: Request
 ) -> Response:
     """Replace the content of a message. Everything after it is dropped."""
-    context, session = context_of(request), named(request, session_id)
+    context, session = context_of(request), session_of_path(request, session_id)
     if context.engine.facts is not None:
         check_bytes([body.text], context.engine.facts, "content")
     async with context.log.holding(session.tenant, session.name):
-        with places():
+        with translate_no_such_place():
             summary = await context.log.edit(session.tenant, session.name, index, body.text)
-        return body_of(await seen(context, session, summary))
+        return json_response(await live_session_object(context, session, summary))
 
 
 @router.post("/v1/sessions/{session_id}/regenerate")
@@ -250,12 +253,12 @@ async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> R
 async def cancel_turn(session_id: str, request: Request) -> Response:
     """Stop the running turn and commit what it has generated, with its KV and the finish reason `cancelled`. A turn
     that has generated nothing is not committed. The request is answered when the turn has ended."""
-    context, session = context_of(request), named(request, session_id)
+    context, session = context_of(request), session_of_path(request, session_id)
     over = context.log.end_of_hold(session.tenant, session.name)
     if over is None:
         async with context.log.holding(session.tenant, session.name):  # no other server runs one either
-            await found(context, session)
-        return body_of(objects.SessionCancelled(session.name, False))
+            await require_session(context, session)
+        return json_response(objects.SessionCancelled(session.name, False))
     cancelled, until = False, time.monotonic() + CANCEL_SECONDS
     while not over.is_set() and time.monotonic() < until:
         cancelled = cancelled or context.engine.cancel(session.tenant, session.name)  # it may be about to be submitted
@@ -263,7 +266,7 @@ async def cancel_turn(session_id: str, request: Request) -> Response:
             await asyncio.wait_for(over.wait(), NUDGE_SECONDS)
     if not over.is_set() and not cancelled:
         raise SessionBusy
-    return body_of(objects.SessionCancelled(session.name, cancelled))
+    return json_response(objects.SessionCancelled(session.name, cancelled))
 
 
 # Clients send no body: it is not read.
@@ -273,37 +276,37 @@ router.add_api_route("/v1/sessions/{session_id}/cancel", cancel_turn, methods=["
 @router.delete("/v1/sessions/{session_id}")
 async def delete_session(session_id: str, request: Request) -> Response:
     """Delete the session for good. A running turn ends with an error."""
-    session = named(request, session_id)
-    if not await end_session(context_of(request), session):
+    session = session_of_path(request, session_id)
+    if not await delete_session_and_turn(context_of(request), session):
         raise UnknownSession
-    return body_of(objects.SessionDeleted(session.name))
+    return json_response(objects.SessionDeleted(session.name))
 
 
-async def end_session(context: ServerContext, session: Session) -> bool:
+async def delete_session_and_turn(context: ServerContext, session: Session) -> bool:
     """Remove a session, its turn and its cache; False if there was nothing of it."""
     ending = None
     try:
         with context.log.claim(session.tenant, session.name):
             pass
     except SessionBusy:
-        ending = asyncio.create_task(end_turn(context, session))
+        ending = asyncio.create_task(keep_ending_turn(context, session))
     try:
         async with context.log.claim_when_free(session.tenant, session.name, DELETE_SECONDS) as elsewhere:
-            existed = await end_held(context, session)
+            existed = await delete_held_session(context, session)
     finally:
         if ending is not None:
             ending.cancel()
     return existed or elsewhere or ending is not None
 
 
-async def end_held(context: ServerContext, session: Session) -> bool:
+async def delete_held_session(context: ServerContext, session: Session) -> bool:
     """The same for one that the caller holds."""
     life = await context.log.delete(session.tenant, session.name)
     context.engine.forget(session.tenant, session.name, life)
     return life is not None
 
 
-async def end_turn(context: ServerContext, session: Session) -> None:
+async def keep_ending_turn(context: ServerContext, session: Session) -> None:
     """Tell the engine again and again: the turn may be about to be submitted."""
     while True:
         context.engine.forget(session.tenant, session.name)

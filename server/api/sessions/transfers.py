@@ -82,7 +82,7 @@ class Transfers:
             raise self._too_large()
         size = 0
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
-            async for data in pieces(request):
+            async for data in read_chunks(request):
                 size += len(data)
                 if size > self.max_bytes:
                     raise self._too_large()
@@ -105,7 +105,7 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-async def pieces(request: Request) -> AsyncIterator[bytes]:
+async def read_chunks(request: Request) -> AsyncIterator[bytes]:
     """A body in pieces of about ``CHUNK`` bytes."""
     data = bytearray()
     while True:

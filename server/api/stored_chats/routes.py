@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from server.api.openai import stored_chats as objects
-from server.api.sessions.objects import body_of
-from server.api.sessions.routes import end_held
+from server.api.sessions.routes import delete_held_session
 from server.errors import ApiError
 from server.http.body import JsonRoute
+from server.http.json_response import json_response
 from server.log.chat_rows import StoredChat, parsed
 from server.log.claims import SessionBusy
 from server.log.identity import Session
@@ -33,15 +33,15 @@ async def list_chat_completions(query: Annotated[objects.ListChats, Query()], re
         metadata=query.metadata,
     )
     if page is None:
-        raise no_chat("after")
+        raise chat_not_found("after")
     chats, more = page
-    return body_of(objects.page([chat.body for chat in chats], more))
+    return json_response(objects.page([chat.body for chat in chats], more))
 
 
 @router.get("/v1/chat/completions/{completion_id}")
 async def retrieve_chat_completion(completion_id: str, request: Request) -> Response:
     """Get a stored chat."""
-    return body_of((await found(request, completion_id)).body)
+    return json_response((await find_chat(request, completion_id)).body)
 
 
 @router.get("/v1/chat/completions/{completion_id}/messages")
@@ -49,7 +49,7 @@ async def list_chat_messages(
     completion_id: str, query: Annotated[objects.ListChatMessages, Query()], request: Request
 ) -> Response:
     """List the messages of a stored chat's request."""
-    chat = await found(request, completion_id)
+    chat = await find_chat(request, completion_id)
     told = objects.messages_of(chat)
     if query.order == "desc":
         told.reverse()
@@ -60,7 +60,7 @@ async def list_chat_messages(
                 404, "after is not the id of a message in this list.", param="after", code="message_not_found"
             )
         told = told[ids.index(query.after) + 1 :]
-    return body_of(objects.page(told[: query.limit], len(told) > query.limit))
+    return json_response(objects.page(told[: query.limit], len(told) > query.limit))
 
 
 @router.post("/v1/chat/completions/{completion_id}")
@@ -69,8 +69,8 @@ async def update_chat_completion(completion_id: str, body: objects.UpdateChat, r
     metadata: dict[str, Any] = body.metadata or {}
     chat = await context_of(request).log.chats.update(request.state.tenant, completion_id, metadata)
     if chat is None:
-        raise no_chat()
-    return body_of(chat.body)
+        raise chat_not_found()
+    return json_response(chat.body)
 
 
 @router.delete("/v1/chat/completions/{completion_id}")
@@ -80,30 +80,30 @@ async def delete_chat_completion(completion_id: str, request: Request) -> Respon
     left = await context.log.chats.delete(tenant, completion_id)
     place = parsed(completion_id)
     if left is None or place is None:
-        raise no_chat()
+        raise chat_not_found()
     if left == 0 and place[0].startswith(objects.BEGUN):
-        await end_begun(context, Session(tenant, place[0], stateful=True))
-    return body_of(objects.ChatDeleted(completion_id))
+        await delete_begun_session(context, Session(tenant, place[0], stateful=True))
+    return json_response(objects.ChatDeleted(completion_id))
 
 
-async def end_begun(context: ServerContext, session: Session) -> None:
+async def delete_begun_session(context: ServerContext, session: Session) -> None:
     """Remove a session that a stored chat began, unless somebody goes on with it, or has."""
     with suppress(SessionBusy):
         async with context.log.holding(session.tenant, session.name):
             summary = await context.log.summary(session.tenant, session.name)
             if summary is not None and summary.turns <= 1:
-                await end_held(context, session)
+                await delete_held_session(context, session)
 
 
-async def found(request: Request, id: str) -> StoredChat:
+async def find_chat(request: Request, id: str) -> StoredChat:
     """The chat. Raises a 404."""
     chat = await context_of(request).log.chats.get(request.state.tenant, id)
     if chat is None:
-        raise no_chat()
+        raise chat_not_found()
     return chat
 
 
-def no_chat(param: str | None = None) -> ApiError:
+def chat_not_found(param: str | None = None) -> ApiError:
     """404."""
     message = "There is no stored chat completion with this id."
     return ApiError(404, message, param=param, code="chat_completion_not_found")

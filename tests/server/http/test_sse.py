@@ -132,7 +132,7 @@ async def test_silence_is_filled_with_comments(site: Site) -> None:
 
 async def numbers(upto: int) -> AsyncGenerator[bytes]:
     for number in range(upto):
-        yield server.http.sse.event(str(number).encode())
+        yield server.http.sse.frame_event(str(number).encode())
     raise ValueError("a secret")
 
 

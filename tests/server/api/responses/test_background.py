@@ -12,7 +12,7 @@ from openai_document import faults
 
 from scheduler.protocol import FinishReason
 from server.api.responses import background
-from server.api.responses.event_recording import CHUNK, EventRecording, recorded
+from server.api.responses.event_recording import CHUNK, EventRecording, read_recording
 from server.log.database import LogUnavailable
 
 DETACHED = {"input": "Hello", "background": True}
@@ -302,7 +302,7 @@ def test_a_recording_is_followed_from_anywhere_and_read_back() -> None:
             assert await reader == told[start:]
         assert await gathered(recording, len(told) + 9) == []
         for start in (0, 5, 2 * CHUNK, len(told)):
-            assert recorded(recording.whole([b"event: last\n\n"]), start) == [*told, b"event: last\n\n"][start:]
+            assert read_recording(recording.whole([b"event: last\n\n"]), start) == [*told, b"event: last\n\n"][start:]
 
     asyncio.run(scenario())
 
@@ -354,11 +354,11 @@ async def test_a_cancel_from_another_server_ends_that_response_only(site: Site) 
     id = await begin(site)
     await until(site, id, "in_progress")
     _, session, key = id.split("_")
-    site.app.state.background.unwanted("default", session, "another")
-    site.app.state.background.unwanted("other", session, key)
+    site.app.state.background.cancel_unwanted("default", session, "another")
+    site.app.state.background.cancel_unwanted("other", session, key)
     await asyncio.gather(*site.app.state.background._cancelling)
     assert (await site.http.get(f"/v1/responses/{id}")).json()["status"] == "in_progress"
-    site.app.state.background.unwanted("default", session, key)
+    site.app.state.background.cancel_unwanted("default", session, key)
     await until(site, id, "cancelled")
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from scripted_server import PATIENCE, Server, serving, wait
 
-from server.api.responses.event_recording import recorded
+from server.api.responses.event_recording import read_recording
 from server.log.response_rows import StoredResponse
 from server.log.session_log import SessionLog
 from server.schemas.items import parsed_id
@@ -61,7 +61,7 @@ def test_killed_it_has_failed_and_ended_in_order_it_is_waited_for(tmp_path: Path
     assert stored is not None
     assert stored.status == "incomplete"  # as the script ends it: by length
     assert stored.events is not None
-    assert b"event: response.incomplete" in recorded(stored.events, 0)[-1]
+    assert b"event: response.incomplete" in read_recording(stored.events, 0)[-1]
 
 
 async def logged(server: Server, id: str) -> StoredResponse | None:

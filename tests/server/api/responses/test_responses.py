@@ -12,7 +12,7 @@ from http_context import Site, demo_tokens, served
 from openai_document import faults
 
 from server.api.responses.input_items import MAX_REFERRED
-from server.api.responses.item_schemas import SEAL, opened, sealed
+from server.api.responses.item_schemas import SEAL, seal, unseal
 from server.api.responses.schemas import ResponseRequest
 from server.log.timeline import SessionMoved
 from server.schemas.items import InputText, MessageItem
@@ -210,8 +210,8 @@ async def test_a_call_is_answered_once(site: Site) -> None:
 
 @served()
 async def test_sealed_reasoning_comes_back_in_the_clear(site: Site) -> None:
-    assert opened(sealed("Hm, ünder")) == "Hm, ünder"
-    given = {"type": "reasoning", "summary": [], "encrypted_content": sealed("Hm")}
+    assert unseal(seal("Hm, ünder")) == "Hm, ünder"
+    given = {"type": "reasoning", "summary": [], "encrypted_content": seal("Hm")}
     made = await respond(site, [given, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}])
     record = await site.log.get("default", session_of(made))
     assert record is not None
@@ -221,7 +221,7 @@ async def test_sealed_reasoning_comes_back_in_the_clear(site: Site) -> None:
 @served()
 async def test_sealed_reasoning_cannot_grow_without_bound(site: Site) -> None:
     again = "Wait. " * 10_000
-    assert opened(sealed(again)) == again
+    assert unseal(seal(again)) == again
     bomb = SEAL + base64.b64encode(zlib.compress(b"a" * 1_000_000, 9)).decode()
     given = {"type": "reasoning", "summary": [], "encrypted_content": bomb}
     await refused(site, 400, "input[0].encrypted_content", input=[given, {"role": "user", "content": "y"}])

@@ -1,0 +1,18 @@
+"""Answers that are one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+encoder = msgspec.json.Encoder()
+
+
+def json_response(
+    answer: msgspec.Struct | Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """``answer`` as the body of a response with this status and these headers."""
+    return Response(encoder.encode(answer), status, headers, media_type="application/json")
