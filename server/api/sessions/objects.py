@@ -146,9 +146,6 @@ class SessionCancelled(msgspec.Struct, frozen=True, tag_field="object", tag="ses
     cancelled: bool
 
 
-encoder = msgspec.json.Encoder()
-
-
 def session_object(context: ServerContext, summary: SessionSummary) -> SessionObject:
     """A session as lists show it."""
     facts = context.engine.facts
