@@ -67,10 +67,10 @@ class DeclaredParser:
             self._raw += event["text"]
         elif kind == "region_close" and field == "tool_calls":
             raw, self._raw = self._raw, ""
-            return self._called(event["value"]) or ([ContentPiece(raw)] if raw else [])
+            return self._parse_call(event["value"]) or ([ContentPiece(raw)] if raw else [])
         return []
 
-    def _called(self, value: object) -> list[Part]:
+    def _parse_call(self, value: object) -> list[Part]:
         """The calls of a region; [] when one of them is none."""
         parts: list[Part] = []
         for item in value if isinstance(value, list) else [value]:
