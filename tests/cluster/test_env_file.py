@@ -70,7 +70,7 @@ def test_it_is_of_this_user_and_closed_to_others(file: Path, monkeypatch: pytest
         assert env_file.fields(env_file.read(file))["database"] == ENVIRONMENT["WARMTURN_DATABASE"]
     for mode in (0o640, 0o604, 0o620, 0o601):
         file.chmod(mode)
-        with pytest.raises(UsageError, match=r"^--env-file: .* must be closed to other users: chmod 600$"):
+        with pytest.raises(UsageError, match=r"^--env-file: .* must not be accessible to other users: chmod 600$"):
             env_file.read(file)
     file.chmod(0o600)
     owner = os.geteuid()
@@ -93,7 +93,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, file: Path) -> None:
 @pytest.mark.parametrize("name", ["WARMTURN_KV_MEMORY", "WARMTURN_API_KEYS", "warmturn_api_key"])
 def test_other_settings_are_not_in_it(file: Path, name: str) -> None:
     file.write_text(f"{name}=s3cret")
-    with pytest.raises(UsageError, match=f"^--env-file: {name} is none of WARMTURN_API_KEY, ") as refused:
+    with pytest.raises(UsageError, match=f"^--env-file: {name} is not one of WARMTURN_API_KEY, ") as refused:
         env_file.read(file)
     assert "s3cret" not in str(refused.value)
 

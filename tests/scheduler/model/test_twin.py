@@ -251,5 +251,5 @@ def test_a_model_that_does_not_repeat_itself_past_its_threshold_is_refused() -> 
             super().__init__(config, layer_idx)
             self.mlp = Drawing(config)
 
-    with pytest.raises(UnsupportedModel, match="repeat itself"):
+    with pytest.raises(UnsupportedModel, match="not deterministic"):
         verdict_on(planted(DrawingLayer))
