@@ -15,6 +15,7 @@ from cache.pages.prefix import PrefixIndexes
 from cache.pages.session import SessionCache
 from cache.pages.session_memory import Acquired
 from cache.segments.chain import Owner
+from cache.tier import Tier
 from cache.tiers.archive import Archive
 
 
@@ -50,8 +51,7 @@ class SessionStore:
         self._state_bytes: dict[SessionCache, int] = {}  # of idle sessions
         self._state_total = 0
         self.threshold = threshold
-        self.evictions = 0  # from the device, or where states have no room
-        self.host_evictions = 0
+        self.evictions: Counter[Tier] = Counter()  # by the tier that sessions had to leave
         self._warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
         self._hosted: OrderedDict[SessionCache, None] = OrderedDict()
         self._running: set[SessionCache] = set()
@@ -215,7 +215,7 @@ class SessionStore:
             session = self._victim(islice(chain(self._hosted, self._warm), max(1, others)))
             if session is None:
                 break  # until writes are done
-            self.evictions += 1
+            self.evictions[Tier.DEVICE] += 1
             self.discard(session)
 
     def check_integrity(self) -> None:
@@ -364,7 +364,7 @@ class SessionStore:
                 if session is None:
                     return False  # until writes are done
                 del self._warm[session]
-                self.evictions += 1
+                self.evictions[Tier.DEVICE] += 1
                 self._rest(session)
             self._shed()
         return True
@@ -403,5 +403,5 @@ class SessionStore:
         while len(stranded) > host.free:
             newest = len(stranded) > host.slots  # it would not fit an empty host: spare the others
             self.discard(next(reversed(self._hosted)) if newest else next(iter(self._hosted)))
-            self.host_evictions += host.slots > 0
+            self.evictions[Tier.HOST] += host.slots > 0
         self.pool.demote()

@@ -2,7 +2,7 @@
 
 Frozen structs, encoded as msgpack by msgspec; no tensors, no pickle. The server sends one message per
 request; the engine answers with one ``StepOutputs`` per step. This module is the only part of
-``scheduler`` that ``server`` imports, and it imports nothing of ours and no torch.
+``scheduler`` that ``server`` imports, and it imports nothing of ours but the names of tiers, and no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
+
+from cache.tier import Tier, TierHolding, TierStats
 
 # How far llguidance may go for one grammar, by its own names: the server checks with the same as the engine compiles
 # with. What costs memory or time in every step is kept low; a long list of optional properties needs many items.
@@ -230,8 +232,8 @@ class Miss(StrEnum):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What a turn's prompt cost: ``cached`` tokens were reused. Of these, ``restored`` came from the host tier,
-    ``loaded`` from disk and ``fetched`` from the remote tier, in ``load_seconds``; the rest lay on the device.
+    """What a turn's prompt cost: ``cached`` tokens were reused. ``loaded`` tells which of these came from other tiers
+    than the device, only tiers that had some; files were read for ``load_seconds``.
 
     ``miss`` says why it were not more, as far as the engine can tell; ``expected`` is the token id that the
     longest cached timeline of this tenant has at position ``matched``, where the prompt has another one.
@@ -240,14 +242,18 @@ class Receipt(msgspec.Struct, frozen=True):
 
     prompt: int
     cached: int
-    restored: int = 0
-    loaded: int = 0
-    fetched: int = 0
+    loaded: dict[Tier, int] = {}
     load_seconds: float = 0.0
     miss: Miss | None = None
     matched: int = 0
     expected: int | None = None
     admitted: float | None = None
+
+    def reused(self, tier: Tier) -> int:
+        """Tokens of the prompt that were not computed because ``tier`` had them."""
+        if tier is Tier.DEVICE:
+            return max(0, self.cached - sum(self.loaded.values()))
+        return self.loaded.get(tier, 0)
 
 
 TopLogprob = tuple[int, str, bytes, float]  # id, text, the token's own bytes, log-probability
@@ -305,20 +311,12 @@ class Stats(msgspec.Struct, frozen=True):
     running: int = 0
     waiting: int = 0
     sessions: int = 0
-    pages_device: int = 0
-    pages_device_total: int = 0
-    pages_host: int = 0
-    pages_host_total: int = 0
+    tiers: dict[Tier, TierStats] = {}  # those that there are
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
-    evictions: int = 0  # sessions whose KV left the device
-    host_evictions: int = 0  # and the host tier
-    disk_evictions: int = 0  # and the disk
-    disk_bytes: int = 0
-    disk_bytes_total: int = 0  # the budget; 0 without a disk tier
     disk_sessions: int = 0
     disk_saves: int = 0  # files written, since the engine started
     disk_written: int = 0  # bytes of them
@@ -327,9 +325,11 @@ class Stats(msgspec.Struct, frozen=True):
     disk_failing: int = 0  # 1: it takes no KV now, being full or broken
     disk_damaged: int = 0  # files that failed their checks, at the start or when they were read
     disk_pending: int = 0  # idle sessions whose newest tokens are not on disk yet
-    remote_bytes: int = 0
-    remote_bytes_total: int = 0
     misses: dict[str, int] = {}  # by ``Miss``, since the engine started
+
+    def tier(self, tier: Tier) -> TierStats:
+        """What a tier holds; nothing where there is no such tier."""
+        return self.tiers.get(tier, TierStats())
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
@@ -365,18 +365,11 @@ class Forgotten(msgspec.Struct, frozen=True, tag=True):
     life: int | None = None
 
 
-class TierHolding(msgspec.Struct, frozen=True):
-    """What one tier holds of a session: tokens from its beginning, and the bytes that they take there."""
-
-    tokens: int
-    bytes: int
-
-
 class Inspected(msgspec.Struct, frozen=True, tag=True):
-    """``tiers``: device, host, disk, remote; only those that hold something. ``running``: a turn of it runs."""
+    """``tiers``: only those that hold something. ``running``: a turn of it runs."""
 
     request: str
-    tiers: dict[str, TierHolding]
+    tiers: dict[Tier, TierHolding]
     running: bool = False
 
 

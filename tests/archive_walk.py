@@ -160,7 +160,7 @@ class Walk:
                 assert len(outcome.tokens) == asked.count
                 receipt = outcome.receipt
                 assert receipt is not None
-                assert receipt.restored + receipt.loaded + receipt.fetched <= receipt.cached < len(asked.prompt)
+                assert sum(receipt.loaded.values()) <= receipt.cached < len(asked.prompt)
             self._made += asked.session is None
             self.talks[asked.tenant, asked.session or f"{self._made % 4}"] = timeline
 
@@ -330,8 +330,8 @@ class Walk:
         )
         self.disk = kit.archive.disk
         self.clerk = SessionCommands(kit.store, kit.fingerprint)
-        if kit.archive.remote_sync is not None:
-            self._hurt_remote(kit.archive.remote_sync.remote)
+        if kit.archive.syncs:
+            self._hurt_remote(kit.archive.syncs[0].lower)
         return kit
 
     def _break_things(self, patch: pytest.MonkeyPatch) -> None:

@@ -156,8 +156,8 @@ class Kit:
         self.fingerprint = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         if folder is not None:
             disk = DiskTier(folder, self.fingerprint, disk_space, share=share)
-            tier = None if remote is None else RemoteTier(remote, self.fingerprint, remote_space)
-            self.store.archive = Archive(self.store, disk, codec, tier, remote_space)
+            lower = [] if remote is None else [RemoteTier(remote, self.fingerprint, remote_space)]
+            self.store.archive = Archive(self.store, disk, codec, lower)
             self.store.archive.restore_rates = Eager()
         self.scheduler = Scheduler(
             self.store, max_running=max_running, max_step_tokens=step_tokens, max_queued=max_queued

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cache.tier import Tier, TierHolding
 from scheduler.protocol import (
     Delta,
     Exported,
@@ -21,7 +22,6 @@ from scheduler.protocol import (
     Receipt,
     Stats,
     Submit,
-    TierHolding,
     TokenLogprob,
     unpack_ids,
 )
@@ -155,7 +155,7 @@ class FakeEngine:
         tokens = sum(map(len, self._held(tenant, session)))
         turns = (request for request, turn in self._turns.values() if turn.name in self.running)
         running = any((request.tenant, request.session) == (tenant, session) for request in turns)
-        return Inspected("", {"device": TierHolding(tokens, 64 * tokens)} if tokens else {}, running)
+        return Inspected("", {Tier.DEVICE: TierHolding(tokens, 64 * tokens)} if tokens else {}, running)
 
     async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
         """Write the files of ``kv``; the folder is made by it, as by the engine."""

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from cache.tier import Tier, TierHolding, TierStats
 from scheduler.protocol import (
     Cancel,
     Delta,
@@ -47,7 +48,6 @@ from scheduler.protocol import (
     Stats,
     StepOutputs,
     Submit,
-    TierHolding,
     ToEngine,
     unpack_ids,
 )
@@ -118,7 +118,8 @@ class ScriptedEngine:
                     return self.end(message.flush_seconds)
                 self.take(message)
             waiting = sum(request.tenant == "queued" for request in self.turns.values())
-            stats = Stats(running=len(self.turns) - waiting, waiting=waiting, evictions=self.forgotten)
+            tiers = {Tier.DEVICE: TierStats(evictions=self.forgotten)}
+            stats = Stats(running=len(self.turns) - waiting, waiting=waiting, tiers=tiers)
             self.say(StepOutputs(tuple(self.step()), stats))
 
     def take(self, message: ToEngine) -> None:
@@ -149,7 +150,7 @@ class ScriptedEngine:
             os._exit(7)
         match question:
             case Inspect(request, _, session):
-                self.say(Inspected(request, {"disk": TierHolding(16, 128)}, session in self.pinned))
+                self.say(Inspected(request, {Tier.DISK: TierHolding(16, 128)}, session in self.pinned))
             case Export(request, _, _, folder):
                 Path(folder).mkdir()
                 for number in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cache.memory.tier import MemoryTier
+from cache.tier import Tier
 
 
 class Page:
@@ -35,6 +36,11 @@ class PagePool:
         self.host = host
         self.page_size = device.page_size
         self.stranded: dict[Page, None] = {}
+
+    @property
+    def tiers(self) -> dict[Tier, MemoryTier]:
+        """The tiers of memory, nearest first."""
+        return {Tier.DEVICE: self.device, Tier.HOST: self.host}
 
     @property
     def page_bytes(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache.segments.segment import Header, lengths_of, timeline_hash
+from cache.tier import Tier
 
 Place = tuple[str, str]  # folder and name of a file
 
@@ -50,7 +51,7 @@ class Segment:
     refs: int = 0
     dead: bool = False
     local: bool = False  # the file is on disk, complete
-    remote: bool = False  # a copy of it is in the remote tier
+    copies: frozenset[Tier] = frozenset()  # the tiers below the disk that have a copy of it
 
     @property
     def stop(self) -> int:
@@ -126,7 +127,7 @@ class ChainHead:
     used: float  # Unix seconds
     pinned_until: float = 0.0
     partial: bool = False  # maybe its beginning only, kept for others or left by damage: a lower tier may hold more
-    recalled: bool = False  # its files have come from the remote tier, and no turn has used them yet
+    source: Tier = Tier.DISK  # where its files have come from, until a turn uses them
 
     @property
     def tenant(self) -> str:

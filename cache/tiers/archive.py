@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ from cache.pages.session import SessionCache, common_prefix
 from cache.pages.session_memory import SessionMemory
 from cache.segments.chain import ChainHead, Owner, Segment
 from cache.segments.codec import Codec
+from cache.tier import Tier, TierHolding, TierStats
 from cache.tiers import segment_loader
 from cache.tiers.disk import DiskTier
 from cache.tiers.excerpt import cut, excerpt
 from cache.tiers.io_threads import IoThreads
-from cache.tiers.remote import RemoteTier
-from cache.tiers.remote_sync import RemoteSync
 from cache.tiers.remover import Remover
 from cache.tiers.restore_rates import RestoreRates
 from cache.tiers.segment_loader import SegmentLoad, SegmentLoader, SegmentRange
+from cache.tiers.segment_store import SegmentStore
+from cache.tiers.tier_sync import TierSync
 from cache.tiers.write_behind import WriteBehind
 
 _LOADS = 4  # at once, each on a thread of its own: each holds pages that nobody computes with yet
@@ -40,7 +41,7 @@ class Fetch:
 
     Where it has not ``begun``, ask again: too much else is under way, or the device has no ``room`` now. When ``done``,
     ``tokens`` beyond the ``have`` that memory held are cached, up to ``length`` at most, in an idle session that any
-    turn may go on from; ``recalled``: they came over the remote tier. ``miss`` tells why they are not all there.
+    turn may go on from; they came from the tier ``source``. ``miss`` tells why they are not all there.
     """
 
     begun: bool = True
@@ -50,7 +51,7 @@ class Fetch:
     have: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    recalled: bool = False
+    source: Tier = Tier.DISK
     miss: str | None = None
     load: SegmentLoad | None = None
 
@@ -61,8 +62,9 @@ class Fetch:
 
 
 class Archive:
-    """Disk and remote tier of a session store. Everything here runs on the store's thread; files are read and
-    written on others, and ``poll`` takes in what they have done.
+    """The tiers below memory of a session store: the disk, and below it tiers that keep copies of its files, nearest
+    first. Everything here runs on the store's thread; files are read and written on others, and ``poll`` takes in what
+    they have done.
     """
 
     def __init__(
@@ -70,23 +72,22 @@ class Archive:
         store: SessionMemory,
         disk: DiskTier,
         codec: Codec = Codec.EXACT,
-        remote: RemoteTier | None = None,
-        remote_budget: int | None = None,
+        lower: Sequence[SegmentStore] = (),
     ) -> None:
-        """Finds again what is on disk; slow where that is much."""
+        """Finds again what is on disk; slow where that is much. Raises OSError, BlockingIOError where another process
+        has the folder.
+        """
         self.disk = disk
         self.restore_rates = RestoreRates()
         self._store = store
         self._background = IoThreads()
-        self._writer = self._background.lane("kv-writer", 1)
+        self._writer = self._background.queue("kv-writer", 1)
         pool = store.pool
         limit = min(_PENDING, pool.device.slots * pool.page_bytes // 4)
         self.write_behind = WriteBehind(pool, disk, self._writer, codec, limit)
         self.write_behind.saved = self._saved
-        self.loader = SegmentLoader(pool, self._background.lane("kv-reader", _LOADS))
-        self.remote_sync: RemoteSync | None = None
-        if remote is not None:
-            self.remote_sync = RemoteSync(disk, remote, self._background.lane("kv-remote", 1), remote_budget)
+        self.loader = SegmentLoader(pool, self._background.queue("kv-reader", _LOADS))
+        self.syncs = [TierSync(disk, tier, self._background.queue(f"kv-{tier.tier}", 1)) for tier in lower]
         self._fetches: dict[Owner, Fetch] = {}
         self._arriving: dict[SegmentLoad, Owner] = {}  # whose session each load will be
         self._taking: dict[object, Owner] = {}  # and each import whose files are looked at
@@ -128,6 +129,23 @@ class Archive:
         """How often each page is held by a write."""
         return self.write_behind.held
 
+    def stats(self) -> dict[Tier, TierStats]:
+        """What every tier below memory holds, nearest first."""
+        return {Tier.DISK: self.disk.stats} | {sync.lower.tier: sync.stats for sync in self.syncs}
+
+    def holdings(self, owner: Owner, session: SessionCache | None) -> dict[Tier, TierHolding]:
+        """What each tier below memory holds of the timeline of ``session``, or of any that is stored of ``owner`` where
+        memory has none.
+        """
+        head = self.disk.head(owner)
+        if head is None:
+            return {}
+        tip = head.tip
+        tokens = tip.stop if session is None else common_prefix(tip.timeline()[0], session.token_ids)
+        found = {Tier.DISK: self.disk.holding(tip, tokens)}
+        found |= {sync.lower.tier: sync.holding(tip, tokens) for sync in self.syncs}
+        return {tier: held for tier, held in found.items() if held.tokens}
+
     def flush(self, seconds: float) -> None:
         """Write everything that is not on disk yet, for at most so long."""
         until = time.monotonic() + seconds
@@ -156,7 +174,7 @@ class Archive:
         owner = Owner(tenant, name, True) if name is not None else None
         if owner is None or self._store.find(tenant, owner.session) is not None:
             return self._sought(tenant, name, owner, prompt)
-        if self.remote_sync is not None and self.remote_sync.recalls(owner):
+        if any(sync.recalls(owner) for sync in self.syncs):  # one after the other, nearest first
             return Fetch(begun=False)
         fetch = self._sought(tenant, name, owner, prompt)
         if (fetch is None or fetch.begun) and self.disk.hurt(owner):
@@ -204,8 +222,8 @@ class Archive:
         acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), long=tip.long)
         if acquired is None:
             return Fetch(begun=False, room=False)
-        fetch = self._fetches[owner] = Fetch(length=length, have=acquired.reused, recalled=head.recalled)
-        head.recalled = False
+        fetch = self._fetches[owner] = Fetch(length=length, have=acquired.reused, source=head.source)
+        head.source = Tier.DISK
         acquired.session.private = tip.private
         extents = [extent for extent in tip.extents(length) if extent.stop > fetch.have]
         pieces = [
@@ -290,26 +308,27 @@ class Archive:
         not be unlinked.
         """
         self.disk.forget(owner)
-        if self.remote_sync is not None:
-            self.remote_sync.refuse(owner)
+        for sync in self.syncs:
+            sync.refuse(owner)
         self._arriving = {load: whose for load, whose in self._arriving.items() if whose != owner}
         self._taking = {ticket: whose for ticket, whose in self._taking.items() if whose != owner}
         self._forgetting.setdefault(owner, []).append(told)
 
     def _remove(self, owner: Owner, told: list[Callable[[], None]]) -> None:
-        """Nothing of a forgotten session is in use any more: its files go, here and then in the remote tier."""
-        mark = None if self.remote_sync is None else self.remote_sync.refuse(owner)
+        """Nothing of a forgotten session is in use any more: its files go, here and then in each tier below."""
+        marks = [(sync, sync.refuse(owner)) for sync in self.syncs]
 
         def gone() -> None:
             for tell in told:
                 tell()
 
         def unlinked() -> None:
-            if self.remote_sync is None:
+            if not marks:
                 gone()
-            else:
-                # with what had just come from there
-                self.remote_sync.forget(owner, mark, lambda: self.remover.remove(owner, gone))
+                return
+            sync, mark = marks.pop(0)
+            # what had just come from there goes too
+            sync.forget(owner, mark, lambda: self.remover.remove(owner, unlinked))
 
         shared = self.disk.orphans(owner)
         if not shared:
@@ -386,8 +405,8 @@ class Archive:
         head = self.disk.head(owner)
         if session is not None and head is not None:
             head.pinned_until = max(head.pinned_until, session.pinned_until)
-        if owner.named and self.remote_sync is not None:
-            self.remote_sync.upload(segment)
+        for sync in self.syncs if owner.named else ():
+            sync.upload(segment)
 
 
 def _shared(tip: Segment | None, ids: array[int]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from cache.pages.eviction import TenantShares, victim
 from cache.pages.prefix import PrefixIndexes
 from cache.segments.chain import ChainHead, LooseSegment, Owner, Place, Segment
+from cache.tier import TierHolding, TierStats
 from cache.tiers.segment_folder import ForeignSegments, SegmentFolder, folder_of
 
 
@@ -178,10 +179,15 @@ class DiskTier:
         held = (segment for tip in self._holds for segment in tip.chain())
         return any(segment.owner == owner for segment in (*self._planned, *held))
 
-    def bytes_of(self, owner: Owner) -> int:
-        """Bytes of all files that a session's timeline lies in, also those that it shares."""
-        head = self.heads.get(owner)
-        return 0 if head is None else sum(segment.nbytes for segment in head.tip.chain())
+    @property
+    def stats(self) -> TierStats:
+        """What lies on the disk."""
+        return TierStats(self.used, self.budget, self.evictions)
+
+    @staticmethod
+    def holding(tip: Segment, tokens: int) -> TierHolding:
+        """``tokens`` of the timeline that ends in ``tip``, and all files that it lies in, shared ones too."""
+        return TierHolding(tokens, sum(segment.nbytes for segment in tip.chain()))
 
     # -- starting ---------------------------------------------------------------------------------------------------
 

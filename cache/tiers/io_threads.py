@@ -18,12 +18,12 @@ class IoThreads:
     def __init__(self) -> None:
         self._done: deque[Callable[[], None]] = deque()
         self._under_way = 0
-        self._lanes: list[ThreadPoolExecutor] = []
+        self._pools: list[ThreadPoolExecutor] = []
 
-    def lane(self, name: str, threads: int) -> WorkQueue:
+    def queue(self, name: str, threads: int) -> WorkQueue:
         """Threads of their own; with one of them its work is done in order."""
         pool = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=_prepare)
-        self._lanes.append(pool)
+        self._pools.append(pool)
         return WorkQueue(pool, self)
 
     def poll(self) -> None:
@@ -53,8 +53,8 @@ class IoThreads:
 
     def close(self) -> None:
         """Finish what runs and drop what has not begun."""
-        for lane in self._lanes:
-            lane.shutdown(cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(cancel_futures=True)
 
 
 class WorkQueue:

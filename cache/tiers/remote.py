@@ -22,6 +22,7 @@ from fsspec.core import split_protocol, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import get_filesystem_class
 
+from cache.tier import Tier
 from cache.tiers.circuit_breaker import REST, CircuitBreaker
 
 PATIENCE = 10.0  # seconds for an answer; a turn may wait for it
@@ -60,18 +61,22 @@ class _Folder(NamedTuple):
 
 class RemoteTier:
     """Segment files of one ``fingerprint`` under a URL. ``budget``: bytes under the whole URL; None: no limit.
+    ``evictions``: folders that had to make room.
 
     Methods take as long as the network does, so they are called from one background thread. They raise ``OSError``
     with a message that tells no address, and after a failure at once for a while: see ``CircuitBreaker``. Raises
     ValueError for a URL that no installed filesystem serves; nothing is asked of the far side before it is needed.
     """
 
+    tier = Tier.REMOTE
+
     def __init__(
         self, url: str, fingerprint: str, budget: int | None, patience: float = PATIENCE, rest: float = REST
     ) -> None:
         self._url = url
         self._fingerprint = _checked(FOLDER, fingerprint)
-        self._budget = budget
+        self.budget = budget
+        self.evictions = 0
         self._patience = patience
         self._breaker = CircuitBreaker(rest)
         self._fs: Any = None
@@ -143,10 +148,11 @@ class RemoteTier:
         self._used = sum(folder.nbytes for folder in folders)
         before = self._used
         for folder in folders:
-            if self._budget is None or self._used <= self._budget:
+            if self.budget is None or self._used <= self.budget:
                 break
             if folder.fingerprint != self._fingerprint or not keep(folder.name):
                 self._used -= self._clear(folder.fingerprint, folder.name, None)
+                self.evictions += 1
         return before - self._used
 
     # -- on the breaker's thread ------------------------------------------------------------------------------------

@@ -26,13 +26,13 @@ class _Removed(NamedTuple):
 
 
 class Remover:
-    """Takes what the disk tier has ``doomed`` to the thread of ``lane``."""
+    """Takes what the disk tier has ``doomed`` to the thread of ``queue``."""
 
-    def __init__(self, disk: DiskTier, lane: WorkQueue) -> None:
+    def __init__(self, disk: DiskTier, queue: WorkQueue) -> None:
         self.errors = 0
         self.left: dict[Path, int] = {}  # could not be unlinked
         self._disk = disk
-        self._lane = lane
+        self._queue = queue
         self._resting_until = 0.0
 
     def pump(self) -> None:
@@ -57,7 +57,7 @@ class Remover:
             if told is not None and (owner is None or folder_of(owner) not in {path.parent.name for path in self.left}):
                 told()
 
-        self._lane.submit(lambda: _Removed(remove_all(list(doomed)), self._disk.segment_folder.measure()), finish)
+        self._queue.submit(lambda: _Removed(remove_all(list(doomed)), self._disk.segment_folder.measure()), finish)
 
 
 def remove_all(doomed: list[Path]) -> list[Path]:

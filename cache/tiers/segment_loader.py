@@ -64,11 +64,11 @@ class SegmentLoad:
 class SegmentLoader:
     """Reads on its own threads; whoever asked finishes the session on the thread that owns the cache."""
 
-    def __init__(self, pool: PagePool, lane: WorkQueue) -> None:
+    def __init__(self, pool: PagePool, queue: WorkQueue) -> None:
         self.read = 0  # bytes
         self.errors = 0
         self._pool = pool
-        self._lane = lane
+        self._queue = queue
 
     def start(self, load: SegmentLoad, then: Callable[[SegmentLoad], None]) -> None:
         """Read ``load``, then call ``then`` at a later poll."""
@@ -81,7 +81,7 @@ class SegmentLoader:
             assert outcome is None  # whatever happens to a piece is caught
             then(load)
 
-        self._lane.submit(lambda: self._read(load, rows), finish)
+        self._queue.submit(lambda: self._read(load, rows), finish)
 
     def _read(self, load: SegmentLoad, rows: torch.Tensor) -> None:
         started = time.perf_counter()

@@ -57,7 +57,7 @@ class WriteBehind:
     at the end: most of these are never asked for again, and writing them takes cores from turns.
     """
 
-    def __init__(self, pool: PagePool, disk: DiskTier, lane: WorkQueue, codec: Codec, limit: int) -> None:
+    def __init__(self, pool: PagePool, disk: DiskTier, queue: WorkQueue, codec: Codec, limit: int) -> None:
         self.saves = 0  # files that are there
         self.written = 0  # bytes of them
         self.errors = 0
@@ -67,7 +67,7 @@ class WriteBehind:
         )  # for each file that is there
         self._pool = pool
         self._disk = disk
-        self._lane = lane
+        self._queue = queue
         self._codec = codec
         self._limit = limit
         # named, without a name, and those without one that nobody has gone on from
@@ -172,7 +172,7 @@ class WriteBehind:
             if self._disk.lacks(segment.nbytes):
                 self.errors += 1
                 self.trouble.found("the disk is full, or all but --disk-floor of it", segment.nbytes)
-            self._lane.submit(self._disk.segment_folder.measure, self._measured)
+            self._queue.submit(self._disk.segment_folder.measure, self._measured)
             return
         kept = {n: session.checkpoints[n] for n in segment.states}
         before = timeline_hash(session.token_ids[:first].tobytes(), bytes(session.mask[:first]))
@@ -185,7 +185,7 @@ class WriteBehind:
         self._under_way[segment] = _Write(pages, time.monotonic())
         self._bytes += segment.nbytes
         session.saved, session.saved_length = segment, stop
-        self._lane.submit(
+        self._queue.submit(
             lambda: self._write(segment, header, copies or _gathered(runs), kept),
             lambda outcome: self._finish(session, segment, outcome),
         )
@@ -270,7 +270,7 @@ class WriteBehind:
         """While there is no room, see from time to time whether there is again."""
         if self.trouble.lacking and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _PAUSE
-            self._lane.submit(self._disk.segment_folder.measure, self._measured)
+            self._queue.submit(self._disk.segment_folder.measure, self._measured)
 
     def _measured(self, outcome: int | Exception | None) -> None:
         self._disk.measured(None if isinstance(outcome, Exception) else outcome)

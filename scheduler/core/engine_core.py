@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from llguidance import LLMatcher
 
+from cache.inventory import tier_stats
 from cache.memory.stream import HostCopy, put
 from scheduler.core.constraint import GrammarError, Grammars
-from scheduler.core.gauges import below
+from scheduler.core.gauges import disk_gauges
 from scheduler.core.limits import Limits
 from scheduler.core.queue import QueueFull
 from scheduler.core.sampling import SampledToken, Sampler, SamplerOutput
@@ -248,25 +249,20 @@ class EngineCore:
 
     def stats(self) -> Stats:
         """Gauges and counters."""
-        scheduler, pool = self.scheduler, self.scheduler.store.pool
+        scheduler = self.scheduler
         return Stats(
             pid=self._pid,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             sessions=len(scheduler.store),
-            pages_device=pool.device.used,
-            pages_device_total=pool.device.slots,
-            pages_host=pool.host.used,
-            pages_host_total=pool.host.slots,
+            tiers=tier_stats(scheduler.store),
             prompt_tokens=self._prompt,
             cached_tokens=self._cached,
             generated_tokens=self._generated,
             steps=self._steps,
             preemptions=scheduler.preemptions,
-            evictions=scheduler.store.evictions,
-            host_evictions=scheduler.store.host_evictions,
             misses={str(reason): count for reason, count in scheduler.misses.items()},
-            **below(scheduler.store.archive),
+            **disk_gauges(scheduler.store.archive),
         )
 
     def check_integrity(self) -> None:

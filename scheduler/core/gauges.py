@@ -1,20 +1,16 @@
-"""Gauges and counters of the tiers below memory."""
+"""Gauges and counters of the disk that KV is written to."""
 
 from __future__ import annotations
 
 from cache.tiers.archive import Archive
 
 
-def below(archive: Archive | None) -> dict[str, int]:
-    """By the names of ``messages.Stats``; nothing where there are no such tiers."""
+def disk_gauges(archive: Archive | None) -> dict[str, int]:
+    """By their names in ``Stats``; nothing where there is no disk tier."""
     if archive is None:
         return {}
-    remote = archive.remote_sync.remote if archive.remote_sync is not None else None
     return {
-        "disk_bytes": archive.disk.used,
-        "disk_bytes_total": archive.disk.budget,
         "disk_sessions": len(archive.disk.heads),
-        "disk_evictions": archive.disk.evictions,
         "disk_saves": archive.write_behind.saves,
         "disk_written": archive.write_behind.written,
         "disk_read": archive.loader.read,
@@ -22,6 +18,4 @@ def below(archive: Archive | None) -> dict[str, int]:
         "disk_failing": int(archive.write_behind.trouble.is_there),
         "disk_damaged": archive.disk.damaged,
         "disk_pending": archive.write_behind.pending,
-        "remote_bytes": remote.used if remote is not None else 0,
-        "remote_bytes_total": archive.remote_sync.budget if archive.remote_sync is not None else 0,
     }

@@ -8,6 +8,7 @@ from collections import Counter
 from cache.pages.session import common_prefix
 from cache.pages.session_memory import Acquired
 from cache.store import SessionStore
+from cache.tier import Tier
 from cache.tiers.archive import Fetch
 from scheduler.core.queue import FairQueue
 from scheduler.core.turn import Turn, TurnStatus
@@ -200,6 +201,7 @@ class Scheduler:
         """What the prompt of a turn that has just been admitted costs, and why it costs no less."""
         fetch = turn.fetch or Fetch()
         raised = max(0, min(fetch.have + fetch.tokens, acquired.reused) - fetch.have)
+        loaded = (Tier.HOST, min(acquired.restored, acquired.reused - raised)), (fetch.source, raised)
         whole = acquired.reused >= min(matched, len(turn.ids) - 1)
         miss = None
         if not whole:
@@ -213,9 +215,7 @@ class Scheduler:
         return Receipt(
             prompt=len(turn.source or turn.ids[: turn.prompt_length]),
             cached=acquired.reused,
-            restored=min(acquired.restored, acquired.reused - raised),
-            loaded=0 if fetch.recalled else raised,
-            fetched=raised if fetch.recalled else 0,
+            loaded={tier: tokens for tier, tokens in loaded if tokens},
             load_seconds=fetch.seconds,
             miss=miss,
             matched=matched,

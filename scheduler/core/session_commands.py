@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from pathlib import Path
 
-from cache.pages.session import SessionCache, common_prefix
+from cache.inventory import session_holdings
 from cache.segments.chain import Owner
 from cache.store import SessionStore
 from scheduler.protocol import (
@@ -19,7 +18,6 @@ from scheduler.protocol import (
     Inspect,
     Inspected,
     Pin,
-    TierHolding,
     unpack_ids,
 )
 
@@ -55,32 +53,9 @@ class SessionCommands:
 
     def inspect(self, request: Inspect) -> None:
         """Where the KV of a session lies."""
-        store, owner = self._store, Owner(request.tenant, request.session, True)
-        session = store.find(request.tenant, request.session)
-        tiers: dict[str, TierHolding] = {}
-        if session is not None and session.length:
-            pages = len(session.pages)
-            cold = len(store.pool.cold(session.pages))
-            for tier, count in (("device", pages - cold), ("host", cold)):
-                if count:
-                    tokens = session.length - (cold if tier == "device" else pages - cold) * store.pool.page_size
-                    states = session.state_bytes if (tier == "device") is session.warm else 0
-                    tiers[tier] = TierHolding(max(tokens, 0), count * store.pool.page_bytes + states)
-        tiers |= self._below(owner, session)
-        self._answers.append(Inspected(request.request, tiers, session is not None and session.running))
-
-    def _below(self, owner: Owner, session: SessionCache | None) -> dict[str, TierHolding]:
-        """What the tiers below memory hold of the timeline that memory has, or of any where it has none."""
-        archive = self._store.archive
-        head = archive.disk.head(owner) if archive is not None else None
-        if archive is None or head is None:
-            return {}
-        present = head.tip.stop if session is None else common_prefix(head.tip.timeline()[0], session.token_ids)
-        copied = list(takewhile(lambda segment: segment.remote, head.tip.chain()))
-        tiers = {"disk": TierHolding(present, archive.disk.bytes_of(owner))}
-        if copied:
-            tiers["remote"] = TierHolding(min(present, copied[-1].stop), sum(segment.nbytes for segment in copied))
-        return {tier: held for tier, held in tiers.items() if held.tokens}
+        tiers = session_holdings(self._store, request.tenant, request.session)
+        running = self._store.busy(request.tenant, request.session)
+        self._answers.append(Inspected(request.request, tiers, running))
 
     def export(self, request: Export) -> None:
         """Put the files of a session into a folder."""

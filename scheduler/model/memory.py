@@ -127,10 +127,10 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
         stored = sum(file.stat().st_size for file in folder.rglob("*.kv"))
         budget = config.disk_space if config.disk_space is not None else (disk.free + stored) // 10
         tier = DiskTier(folder, fingerprint, budget, floor, config.tenant_share)
-        remote = None
+        lower = []  # nearest first
         if config.remote is not None:
-            remote = RemoteTier(config.remote, fingerprint, config.remote_space)
-        return Archive(store, tier, Codec(config.kv_at_rest), remote, config.remote_space)
+            lower.append(RemoteTier(config.remote, fingerprint, config.remote_space))
+        return Archive(store, tier, Codec(config.kv_at_rest), lower)
     except BlockingIOError as error:
         raise TooSmall("another engine is using the folder of stored KV") from error
     except OSError as error:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from cache.tier import Tier
 from scheduler.protocol import Miss
 
 # The last is not OpenAI's: only ``POST /v1/sessions/{id}/cancel`` and its like end a reply so.
@@ -71,24 +72,15 @@ class CacheMiss(msgspec.Struct, frozen=True):
     expected: TokenText | None = None
 
 
-class ReusedTokens(msgspec.Struct, frozen=True):
-    """Prompt tokens that were not computed, by the tier that held them."""
-
-    device: int
-    host: int
-    disk: int
-    remote: int
-
-
 class CacheReceipt(msgspec.Struct, frozen=True):
-    """What the prompts of a request cost; each counts once. ``recomputed`` tokens had been computed for this session
-    before, ``new`` ones had not. ``prefill_ms`` is from admission to first token; null when none was generated.
-    ``max_tokens``: what was left of the context, where the request allowed more than that. ``ignored``: unknown fields
-    that were left out of the request.
+    """What the prompts of a request cost; each counts once. ``reused`` tokens were not computed, by the tier that had
+    them; every tier is named. ``recomputed`` tokens had been computed for this session before, ``new`` ones had not.
+    ``prefill_ms`` is from admission to first token; null when none was generated. ``max_tokens``: what was left of the
+    context, where the request allowed more than that. ``ignored``: unknown fields that were left out of the request.
     """
 
     prompt_tokens: int
-    reused: ReusedTokens
+    reused: dict[Tier, int]
     recomputed: int
     new: int
     load_ms: float

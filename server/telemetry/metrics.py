@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cache.tier import Tier
 from scheduler.protocol import Delta, FinishReason, Miss, ModelFacts, Receipt, Stats
 from server import __version__
 from server.log.recovery.salvage import Salvage
@@ -27,20 +28,15 @@ TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 TURN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)  # tokens
-TIERS = ("device", "host", "disk", "remote")
 SALVAGED = ("whole", "refused", "nameless")  # what becomes of the sessions of a damaged log, by names in ``Salvage``
 UNKNOWN_MISS = "recomputed"  # nobody knows why it was
 GAUGES = {  # by their names in ``Stats``
     "running": ("running", "Turns in the batch"),
     "waiting": ("waiting", "Turns in the queue"),
     "sessions": ("sessions", "Sessions whose KV is in memory"),
-    "disk_bytes": ("disk_bytes", "KV on disk"),
-    "disk_bytes_total": ("disk_bytes_capacity", "Limit of KV on disk; 0: no disk tier"),
     "disk_sessions": ("disk_sessions", "Sessions whose KV is on disk"),
     "disk_pending": ("disk_pending_sessions", "Idle sessions whose newest KV is not on disk yet"),
     "disk_failing": ("disk_failing", "1 while KV cannot be written to disk"),
-    "remote_bytes": ("remote_bytes", "KV in the remote tier"),
-    "remote_bytes_total": ("remote_bytes_capacity", "Limit of KV in the remote tier; 0: no remote tier, or no limit"),
 }
 COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted turns, including reused ones"),
@@ -54,9 +50,6 @@ COUNTERS = {
     "disk_errors": ("disk_errors", "Reads and writes of KV that failed"),
     "disk_damaged": ("disk_damaged_files", "KV files that failed their checks and were removed"),
 }
-EVICTIONS = {"device": "evictions", "host": "host_evictions", "disk": "disk_evictions"}  # tier -> name in ``Stats``
-PAGES = {"device": ("pages_device", "pages_device_total"), "host": ("pages_host", "pages_host_total")}
-FILES = {"disk": ("disk_bytes", "disk_bytes_total"), "remote": ("remote_bytes", "remote_bytes_total")}
 
 
 class Metrics(Collector):
@@ -73,12 +66,13 @@ class Metrics(Collector):
         # What earlier engines have counted, by names in ``Stats``.
         self._before: collections.Counter[str] = collections.Counter()
         self._missed: collections.Counter[str] = collections.Counter()  # and their misses
+        self._evicted: collections.Counter[Tier] = collections.Counter()  # and evictions
         self._model: tuple[str, ModelFacts] | None = None
         self.requests = _counts("requests", "Requests answered", "route", "status")
         self.turns = _counts("turns", "Turns ended", "finish_reason", known=tuple(FinishReason))
-        self.reused = _counts("prompt_tokens_cached", "Prompt tokens reused, by tier", "tier", known=TIERS)
+        self.reused = _counts("prompt_tokens_cached", "Prompt tokens reused, by tier", "tier", known=tuple(Tier))
         self.restores = _counts(
-            "session_restores", "Turns whose KV was loaded from a lower tier", "tier", known=TIERS[1:]
+            "session_restores", "Turns whose KV was loaded from a lower tier", "tier", known=tuple(Tier)[1:]
         )
         self.hits = _counts("session_hits", "Turns of a session that recomputed nothing")
         self.misses = _counts(
@@ -121,8 +115,9 @@ class Metrics(Collector):
     def engine(self, stats: Stats, ready: bool) -> None:
         """Take over the engine's figures. Called often enough that no engine's counts are missed for long."""
         if stats.pid != self._stats.pid:
-            for field in (*COUNTERS, *EVICTIONS.values()):
+            for field in COUNTERS:
                 self._before[field] += getattr(self._stats, field)
+            self._evicted.update({tier: held.evictions for tier, held in self._stats.tiers.items()})
             self._missed.update(self._stats.misses)
         if stats.pid and stats.pid != self._engine:
             self.restarts.add(self._engine != 0)
@@ -170,7 +165,7 @@ class Metrics(Collector):
             yield CounterMetricFamily(PREFIX + name, text, self._before[field] + getattr(stats, field))
         yield self._evictions()
         yield self._misses()
-        yield from self._pages()
+        yield from self._room()
         if self._model is not None:
             yield _info(*self._model)
         for figure in self._own:
@@ -178,8 +173,8 @@ class Metrics(Collector):
 
     def _evictions(self) -> Metric:
         family = CounterMetricFamily(PREFIX + "evictions", "Sessions evicted from a tier", labels=["tier"])
-        for tier, field in EVICTIONS.items():
-            family.add_metric([tier], self._before[field] + getattr(self._stats, field))
+        for tier in Tier:
+            family.add_metric([tier], self._evicted[tier] + self._stats.tier(tier).evictions)
         return family
 
     def _misses(self) -> Metric:
@@ -189,18 +184,23 @@ class Metrics(Collector):
             family.add_metric([reason], self._missed[reason] + self._stats.misses.get(reason, 0))
         return family
 
-    def _pages(self) -> Iterator[Metric]:
+    def _room(self) -> Iterator[Metric]:
+        """What each tier holds, and how much it may."""
         used = GaugeMetricFamily(PREFIX + "pages", "KV pages in use", labels=["tier"])
         most = GaugeMetricFamily(PREFIX + "pages_capacity", "KV pages in total", labels=["tier"])
         text = "Part of a tier's capacity in use, 0 to 1; only tiers with a limit"
         share = GaugeMetricFamily(PREFIX + "kv_cache_usage_ratio", text, labels=["tier"])
-        for tier, (field, total) in (PAGES | FILES).items():
-            now, capacity = getattr(self._stats, field), getattr(self._stats, total)
-            if tier in PAGES:
-                used.add_metric([tier], now)
-                most.add_metric([tier], capacity)
-            if capacity or tier == "device":
-                share.add_metric([tier], now / capacity if capacity else 0.0)
+        for tier in Tier:
+            held = self._stats.tier(tier)
+            if tier.paged:
+                used.add_metric([tier], held.used)
+                most.add_metric([tier], held.capacity)
+            else:
+                yield _gauge(f"{tier}_bytes", f"KV in the {tier} tier", held.used)
+                limit = f"Limit of KV in the {tier} tier; 0: no {tier} tier, or no limit"
+                yield _gauge(f"{tier}_bytes_capacity", limit, held.capacity)
+            if held.capacity or tier is Tier.DEVICE:
+                share.add_metric([tier], held.used / held.capacity if held.capacity else 0.0)
         yield from (used, most, share)
 
 
@@ -225,16 +225,14 @@ class Stopwatch:
         self.receipt = receipt
         # A turn that a step has admitted and prefilled tells both at once: only the engine knows when it began.
         self._admitted = time.monotonic() if receipt.admitted is None else receipt.admitted
-        below = receipt.restored, receipt.loaded, receipt.fetched
         self.queued = max(0.0, self._admitted - self._submitted)
         metrics.queue.observe(self.queued)
         metrics.prompts.observe(receipt.prompt)
-        metrics.reused.add(max(0, receipt.cached - sum(below)), TIERS[0])
-        for tier, tokens in zip(TIERS[1:], below, strict=True):
-            if tokens:
-                metrics.reused.add(tokens, tier)
-                metrics.restores.add(1, tier)
-        if receipt.loaded or receipt.fetched:
+        for tier in Tier:
+            metrics.reused.add(receipt.reused(tier), tier)
+        for tier in receipt.loaded:
+            metrics.restores.add(1, tier)
+        if any(not tier.paged for tier in receipt.loaded):
             metrics.restore.observe(receipt.load_seconds)
 
     def saw(self, delta: Delta) -> None:

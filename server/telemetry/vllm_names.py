@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from cache.tier import Tier
 from scheduler.protocol import ModelFacts
 from server.telemetry.metrics import PREFIX, Metrics
 
@@ -66,7 +67,7 @@ class VllmNames(Collector):
         return renamed
 
     def _usage(self, family: Metric) -> Metric:
-        device = next(sample.value for sample in family.samples if sample.labels["tier"] == "device")
+        device = next(sample.value for sample in family.samples if sample.labels["tier"] == Tier.DEVICE)
         return self._one("kv_cache_usage_perc", family.documentation, {}, device)
 
     def _config(self, facts: ModelFacts) -> Metric:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cache.tier import Tier
 from scheduler.protocol import Miss, ModelFacts, Receipt, Submit
 from server.chat.prompts import Prompt
 from server.log.identity import Session
@@ -56,12 +57,7 @@ def receipt_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Dec
     recomputed = max(0, known - engine.cached)
     return objects.CacheReceipt(
         prompt_tokens=len(prompt.ids),
-        reused=objects.ReusedTokens(
-            device=max(0, engine.cached - engine.restored - engine.loaded - engine.fetched),
-            host=engine.restored,
-            disk=engine.loaded,
-            remote=engine.fetched,
-        ),
+        reused={tier: engine.reused(tier) for tier in Tier},
         recomputed=recomputed,
         new=max(0, len(prompt.ids) - engine.cached - recomputed),
         load_ms=to_milliseconds(engine.load_seconds),
@@ -127,12 +123,7 @@ def sum_receipts(receipts: Sequence[objects.CacheReceipt], prefill_seconds: floa
     """
     return objects.CacheReceipt(
         prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
-        reused=objects.ReusedTokens(
-            device=sum(receipt.reused.device for receipt in receipts),
-            host=sum(receipt.reused.host for receipt in receipts),
-            disk=sum(receipt.reused.disk for receipt in receipts),
-            remote=sum(receipt.reused.remote for receipt in receipts),
-        ),
+        reused={tier: sum(receipt.reused[tier] for receipt in receipts) for tier in Tier},
         recomputed=sum(receipt.recomputed for receipt in receipts),
         new=sum(receipt.new for receipt in receipts),
         load_ms=round(sum(receipt.load_ms for receipt in receipts), 3),

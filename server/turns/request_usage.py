@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import Span
 
+from cache.tier import Tier
 from scheduler.protocol import FinishReason
 from server.http.error_responses import as_api_error
 from server.telemetry import log_context, traces
@@ -104,10 +105,9 @@ class RequestUsage:
             )
             or None,
             "warmturn.queue.duration": max((w.queued for w in self.watches if w.queued is not None), default=None),
-            "warmturn.cache.host_tokens": sum(receipt.restored for receipt in receipts) or None,
-            "warmturn.cache.disk_tokens": sum(receipt.loaded for receipt in receipts) or None,
-            "warmturn.cache.remote_tokens": sum(receipt.fetched for receipt in receipts) or None,
             "warmturn.cache.load.duration": sum(receipt.load_seconds for receipt in receipts) or None,
             "warmturn.cache.miss": next((str(r.miss) for r in receipts if r.miss is not None), None),
         }
+        for tier in tuple(Tier)[1:]:
+            attributes[f"warmturn.cache.{tier}_tokens"] = sum(receipt.reused(tier) for receipt in receipts) or None
         return traces.known(attributes)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from engine_kit import Outcome
 
+from cache.tier import Tier
 from scheduler.model.loader import LoadedModel
 from scheduler.model.memory import TooSmall
 from scheduler.process import build
@@ -126,7 +127,7 @@ class Driver:
             _distributions(drawn),
             _distributions(read[1:]) if read else None,
             receipt.cached,
-            receipt.restored,
+            receipt.reused(Tier.HOST),
         )
 
 

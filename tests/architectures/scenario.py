@@ -21,6 +21,7 @@ from architectures.oracle import Oracle
 from architectures.shapes import special_tokens
 from tiny_models import CONTEXT, make_tokenizer
 
+from cache.tier import Tier
 from scheduler.model.loader import LoadedModel, LoadFailed, prepare
 
 FAST_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # fsync costs nothing there
@@ -211,7 +212,7 @@ class Scenario:
                     reply = driver.ask(timeline, 3, None if self._encodes else name)
                     self._compare(reply)
                     timelines[name] = [*timeline, *reply.tokens, *self._text(5)]
-            evictions += driver.engine.stats().evictions
+            evictions += driver.engine.stats().tier(Tier.DEVICE).evictions
         return "" if evictions else "nothing was evicted"
 
     def restore(self) -> str:

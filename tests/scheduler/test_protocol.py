@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cache.tier import Tier, TierStats
 from scheduler.protocol import (
     Cancel,
     Delta,
@@ -54,12 +55,12 @@ TO_ENGINE = [
 FROM_ENGINE = [
     StepOutputs(
         (
-            Delta("t", receipt=Receipt(5, 4, 2)),
+            Delta("t", receipt=Receipt(5, 4, {Tier.HOST: 1, Tier.DISK: 2})),
             Delta("t", (65,), "A", logprobs=(TokenLogprob(65, "A", b"A", -0.5, ((65, "A", b"\xff", -0.5),)),)),
             Delta("t", finish_reason=FinishReason.STOP, stop=7, prompt_logprobs=(TokenLogprob(1, "", b"", None),)),
             Delta("t", finish_reason=FinishReason.STOP, stop="7"),
         ),
-        Stats(running=1, steps=2**40),
+        Stats(running=1, steps=2**40, tiers={Tier.REMOTE: TierStats(1, 2, 3)}),
     ),
     Refused("t", "queue_full", "full"),
     Loading("reading"),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from scheduler.protocol import TierHolding
+from cache.tier import Tier, TierHolding
 from server.engine.engine import EngineDied, EngineUnavailable
 from server.log.database import SessionDamaged
 from server.log.identity import Session
@@ -57,7 +57,7 @@ class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="sessio
     parent: Parent | None
     fingerprint: str
     model_matches: bool
-    kv: dict[str, TierHolding] | UnsetType | None = UNSET
+    kv: dict[Tier, TierHolding] | UnsetType | None = UNSET
     running: bool | UnsetType = UNSET
     imported: ImportReport | UnsetType = UNSET
 

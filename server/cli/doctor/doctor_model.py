@@ -15,6 +15,7 @@ from typing import IO
 import msgspec
 import zmq.asyncio
 
+from cache.tier import Tier
 from scheduler.protocol import EngineConfig, Loading, ModelFacts, ModelFailed, Ready, Stats, StepOutputs
 from server.chat.dialect import Dialect
 from server.chat.template import Stability
@@ -30,7 +31,11 @@ LOAD_SECONDS = 1800.0
 STOP_SECONDS = 5.0
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 SIZES = (1_000, 8_000, 32_000)  # tokens of a session
-WHERE = {"device": "on the device", "host": "in host memory", "disk": "on disk"}
+WHERE = {tier: f"in the {tier} tier" for tier in Tier} | {
+    Tier.DEVICE: "on the device",
+    Tier.HOST: "in host memory",
+    Tier.DISK: "on disk",
+}
 
 
 @dataclass(frozen=True)
@@ -135,18 +140,19 @@ def room(config: DoctorConfig, measured: MeasuredModel, facts: ModelFacts) -> Fi
     """How many sessions of which length fit into each tier at once."""
     assert measured.stats is not None
     table = []
+    capacity = {tier: measured.stats.tier(tier).capacity for tier in Tier if tier.paged} | {Tier.DEVICE: facts.pages}
     for length in [length for length in SIZES if length < facts.max_context] + [facts.max_context]:
         pages = -(-length // facts.page_size)
-        fit = {"device": facts.pages // pages, "host": measured.stats.pages_host_total // pages}
+        fit = {tier: most // pages for tier, most in capacity.items()}
         if stored := length * facts.kv_bytes_per_token / (1 if config.kv_at_rest == "exact" else ITEM[facts.dtype]):
-            fit["disk"] = int(disk_budget(config) // stored)
+            fit[Tier.DISK] = int(disk_budget(config) // stored)
         table.append((length, fit))
     told = "; ".join(
         f"of {length:,} tokens: " + ", ".join(f"{count:,} {WHERE[tier]}" for tier, count in fit.items() if count)
         for length, fit in table
     )
     text, figures = f"sessions that fit at once, {told}", [{"tokens": length, **fit} for length, fit in table]
-    if not table[-1][1]["device"]:
+    if not table[-1][1][Tier.DEVICE]:
         return warning(
             "room", text, "a session of the longest context does not fit: raise --kv-memory", sessions=figures
         )

@@ -6,6 +6,8 @@ from array import array
 
 from store_bench import SIZE, Bench
 
+from cache.tier import Tier
+
 
 def test_the_least_recently_used_session_goes_first() -> None:
     bench = Bench(8)
@@ -17,7 +19,7 @@ def test_the_least_recently_used_session_goes_first() -> None:
     assert set(bench.sessions()) > {sessions[0], sessions[2], sessions[3]}
     bench.turn([600, 601])
     assert sessions[2] not in bench.sessions()
-    assert bench.store.evictions == 2
+    assert bench.store.evictions[Tier.DEVICE] == 2
 
 
 def test_being_a_trunk_counts_as_use() -> None:
@@ -41,7 +43,7 @@ def test_running_sessions_are_never_evicted() -> None:
     assert bench.acquire([7]) is None
     assert not bench.store.reserve(first.session, 17)
     assert first.session.length == 16
-    assert bench.store.evictions == 0
+    assert bench.store.evictions[Tier.DEVICE] == 0
     bench.feed(second.session, 16)
     bench.store.release(second.session)
     assert bench.store.reserve(first.session, 17)
@@ -56,7 +58,7 @@ def test_a_refusal_evicts_nobody() -> None:
     assert bench.acquire(list(range(200, 220))) is None
     assert idle in bench.sessions()
     assert list(idle.cached) == list(range(8))
-    assert bench.store.evictions == 0
+    assert bench.store.evictions[Tier.DEVICE] == 0
 
 
 def test_a_session_goes_to_the_host_and_comes_back_with_a_receipt() -> None:

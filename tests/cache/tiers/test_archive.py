@@ -16,6 +16,7 @@ from cache.memory.tier import MemoryTier
 from cache.segments.chain import Owner
 from cache.segments.codec import Codec
 from cache.segments.segment import read_header
+from cache.tier import Tier, TierHolding
 from cache.tiers import segment_loader
 from cache.tiers import write_behind as saver_module
 from scheduler.core.session_commands import SessionCommands
@@ -29,7 +30,6 @@ from scheduler.protocol import (
     Inspect,
     Inspected,
     Miss,
-    TierHolding,
     pack_ids,
     unpack_ids,
 )
@@ -40,7 +40,7 @@ TALK = list(range(20, 60))
 def cost(outcome: Outcome) -> tuple[int, int]:
     """Tokens reused, and how many of them came from disk."""
     assert outcome.receipt is not None
-    return outcome.receipt.cached, outcome.receipt.loaded
+    return outcome.receipt.cached, outcome.receipt.reused(Tier.DISK)
 
 
 def check(kit: Kit, prompt: list[int], count: int = 4, **options: Any) -> Outcome:
@@ -224,7 +224,7 @@ def test_what_memory_has_is_not_read_again(tmp_path: Path) -> None:
     outcome = check(fresh, [*trunk, *range(100, 140), 9], session="s")
     assert outcome.receipt is not None
     assert outcome.receipt.cached == 100
-    assert outcome.receipt.loaded == 40
+    assert outcome.receipt.reused(Tier.DISK) == 40
     assert fresh.archive.loader.read - before < 70 * fresh.pool.page_bytes // fresh.pool.page_size + 60 * 0 + 10**6
 
 
@@ -516,7 +516,7 @@ def test_inspect_tells_where_a_session_lies(tmp_path: Path) -> None:
     kit = Kit(pages=32, host_pages=32, folder=tmp_path)
     clerk = SessionCommands(kit.store, kit.fingerprint)
 
-    def tiers() -> dict[str, TierHolding]:
+    def tiers() -> dict[Tier, TierHolding]:
         clerk.inspect(Inspect("r", "a", "s"))
         (answer,) = clerk.take()
         assert isinstance(answer, Inspected)
@@ -528,8 +528,8 @@ def test_inspect_tells_where_a_session_lies(tmp_path: Path) -> None:
     kit.ask(TALK, 1, session="s")
     kit.settle()
     assert {tier: held.tokens for tier, held in tiers().items()} == {"device": 40, "disk": 40}
-    assert tiers()["device"].bytes == 10 * kit.pool.page_bytes
-    assert tiers()["disk"].bytes == sum(path.stat().st_size for path in files_of(tmp_path))
+    assert tiers()[Tier.DEVICE].bytes == 10 * kit.pool.page_bytes
+    assert tiers()[Tier.DISK].bytes == sum(path.stat().st_size for path in files_of(tmp_path))
     kit.ask(list(range(100, 200)), 1)
     assert {tier: held.tokens for tier, held in tiers().items()} == {"host": 40, "disk": 40}
     kit.store.discard(kit.store.find("a", "s"))  # type: ignore[arg-type]
@@ -730,7 +730,7 @@ def test_a_named_session_comes_back_from_the_remote_tier(name: str, tmp_path: Pa
     longest = [*longer, *second.tokens, 3]
     outcome = check(other, longest, session="s")
     assert outcome.receipt is not None
-    assert outcome.receipt.cached == outcome.receipt.fetched == len(longest) - 2
+    assert outcome.receipt.cached == outcome.receipt.reused(Tier.REMOTE) == len(longest) - 2
     assert check(other, [*longer[:30], 7, 8], session="branch").receipt.cached >= 30  # type: ignore[union-attr]
     clerk = SessionCommands(other.store, other.fingerprint)
     clerk.forget(Forget("a", "s"))
@@ -743,16 +743,15 @@ def test_a_named_session_comes_back_from_the_remote_tier(name: str, tmp_path: Pa
 
 def test_a_remote_tier_that_is_away_costs_no_turn(tmp_path: Path) -> None:
     kit = Kit(folder=tmp_path / "kv", remote=f"file://{tmp_path / 'remote'}")
-    remote_sync = kit.archive.remote_sync
-    assert remote_sync is not None
+    sync = kit.archive.syncs[0]
 
     def away(*args: Any) -> Any:
         raise OSError("the remote tier does not answer")
 
     for method in ("put", "names", "get", "remove"):
-        setattr(remote_sync.remote, method, away)
+        setattr(sync.lower, method, away)
     check(kit, TALK, session="s")
     check(kit, [*TALK, 1], session="s")
     kit.settle()
-    assert remote_sync.errors > 0
+    assert sync.errors > 0
     assert len(files_of(tmp_path / "kv")) >= 1

@@ -20,6 +20,7 @@ from cache.memory.tier import MemoryTier
 from cache.segments import segment as segment_module
 from cache.segments.chain import Owner
 from cache.segments.segment import SegmentReader, write
+from cache.tier import Tier
 from cache.tiers import archive as archive_module
 from cache.tiers import write_behind as saver_module
 from cache.tiers.segment_folder import folder_of
@@ -39,7 +40,7 @@ def check(kit: Kit, prompt: list[int], count: int = 4, **options: Any) -> Outcom
 def reused(outcome: Outcome) -> tuple[int, int]:
     """Tokens reused, and how many of them came from disk."""
     assert outcome.receipt is not None
-    return outcome.receipt.cached, outcome.receipt.loaded
+    return outcome.receipt.cached, outcome.receipt.reused(Tier.DISK)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -413,7 +414,7 @@ def test_a_full_disk_makes_room_for_a_session_that_is_recalled(tmp_path: Path) -
     fresh = Kit(folder=tmp_path / "kv", remote=url, disk_space=int(one * 2.5))
     outcome = check(fresh, [0, *TALK[1:], 9], session="s0")
     assert outcome.receipt is not None
-    assert outcome.receipt.fetched == len(TALK)
+    assert outcome.receipt.reused(Tier.REMOTE) == len(TALK)
 
 
 def test_a_session_that_is_deleted_while_it_is_recalled_is_gone(
@@ -426,9 +427,8 @@ def test_a_session_that_is_deleted_while_it_is_recalled_is_gone(
     kit.leave()
     other = Kit(folder=tmp_path / "two", remote=url)
     clerk = SessionCommands(other.store, other.fingerprint)
-    remote_sync = other.archive.remote_sync
-    assert remote_sync is not None
-    with held(monkeypatch, remote_sync.remote, "get"):
+    sync = other.archive.syncs[0]
+    with held(monkeypatch, sync.lower, "get"):
         other.send([*TALK, 1], 3, session="s")
         other.step()
         other.engine.end("a", "s")
@@ -437,7 +437,7 @@ def test_a_session_that_is_deleted_while_it_is_recalled_is_gone(
     other.settle()
     assert clerk.take() == [Forgotten("a", "s")]
     assert files_of(tmp_path / "two") == files_of(tmp_path / "remote") == []
-    assert remote_sync._asked == {}
+    assert sync._asked == {}
     assert reused(other.ask([*TALK, 1], session="s")) == (0, 0)
 
 
@@ -455,7 +455,7 @@ def test_a_remote_file_that_names_an_odd_parent_is_refused(tmp_path: Path) -> No
     write(path.parent, path.name, header, tensors)
     other = Kit(folder=tmp_path / "two", remote=url)
     assert reused(check(other, [*TALK, 1], session="s")) == (0, 0)
-    assert other.archive.remote_sync.errors == 1  # type: ignore[union-attr]
+    assert other.archive.syncs[0].errors == 1
     other.settle()
     assert len(files_of(tmp_path / "two")) == 1  # that of the turn, not the other one
 
@@ -464,22 +464,21 @@ def test_a_question_to_the_remote_tier_waits_for_one_upload_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = Kit(folder=tmp_path / "kv", remote=f"file://{tmp_path / 'remote'}")
-    remote_sync = kit.archive.remote_sync
-    assert remote_sync is not None
+    sync = kit.archive.syncs[0]
     calls: list[str] = []
     for name in ("put", "names"):
-        real = getattr(remote_sync.remote, name)
+        real = getattr(sync.lower, name)
 
         def noted(*args: Any, name: str = name, real: Callable[..., Any] = real) -> Any:
             calls.append(name)
             return real(*args)
 
-        monkeypatch.setattr(remote_sync.remote, name, noted)
+        monkeypatch.setattr(sync.lower, name, noted)
     for number in range(4):  # four questions, nothing written yet
         kit.ask([number, *TALK], 1, session=f"s{number}")
     kit.settle()
     calls.clear()
-    with held(monkeypatch, remote_sync.remote, "put"):
+    with held(monkeypatch, sync.lower, "put"):
         for number in range(4):
             kit.ask([number, *TALK, 1], 1, session=f"s{number}")
         while kit.archive.write_behind.pending:

@@ -8,6 +8,8 @@ from pathlib import Path
 from engine_kit import Kit
 from tiny_models import greedy
 
+from cache.tier import Tier
+
 FIRST = list(range(20, 60))
 OTHER = list(range(100, 140))
 
@@ -53,5 +55,5 @@ def test_what_still_waits_at_the_end_is_there_after_a_restart(tmp_path: Path) ->
     again = Kit(folder=tmp_path, pages=256, context=2048)
     outcome = again.ask([*FIRST, *said, *range(60, 70)], 4)
     assert outcome.receipt is not None
-    assert outcome.receipt.loaded > len(FIRST) - 1
+    assert outcome.receipt.reused(Tier.DISK) > len(FIRST) - 1
     again.leave()

@@ -13,6 +13,7 @@ from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
 from cache.segments.chain import Owner
+from cache.tier import Tier
 from cache.tiers.segment_folder import folder_of
 from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Forget, Forgotten
@@ -33,7 +34,7 @@ def fetched(kit: Kit, prompt: list[int], session: str) -> int:
     """How many tokens of the prompt come from the remote tier."""
     receipt = check(kit, prompt, session).receipt
     assert receipt is not None
-    return receipt.fetched
+    return receipt.reused(Tier.REMOTE)
 
 
 def names(folder: Path, session: str) -> list[str]:
@@ -65,8 +66,7 @@ def test_a_session_whose_beginning_came_with_a_fork_comes_back_whole(restarted: 
     receipt = check(other, longest, "s").receipt
     assert receipt is not None
     assert receipt.cached == len(longest) - 2
-    assert other.archive.remote_sync is not None
-    assert other.archive.remote_sync._asked == {}
+    assert other.archive.syncs[0]._asked == {}
 
 
 def test_a_session_that_was_damaged_here_comes_back_from_its_copy(tmp_path: Path) -> None:
@@ -94,8 +94,7 @@ def test_what_could_not_be_copied_is_copied_with_the_next_turn(tmp_path: Path, m
     def away(*args: Any) -> None:
         raise OSError("the remote tier does not answer")
 
-    assert kit.archive.remote_sync is not None
-    monkeypatch.setattr(kit.archive.remote_sync.remote, "put", away)
+    monkeypatch.setattr(kit.archive.syncs[0].lower, "put", away)
     longest = [*longest, *check(kit, longest, "s").tokens, 1, 2]
     check(kit, [*longest[:-3], 9], "fork")  # of what is on this disk only
     kit.leave()
@@ -153,20 +152,19 @@ def test_what_was_asked_for_before_a_deletion_does_not_come_back_after_it(
     url = f"file://{tmp_path / 'remote'}"
     two_sessions(tmp_path / "one", url)[0].leave()
     kit = Kit(folder=tmp_path / "two", remote=url)
-    clerk, remote_sync = SessionCommands(kit.store, kit.fingerprint), kit.archive.remote_sync
-    assert remote_sync is not None
-    answer = held_back(remote_sync, "_download", monkeypatch)
-    unlinked, forget = Event(), remote_sync.forget
+    clerk, sync = SessionCommands(kit.store, kit.fingerprint), kit.archive.syncs[0]
+    answer = held_back(sync, "_download", monkeypatch)
+    unlinked, forget = Event(), sync.forget
 
     def forgetting(*args: Any) -> None:
         unlinked.set()
         forget(*args)
 
-    monkeypatch.setattr(remote_sync, "forget", forgetting)
+    monkeypatch.setattr(sync, "forget", forgetting)
     prompt = [*FORK, 8] if asked == "fork" else [*TALK, 8]
     turn = kit.send(prompt, 4, session=asked)
     kit.step()
-    assert Owner("a", asked, True) in remote_sync._asked
+    assert Owner("a", asked, True) in sync._asked
     kit.engine.end("a", "s")
     clerk.forget(Forget("a", "s", 7))
     if late:
@@ -242,9 +240,8 @@ def test_trunks_are_as_recently_used_as_their_forks(tmp_path: Path) -> None:
     for number in range(3):
         check(kit, [number, *TALK], f"t{number}")
     check(kit, FORK, "fork")
-    remote_sync = kit.archive.remote_sync
-    assert remote_sync is not None
-    remote_sync.remote._budget = remote_sync._budget = 3 * sum(
+    sync = kit.archive.syncs[0]
+    sync.lower.budget = 3 * sum(
         path.stat().st_size for path in (tmp_path / "remote").rglob(f"{folder_of(Owner('a', 's', True))}/*.kv")
     )
     check(kit, [5, *TALK], "last")

@@ -12,6 +12,7 @@ from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
 from cache.segments.segment import write
+from cache.tier import Tier
 from cache.tiers import write_behind as saver_module
 
 TALK = list(range(20, 60))
@@ -28,7 +29,7 @@ def check(kit: Kit, prompt: list[int], **options: Any) -> Outcome:
 def reused(outcome: Outcome) -> tuple[int, int]:
     """Tokens reused, and how many of them came from disk."""
     assert outcome.receipt is not None
-    return outcome.receipt.cached, outcome.receipt.loaded
+    return outcome.receipt.cached, outcome.receipt.reused(Tier.DISK)
 
 
 def one(name: str) -> int:

@@ -10,6 +10,7 @@ from engine_kit import END, PAGE, Kit, Outcome
 from msgspec.structs import replace
 from tiny_models import greedy, make_tokenizer
 
+from cache.tier import Tier
 from scheduler.core.limits import Limits
 from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import FinishReason, Forget, Forgotten, Sampling, Stopping, Submit, pack_ids, unpack_ids
@@ -271,7 +272,7 @@ def test_forget_cancels_the_turn_and_drops_the_session() -> None:
     kit.step()
     assert kit.outcomes[turn].finish_reason is FinishReason.CANCELLED
     assert kit.engine.stats().sessions == 0
-    assert kit.engine.stats().pages_device == 0
+    assert kit.engine.stats().tier(Tier.DEVICE).used == 0
     assert reused(kit.ask([1, 2, 3, 4, 5], 1)) == 0
 
 
@@ -415,8 +416,8 @@ def test_counters_and_gauges() -> None:
     stats = kit.engine.stats()
     assert (stats.prompt_tokens, stats.cached_tokens, stats.generated_tokens) == (22, 10, 7)
     assert (stats.running, stats.waiting, stats.sessions) == (0, 0, 2)
-    assert stats.pages_device == kit.pool.device.used > 0
-    assert stats.pages_device_total == 512
+    assert stats.tier(Tier.DEVICE).used == kit.pool.device.used > 0
+    assert stats.tier(Tier.DEVICE).capacity == 512
     assert stats.steps == 4 + 3
     kit.send([1], 1)
     assert kit.engine.stats().waiting == 1

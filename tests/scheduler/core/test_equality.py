@@ -13,6 +13,7 @@ import torch
 from engine_kit import Kit
 from tiny_models import ARCHITECTURES, OTHERS, RECURRENT, greedy, logits, model_of
 
+from cache.tier import Tier
 from scheduler.protocol import FinishReason, Sampling
 
 PRESSURE: dict[str, dict[str, Any]] = {
@@ -69,11 +70,11 @@ def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) 
     stats = kit.engine.stats()
     assert stats.running == stats.waiting == 0
     if pressure != "roomy":
-        assert stats.evictions > 0
+        assert stats.tier(Tier.DEVICE).evictions > 0
     if pressure == "preempted":
         assert stats.preemptions > 0
     if pressure == "all on the host":
-        assert any(o.receipt is not None and o.receipt.restored for o in kit.outcomes.values())
+        assert any(o.receipt is not None and o.receipt.reused(Tier.HOST) for o in kit.outcomes.values())
     if "folder" in options:
         kit.settle()
         files = sum(path.stat().st_size for path in tmp_path.rglob("*.kv"))
@@ -83,7 +84,7 @@ def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) 
         for prompt in history.values():
             assert kit.ask([*prompt, 7], 2).tokens == greedy(kit.model, [*prompt, 7], 2)
             kit.settle()
-        assert any(o.receipt is not None and o.receipt.loaded for o in kit.outcomes.values())
+        assert any(o.receipt is not None and o.receipt.reused(Tier.DISK) for o in kit.outcomes.values())
 
 
 @pytest.mark.parametrize("pressure", ["roomy", "preempted", "to the host"])
@@ -91,7 +92,7 @@ def test_conversations_under_pressure(name: str, pressure: str, tmp_path: Path) 
 def test_conversations_whose_steps_overlap(name: str, pressure: str) -> None:
     kit = Kit(name, **PRESSURE[pressure], overlaps=True)
     _conversation(kit, seed=3, clients=5, turns=4, name=True)
-    assert (kit.engine.stats().evictions > 0) is (pressure != "roomy")
+    assert (kit.engine.stats().tier(Tier.DEVICE).evictions > 0) is (pressure != "roomy")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -201,7 +202,7 @@ def test_a_stored_session_goes_on_in_another_engine(name: str, tier: str, tmp_pa
     second = fresh.ask(longer, 6, session="s")
     assert second.tokens == greedy(fresh.model, longer, 6)
     assert second.receipt is not None
-    assert second.receipt.cached == second.receipt.loaded == 34
+    assert second.receipt.cached == second.receipt.reused(Tier.DISK) == 34
     assert fresh.archive.disk.damaged == 0
     edited = [*prompt[:-1], 3, 4, 5]  # and its checkpoints came along
     third = fresh.ask(edited, 6, session="s")

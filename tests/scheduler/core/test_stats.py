@@ -7,6 +7,8 @@ from pathlib import Path
 
 from engine_kit import Kit
 
+from cache.tier import Tier
+
 PROMPTS = [[20 * n + token for token in range(10)] for n in range(6)]
 
 
@@ -25,9 +27,10 @@ def test_sessions_are_counted_by_the_tier_that_they_leave(tmp_path: Path) -> Non
         kit.settle()
     stats = kit.engine.stats()
     assert stats.disk_saves == len(PROMPTS)
-    assert stats.disk_evictions == len(PROMPTS) - 3 == len(PROMPTS) - stats.disk_sessions
-    assert stats.evictions > stats.host_evictions > 0
-    assert stats.evictions - stats.host_evictions < len(PROMPTS)
+    device, host, disk = (stats.tier(tier).evictions for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
+    assert disk == len(PROMPTS) - 3 == len(PROMPTS) - stats.disk_sessions
+    assert device > host > 0
+    assert device - host < len(PROMPTS)
 
 
 def test_without_a_host_tier_nobody_leaves_it() -> None:
@@ -35,12 +38,12 @@ def test_without_a_host_tier_nobody_leaves_it() -> None:
     for prompt in PROMPTS:
         kit.ask(prompt, 6)
     stats = kit.engine.stats()
-    assert stats.evictions > 0
-    assert stats.host_evictions == 0
+    assert stats.tier(Tier.DEVICE).evictions > 0
+    assert stats.tier(Tier.HOST).evictions == 0
 
 
 def test_the_size_of_the_remote_tier_is_told_where_it_has_one(tmp_path: Path) -> None:
     url = (tmp_path / "far").as_uri()
     sized = Kit(folder=tmp_path / "a", remote=url, remote_space=1 << 20)
-    assert sized.engine.stats().remote_bytes_total == 1 << 20
-    assert Kit(folder=tmp_path / "b", remote=url).engine.stats().remote_bytes_total == 0
+    assert sized.engine.stats().tier(Tier.REMOTE).capacity == 1 << 20
+    assert Kit(folder=tmp_path / "b", remote=url).engine.stats().tier(Tier.REMOTE).capacity == 0

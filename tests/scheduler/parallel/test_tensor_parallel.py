@@ -12,6 +12,7 @@ from ranks_kit import Driver, config_of, conversations, loaded, prompt_of
 from tiny_models import greedy, logits, make_model, model_of, save_model
 from transformers import Gemma2Config, LlamaConfig, MambaConfig, T5Config
 
+from cache.tier import Tier
 from cache.tiers import transfer
 from scheduler.model.loader import LoadedModel, LoadFailed, load
 from scheduler.model.memory import TooSmall
@@ -47,8 +48,8 @@ def test_conversations_through_the_host(pair: Pair) -> None:
     name, found, model = pair
     driver = Driver(found, config_of(model, 2, pages=10, host_pages=40, max_step_tokens=32))
     conversations(driver, name, sessions=5, turns=3)
-    assert driver.engine.stats().evictions
-    assert any(o.receipt is not None and o.receipt.restored for o in driver.outcomes.values())
+    assert driver.engine.stats().tier(Tier.DEVICE).evictions
+    assert any(o.receipt is not None and o.receipt.reused(Tier.HOST) for o in driver.outcomes.values())
 
 
 def test_turns_that_do_not_fit_together(pair: Pair) -> None:
@@ -115,7 +116,7 @@ def test_files_are_those_of_one_rank(pair: Pair, tmp_path: Path) -> None:
     again = [*prompt, *first, 1, 2, 3]
     outcome = one.ask(again, 6, "s")
     assert outcome.receipt is not None
-    assert (outcome.receipt.loaded, outcome.receipt.cached) == (50, 50)
+    assert (outcome.receipt.reused(Tier.DISK), outcome.receipt.cached) == (50, 50)
     assert outcome.tokens == greedy(model_of(name), again, 6)
     stored = one.store.find("a", "s")
     assert stored is not None
@@ -129,7 +130,7 @@ def test_files_are_those_of_one_rank(pair: Pair, tmp_path: Path) -> None:
     third = [*again, *outcome.tokens, 4, 5]
     last = both.ask(third, 6, "s")
     assert last.receipt is not None
-    assert (last.receipt.loaded, last.receipt.cached) == (len(third) - 3, len(third) - 3)
+    assert (last.receipt.reused(Tier.DISK), last.receipt.cached) == (len(third) - 3, len(third) - 3)
     assert last.tokens == greedy(model_of(name), third, 6)
     both.leave()
 

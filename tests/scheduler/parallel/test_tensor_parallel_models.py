@@ -11,6 +11,7 @@ import torch
 from ranks_kit import Driver, config_of, conversations, loaded, prompt_of
 from tiny_models import greedy, model_of
 
+from cache.tier import Tier
 from scheduler.model.loader import LoadFailed, load
 from scheduler.parallel import followers
 from scheduler.parallel.ranks import RankLost
@@ -41,7 +42,7 @@ def test_other_kinds_of_attention(name: str, tmp_path: Path) -> None:
         again = [*talk, 1, 2, 3]
         outcome = one.ask(again, 6, "s1")
         assert outcome.receipt is not None
-        assert outcome.receipt.loaded == len(talk)
+        assert outcome.receipt.reused(Tier.DISK) == len(talk)
         assert outcome.tokens == greedy(model_of(name), again, 6)
         one.leave()
 

@@ -10,7 +10,8 @@ import pytest
 import scripted_engine
 from scripted_process import engine, pid_of, run_patiently, scenario, until
 
-from scheduler.protocol import EngineConfig, Inspect, Inspected, ModelFacts, Stats, TierHolding
+from cache.tier import Tier, TierHolding
+from scheduler.protocol import EngineConfig, Inspect, Inspected, ModelFacts, Stats
 from server.engine import engine_link
 from server.engine.engine import EngineDied, EngineUnavailable
 from server.engine.engine_calls import EngineCalls
@@ -50,7 +51,7 @@ def test_inspect_pin_export_and_import(tmp_path: Path) -> None:
         async with engine() as process:
             await process.wait_ready()
             inspected = await process.inspect("a", "s")
-            assert (inspected.tiers, inspected.running) == ({"disk": TierHolding(16, 128)}, False)
+            assert (inspected.tiers, inspected.running) == ({Tier.DISK: TierHolding(16, 128)}, False)
             process.pin("a", "s", 5e9)
             assert (await process.inspect("a", "s")).running  # the script's word for pinned
             exported = await process.export("a", "s", folder, b"")

@@ -11,6 +11,7 @@ import pytest
 import scripted_engine
 from scripted_process import admitted, engine, pid_of, piece, read, run_patiently, scenario, submit, until
 
+from cache.tier import Tier
 from scheduler.protocol import EngineConfig, FinishReason, Stats
 from server.engine import engine_link
 from server.engine.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused
@@ -169,7 +170,7 @@ async def test_forget_reaches_the_engine() -> None:
     async with engine() as process:
         await process.wait_ready()
         process.forget("a", "s")
-        await until(lambda: process.stats.evictions == 1)
+        await until(lambda: process.stats.tier(Tier.DEVICE).evictions == 1)
 
 
 @scenario

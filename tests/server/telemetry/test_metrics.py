@@ -10,6 +10,7 @@ from fake_engine import FACTS
 from http_context import HELLO, PATIENCE, Call, Site, served
 from prometheus_client.parser import text_string_to_metric_families
 
+from cache.tier import Tier, TierStats
 from scheduler.protocol import Delta, FinishReason, Receipt, Stats
 from server.schemas.objects import MissReason
 from server.telemetry.metric_types import Histogram
@@ -23,13 +24,50 @@ def value(text: str, series: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
+def after_evictions(sessions: int) -> dict[Tier, TierStats]:
+    """Tiers of which the device has evicted so many."""
+    return {Tier.DEVICE: TierStats(evictions=sessions)}
+
+
 def test_counters_survive_an_engine_restart() -> None:
     metrics = Metrics()
     life = [
-        Stats(1, prompt_tokens=10, cached_tokens=4, generated_tokens=5, steps=7, disk_written=100, evictions=1),
-        Stats(1, prompt_tokens=15, cached_tokens=4, generated_tokens=9, steps=9, disk_written=150, evictions=2),
-        Stats(2, prompt_tokens=3, cached_tokens=1, generated_tokens=2, steps=2, disk_written=7, evictions=1),
-        Stats(2, prompt_tokens=3, cached_tokens=1, generated_tokens=2, steps=2, disk_written=7, evictions=1),
+        Stats(
+            1,
+            prompt_tokens=10,
+            cached_tokens=4,
+            generated_tokens=5,
+            steps=7,
+            disk_written=100,
+            tiers=after_evictions(1),
+        ),
+        Stats(
+            1,
+            prompt_tokens=15,
+            cached_tokens=4,
+            generated_tokens=9,
+            steps=9,
+            disk_written=150,
+            tiers=after_evictions(2),
+        ),
+        Stats(
+            2,
+            prompt_tokens=3,
+            cached_tokens=1,
+            generated_tokens=2,
+            steps=2,
+            disk_written=7,
+            tiers=after_evictions(1),
+        ),
+        Stats(
+            2,
+            prompt_tokens=3,
+            cached_tokens=1,
+            generated_tokens=2,
+            steps=2,
+            disk_written=7,
+            tiers=after_evictions(1),
+        ),
     ]
     for stats, evicted in zip(life, (2, 3, 1, 1), strict=True):
         stats = msgspec.structs.replace(stats, misses={"evicted": evicted})
@@ -66,13 +104,16 @@ def test_nothing_is_taken_back() -> None:
 
 def test_tiers_are_told_by_bytes_and_what_was_reused_by_tier() -> None:
     metrics = Metrics()
-    stats = Stats(disk_bytes=7, disk_bytes_total=28, disk_sessions=2, disk_pending=1, remote_bytes=5)
-    stats = msgspec.structs.replace(
-        stats, disk_errors=3, disk_failing=1, disk_damaged=4, disk_saves=6, host_evictions=1
-    )
+    tiers = {Tier.HOST: TierStats(evictions=1), Tier.DISK: TierStats(7, 28), Tier.REMOTE: TierStats(5)}
+    stats = Stats(tiers=tiers, disk_sessions=2, disk_pending=1)
+    stats = msgspec.structs.replace(stats, disk_errors=3, disk_failing=1, disk_damaged=4, disk_saves=6)
     metrics.engine(stats, ready=True)
-    metrics.stopwatch(0.0).saw(Delta("t", receipt=Receipt(100, 90, restored=10, loaded=20, load_seconds=0.2)))
-    metrics.stopwatch(0.0).saw(Delta("t", receipt=Receipt(100, 90, loaded=5, fetched=6, load_seconds=0.3)))
+    metrics.stopwatch(0.0).saw(
+        Delta("t", receipt=Receipt(100, 90, loaded={Tier.HOST: 10, Tier.DISK: 20}, load_seconds=0.2))
+    )
+    metrics.stopwatch(0.0).saw(
+        Delta("t", receipt=Receipt(100, 90, loaded={Tier.DISK: 5, Tier.REMOTE: 6}, load_seconds=0.3))
+    )
     metrics.stopwatch(0.0).saw(Delta("t", receipt=Receipt(100, 3)))
     text = metrics.text().decode()
     for series, expected in (
@@ -105,7 +146,9 @@ def test_tiers_are_told_by_bytes_and_what_was_reused_by_tier() -> None:
 
 def test_gauges_are_the_engines_latest() -> None:
     metrics = Metrics()
-    metrics.engine(Stats(running=3, waiting=2, pages_device=5, pages_device_total=9, pages_host=1), ready=False)
+    metrics.engine(
+        Stats(running=3, waiting=2, tiers={Tier.DEVICE: TierStats(5, 9), Tier.HOST: TierStats(1)}), ready=False
+    )
     text = metrics.text().decode()
     assert value(text, "warmturn_running") == 3
     assert value(text, "warmturn_waiting") == 2
@@ -203,7 +246,7 @@ def test_vllms_names_show_the_same_figures() -> None:
     metrics = Metrics()
     metrics.registry.register(VllmNames(metrics, "some/model"))
     metrics.model("some/model", FACTS)
-    stats = Stats(running=3, waiting=2, pages_device=5, pages_device_total=20, pages_host=9, pages_host_total=10)
+    stats = Stats(running=3, waiting=2, tiers={Tier.DEVICE: TierStats(5, 20), Tier.HOST: TierStats(9, 10)})
     metrics.engine(msgspec.structs.replace(stats, prompt_tokens=30, cached_tokens=20, generated_tokens=7), ready=True)
     watch = metrics.stopwatch(0.0)
     watch.saw(Delta("t", receipt=Receipt(12, 3)))

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from otlp_collector import Collector
 
+from cache.tier import Tier
 from scheduler.protocol import FinishReason, Receipt
 from server.engine.engine import TurnRefused
 from server.log.database import LogFull
@@ -93,7 +94,7 @@ async def test_a_chat_is_one_span_below_its_requests(site: Site, spans: Spans) -
 async def test_a_session_is_a_conversation_and_what_it_reused_is_told(site: Site, spans: Spans) -> None:
     path = "/v1/sessions/my-chat/chat/completions"
     await site.chat(path, stream=True)
-    site.engine.receipts = [Receipt(100, 90, restored=20, loaded=30, fetched=5, load_seconds=0.25)]
+    site.engine.receipts = [Receipt(100, 90, loaded={Tier.HOST: 20, Tier.DISK: 30, Tier.REMOTE: 5}, load_seconds=0.25)]
     await site.chat(path, stream=True)
     first, second = spans.generations()
     assert first["gen_ai.conversation.id"] == second["gen_ai.conversation.id"] == "my-chat"

@@ -9,6 +9,7 @@ import pytest
 from fake_engine import FACTS
 from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 
+from cache.tier import Tier
 from scheduler.protocol import Miss, Receipt, unpack_ids
 from server.chat.stateful import full_ids
 from server.log.timeline import NewTurn, SessionRecord
@@ -42,7 +43,7 @@ async def ask(site: Site, **body: Any) -> Any:
 @pytest.mark.parametrize("endpoint", ["chat", "complete"])
 @served()
 async def test_a_body_says_what_its_prompt_cost(site: Site, endpoint: str) -> None:
-    site.engine.receipts = [Receipt(9, 7, restored=1, loaded=3, fetched=2, load_seconds=0.004)]
+    site.engine.receipts = [Receipt(9, 7, loaded={Tier.HOST: 1, Tier.DISK: 3, Tier.REMOTE: 2}, load_seconds=0.004)]
     body = (await getattr(site, endpoint)()).json()
     prefill = body["cache"].pop("prefill_ms")
     assert 0 <= prefill < 60_000

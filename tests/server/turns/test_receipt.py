@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from fake_engine import FACTS
 
+from cache.tier import Tier
 from scheduler.protocol import Miss, Receipt, Submit, pack_ids
 from server.chat.prompts import Prompt
 from server.log.identity import Session
 from server.log.timeline import SessionRecord
-from server.schemas.objects import CacheMiss, CacheReceipt, MissReason, ReusedTokens, TokenText
+from server.schemas.objects import CacheMiss, CacheReceipt, MissReason, TokenText
 from server.turns.receipt import PromptHistory, receipt_of, sum_receipts
 
 ASKED = [{"role": "user", "content": "Hi"}]
@@ -20,6 +21,11 @@ LOGGED = [*ASKED, {"role": "assistant", "content": "Ho"}]
 MORE = [*LOGGED, {"role": "user", "content": "Hm"}]
 EDITED = [{"role": "user", "content": "Ha"}, *MORE[1:]]
 LOG = list(range(100, 120))  # the last one was sampled and never fed
+
+
+def reused_tokens(*tokens: int) -> dict[Tier, int]:
+    """One number for each tier, nearest first."""
+    return dict(zip(Tier, tokens, strict=True))
 
 
 def record(tokens: Sequence[int] = LOG, fingerprint: str = FACTS.fingerprint) -> SessionRecord:
@@ -50,9 +56,7 @@ def told(
 
 def counts(receipt: CacheReceipt) -> tuple[int, int, int]:
     reused = receipt.reused
-    assert receipt.prompt_tokens == receipt.recomputed + receipt.new + (
-        reused.device + reused.host + reused.disk + reused.remote
-    )
+    assert receipt.prompt_tokens == receipt.recomputed + receipt.new + (sum(reused.values()))
     return receipt.prompt_tokens - receipt.recomputed - receipt.new, receipt.recomputed, receipt.new
 
 
@@ -63,11 +67,11 @@ def test_a_warm_turn_reuses_all_that_was_fed_and_misses_nothing() -> None:
 
 
 def test_tiers_are_told_apart_and_the_device_has_the_rest() -> None:
-    engine = Receipt(30, 19, restored=5, loaded=8, fetched=2, load_seconds=0.0123456)
+    engine = Receipt(30, 19, loaded={Tier.HOST: 5, Tier.DISK: 8, Tier.REMOTE: 2}, load_seconds=0.0123456)
     receipt = receipt_of(
         Prompt([*LOG, *range(10)], MORE), engine, PromptHistory(True, record(), FACTS.fingerprint), decode
     )
-    assert receipt.reused == ReusedTokens(device=4, host=5, disk=8, remote=2)
+    assert receipt.reused == reused_tokens(4, 5, 8, 2)
     assert (receipt.load_ms, receipt.new, receipt.recomputed) == (12.346, 11, 0)
 
 
@@ -177,9 +181,9 @@ def test_what_may_be_skipped_depends_on_model_and_request(
 
 
 def test_several_prompts_add_up_and_the_first_miss_counts() -> None:
-    first = CacheReceipt(10, ReusedTokens(1, 2, 3, 4), 0, 0, 0.5)
-    second = CacheReceipt(5, ReusedTokens(1, 0, 0, 0), 2, 2, 0.25, miss=CacheMiss(MissReason.EVICTED, 1))
-    third = CacheReceipt(1, ReusedTokens(0, 0, 0, 0), 0, 1, 0, miss=CacheMiss(MissReason.DAMAGED, 0))
+    first = CacheReceipt(10, reused_tokens(1, 2, 3, 4), 0, 0, 0.5)
+    second = CacheReceipt(5, reused_tokens(1, 0, 0, 0), 2, 2, 0.25, miss=CacheMiss(MissReason.EVICTED, 1))
+    third = CacheReceipt(1, reused_tokens(0, 0, 0, 0), 0, 1, 0, miss=CacheMiss(MissReason.DAMAGED, 0))
     total = sum_receipts([first, second, third], 0.0021)
-    assert total == CacheReceipt(16, ReusedTokens(2, 2, 3, 4), 2, 3, 0.75, 2.1, CacheMiss(MissReason.EVICTED, 1))
+    assert total == CacheReceipt(16, reused_tokens(2, 2, 3, 4), 2, 3, 0.75, 2.1, CacheMiss(MissReason.EVICTED, 1))
     assert sum_receipts([first], None).prefill_ms is None

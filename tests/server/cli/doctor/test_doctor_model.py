@@ -14,6 +14,7 @@ import scripted_engine
 from scripted_server import environment
 from template_styles import STYLES, tokens_with
 
+from cache.tier import Tier, TierStats
 from scheduler.protocol import Stats
 from server.chat.dialect import Dialect
 from server.chat.template import Divergence, Stability
@@ -66,7 +67,7 @@ def test_an_engine_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_room_of_each_tier(tmp_path: Path) -> None:
     facts = msgspec.structs.replace(FACTS, max_context=2048, kv_bytes_per_token=1000, dtype="bfloat16", pages=256)
-    measured = MeasuredModel(1.0, facts, Stats(pages_host_total=630))
+    measured = MeasuredModel(1.0, facts, Stats(tiers={Tier.HOST: TierStats(capacity=630)}))
     for at_rest, on_disk in (("exact", 10), ("int8", 20)):
         values: dict[str, Any] = {"disk_space": 10_000_000, "kv_at_rest": at_rest}
         config = DoctorConfig(data_dir=tmp_path, **values)

@@ -1,4 +1,4 @@
-"""Between disk and the remote tier: named sessions' files go up when they are written and come back when asked for."""
+"""Between disk and a tier below it: named sessions' files are copied there when written, and back when asked for."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from cache import files
 from cache.files import CorruptFile
 from cache.segments.chain import LooseSegment, Owner, Place, Segment
+from cache.tier import Tier, TierHolding, TierStats
 from cache.tiers.disk import DiskTier
 from cache.tiers.io_threads import WorkQueue
-from cache.tiers.remote import RemoteTier
 from cache.tiers.segment_folder import FILE, FOLDER, folder_of
+from cache.tiers.segment_store import SegmentStore
 
 log = logging.getLogger("warmturn.engine")
 
@@ -26,49 +28,50 @@ _PATIENCE = 30.0  # seconds that a turn waits for an answer
 
 
 @dataclass(eq=False)
-class _RemoteQuery:
-    """What the remote tier was asked about a session."""
+class _Query:
+    """What the lower tier was asked about a session."""
 
     since: float = field(default_factory=time.monotonic)
     answered: bool = False
 
 
-class _Recalled(NamedTuple):
-    """What the remote tier has sent: files that were not here, and the names of all that it has of the session."""
+class _Download(NamedTuple):
+    """What the lower tier has sent: files that were not here, and the names of all that it has of the session."""
 
     fresh: dict[Place, LooseSegment]
     names: set[str]
 
 
-class RemoteSync:
-    """One thread between two tiers. What fails is counted and left: the remote tier is a copy, never the only truth.
+class TierSync:
+    """Copies files between the disk and one ``lower`` tier. What fails is counted and left: the lower tier has copies,
+    and never the only ones.
 
-    A session is looked for by its name, once, when no other tier knows it, or maybe its beginning only; anonymous ones
-    stay on this machine. Files go up one session at a time, with all that it has by then, so that a question waits for
-    one of them at most. Its timeline may begin in other sessions' files: these stay there as long as it does.
+    A session is looked for by its name, once, when the disk does not know it, or maybe its beginning only; anonymous
+    ones stay on this machine. Files are copied one session at a time, with all that it has by then, so that a question
+    waits for one of them at most. Its timeline may begin in other sessions' files: these stay there as long as it does.
     """
 
-    def __init__(self, disk: DiskTier, remote: RemoteTier, lane: WorkQueue, budget: int | None = None) -> None:
+    def __init__(self, disk: DiskTier, lower: SegmentStore, queue: WorkQueue) -> None:
         self.errors = 0
-        self._budget = budget
-        self._counted = False  # what lies in the remote tier, others' files included
+        self.lower = lower
+        self._counted = False  # what lies in the lower tier, others' files included
         self._disk = disk
-        self._remote = remote
-        self._lane = lane
+        self._queue = queue
         self._waiting: OrderedDict[Owner, Segment] = OrderedDict()  # to be copied, up to this segment
         self._copying = False
-        self._asked: dict[Owner, _RemoteQuery] = {}
-        self._leaving: dict[Owner, object] = {}  # forgotten, but maybe not in the remote tier yet
+        self._asked: dict[Owner, _Query] = {}
+        self._leaving: dict[Owner, object] = {}  # forgotten, but maybe not in the lower tier yet
 
     @property
-    def budget(self) -> int:
-        """Bytes that the tier may hold; 0: no limit."""
-        return self._budget or 0
+    def stats(self) -> TierStats:
+        """What lies in the lower tier."""
+        return TierStats(self.lower.used, self.lower.budget or 0, self.lower.evictions)
 
-    @property
-    def remote(self) -> RemoteTier:
-        """The tier."""
-        return self._remote
+    def holding(self, tip: Segment, tokens: int) -> TierHolding:
+        """What the lower tier has of the timeline that ends in ``tip``, of which ``tokens`` are wanted."""
+        copied = list(takewhile(lambda segment: self.lower.tier in segment.copies, tip.chain()))
+        stop = copied[-1].stop if copied else 0
+        return TierHolding(min(tokens, stop), sum(segment.nbytes for segment in copied))
 
     def upload(self, segment: Segment) -> None:
         """Copy a named session's file, and those before it that are not there yet."""
@@ -86,7 +89,7 @@ class RemoteSync:
 
     def _copy(self, segment: Segment) -> None:
         chain = segment.chain()
-        line = [s for s in chain if not s.remote]
+        line = [s for s in chain if self.lower.tier not in s.copies]
         needed = {s.folder for s in chain}  # a fork's files go on from those in other sessions' folders
         gone: set[str] = set()
         self._disk.hold(segment)
@@ -99,43 +102,44 @@ class RemoteSync:
 
         def put() -> None:
             for s in line:
-                self._remote.put(s.folder, s.name, self._disk.folder / s.folder / s.name)
-            self._remote.touch(needed)
-            if self._budget is not None and (not self._counted or self._remote.used > self._budget):
+                self.lower.put(s.folder, s.name, self._disk.folder / s.folder / s.name)
+            self.lower.touch(needed)
+            budget = self.lower.budget
+            if budget is not None and (not self._counted or self.lower.used > budget):
                 self._counted = True
-                self._remote.collect(keep)
+                self.lower.collect(keep)
 
         def finish(outcome: Exception | None) -> None:
             self._copying = False
             self._disk.let_go(segment)
             for s in line:
-                s.remote = outcome is None
+                s.copies = s.copies | {self.lower.tier} if outcome is None else s.copies - {self.lower.tier}
             self._lost(gone)
             self._count(outcome)
             self._next()
 
-        self._lane.submit(put, finish)
+        self._queue.submit(put, finish)
 
     def _lost(self, folders: set[str]) -> list[Segment]:
-        """The remote tier has dropped these folders: their files that are here, which are copied again when a session
+        """The lower tier has dropped these folders: their files that are here, which are copied again when a session
         that goes on from them is.
         """
         segments = self._disk.segments_in(folders) if folders else []
         for segment in segments:
-            segment.remote = False
+            segment.copies -= {self.lower.tier}
         return segments
 
     def recalls(self, owner: Owner) -> bool:
-        """Whether to wait for what the remote tier knows of a session; asks when it was not asked yet."""
+        """Whether to wait for what the lower tier knows of a session; asks when it was not asked yet."""
         head = self._disk.head(owner)
-        if (head is not None and not head.partial) or (self._remote.away and owner not in self._asked):
+        if (head is not None and not head.partial) or (self.lower.away and owner not in self._asked):
             return False
         if owner in self._leaving:
             return False
         question = self._asked.get(owner)
         if question is None:
-            question = asked = self._asked[owner] = _RemoteQuery()
-            self._lane.submit(
+            question = asked = self._asked[owner] = _Query()
+            self._queue.submit(
                 lambda: self._download(folder_of(owner)), lambda outcome: self._take(owner, asked, outcome)
             )
         return not question.answered and time.monotonic() - question.since < _PATIENCE
@@ -164,11 +168,11 @@ class RemoteSync:
                     del self._leaving[owner]
                 told()
 
-        self._lane.submit(lambda: self._remote.remove(folder_of(owner), None), finish)
+        self._queue.submit(lambda: self.lower.remove(folder_of(owner), None), finish)
 
-    def _download(self, folder: str) -> _Recalled:
-        """On the courier's thread: the newest file of a folder and all before it that are not here; all or none."""
-        names = {name for name, _ in self._remote.names(folder)}
+    def _download(self, folder: str) -> _Download:
+        """On the queue's thread: the newest file of a folder and all before it that are not here; all or none."""
+        names = {name for name, _ in self.lower.names(folder)}
         place: Place | None = (folder, max(names)) if names else None
         fresh: dict[Place, LooseSegment] = {}
         try:
@@ -177,15 +181,15 @@ class RemoteSync:
                 if path.exists():
                     break
                 files.make_folder(path.parent)
-                self._remote.get(*place, path)
+                self.lower.get(*place, path)
                 fresh[place] = found = self._disk.segment_folder.look(place)
                 place = None if found.parent is None else _checked(found.parent)
         except BaseException:
             remove(self._disk.folder, [*fresh, *([place] if place is not None else [])])
             raise
-        return _Recalled(fresh, names)
+        return _Download(fresh, names)
 
-    def _take(self, owner: Owner, question: _RemoteQuery, outcome: _Recalled | Exception) -> None:
+    def _take(self, owner: Owner, question: _Query, outcome: _Download | Exception) -> None:
         question.answered = True
         if isinstance(outcome, Exception):
             self._count(outcome)
@@ -198,16 +202,17 @@ class RemoteSync:
         if head is None or owner in self._leaving:
             return  # it is not asked for again
         del self._asked[owner]
-        head.partial, head.recalled = False, bool(fresh)
+        head.partial, head.source = False, self.lower.tier if fresh else Tier.DISK
         for segment in head.tip.chain():
             at = (segment.folder, segment.name)
-            segment.remote |= at in fresh or (segment.owner == owner and segment.name in outcome.names)
+            if at in fresh or (segment.owner == owner and segment.name in outcome.names):
+                segment.copies |= {self.lower.tier}
 
     def _count(self, outcome: object) -> None:
         if isinstance(outcome, Exception):
             self.errors += 1
             if not isinstance(outcome, (OSError, CorruptFile)):
-                log.error("the remote tier failed", exc_info=outcome)
+                log.error("the %s tier failed", self.lower.tier, exc_info=outcome)
 
 
 def remove(folder: Path, places: list[Place]) -> None:

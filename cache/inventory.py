@@ -1,0 +1,32 @@
+"""What every tier holds: of one session, and in all."""
+
+from __future__ import annotations
+
+from cache.segments.chain import Owner
+from cache.store import SessionStore
+from cache.tier import Tier, TierHolding, TierStats
+
+
+def tier_stats(store: SessionStore) -> dict[Tier, TierStats]:
+    """Every tier that there is, nearest first."""
+    stats = {
+        tier: TierStats(memory.used, memory.slots, store.evictions[tier]) for tier, memory in store.pool.tiers.items()
+    }
+    return stats if store.archive is None else stats | store.archive.stats()
+
+
+def session_holdings(store: SessionStore, tenant: str, name: str) -> dict[Tier, TierHolding]:
+    """Where the KV of a named session lies: only tiers that hold some of it, nearest first."""
+    session = store.find(tenant, name)
+    found: dict[Tier, TierHolding] = {}
+    if session is not None and session.length:
+        pool = store.pool
+        for tier, memory in pool.tiers.items():
+            pages = sum(page.tier is memory for page in session.pages)
+            tokens = session.length - (len(session.pages) - pages) * pool.page_size
+            states = session.state_bytes if (memory is pool.device) is session.warm else 0
+            if pages:
+                found[tier] = TierHolding(max(tokens, 0), pages * pool.page_bytes + states)
+    if store.archive is not None:
+        found |= store.archive.holdings(Owner(tenant, name, True), session)
+    return found
