@@ -24,6 +24,7 @@ from cache.tiers.archive import Archive
 from cache.tiers.disk import DiskTier
 from cache.tiers.remote import RemoteTier
 from cache.tiers.restore_rates import RestoreRates
+from cache.tiers.segment_store import SegmentStore
 from scheduler.accel.cpu.linear import pack
 from scheduler.core.constraint import Grammars, tokenizer_of
 from scheduler.core.engine_core import EngineCore, LaunchedStep
@@ -137,10 +138,12 @@ class Kit:
         codec: Codec = Codec.EXACT,
         remote: str | None = None,
         remote_space: int | None = None,
+        nearer: Callable[[str], SegmentStore] | None = None,
         share: float = 1.0,
         overlaps: bool = False,
     ) -> None:
-        """``folder``: of a disk tier; without it there is none. ``overlaps``: steps run as on a GPU; what is in
+        """``folder``: of a disk tier; without it there is none. ``nearer`` makes a tier between the disk and the remote
+        one, for a fingerprint. ``overlaps``: steps run as on a GPU; what is in
         ``meanwhile`` is called once while one is under way.
         """
         self.meanwhile: list[Callable[[], Any]] = []
@@ -156,7 +159,9 @@ class Kit:
         self.fingerprint = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
         if folder is not None:
             disk = DiskTier(folder, self.fingerprint, disk_space, share=share)
-            lower = [] if remote is None else [RemoteTier(remote, self.fingerprint, remote_space)]
+            lower = [] if nearer is None else [nearer(self.fingerprint)]
+            if remote is not None:
+                lower.append(RemoteTier(remote, self.fingerprint, remote_space))
             self.store.archive = Archive(self.store, disk, codec, lower)
             self.store.archive.restore_rates = Eager()
         self.scheduler = Scheduler(

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -33,6 +32,7 @@ class _Query:
 
     since: float = field(default_factory=time.monotonic)
     answered: bool = False
+    left: list[Place] = field(default_factory=list)  # files of a failed download that could not be unlinked
 
 
 class _Download(NamedTuple):
@@ -140,7 +140,8 @@ class TierSync:
         if question is None:
             question = asked = self._asked[owner] = _Query()
             self._queue.submit(
-                lambda: self._download(folder_of(owner)), lambda outcome: self._take(owner, asked, outcome)
+                lambda: self._download(folder_of(owner), asked.left),
+                lambda outcome: self._take(owner, asked, outcome),
             )
         return not question.answered and time.monotonic() - question.since < _PATIENCE
 
@@ -170,8 +171,10 @@ class TierSync:
 
         self._queue.submit(lambda: self.lower.remove(folder_of(owner), None), finish)
 
-    def _download(self, folder: str) -> _Download:
-        """On the queue's thread: the newest file of a folder and all before it that are not here; all or none."""
+    def _download(self, folder: str, left: list[Place]) -> _Download:
+        """On the queue's thread: the newest file of a folder and all before it that are not here; all or none, but for
+        those in ``left``. Raises OSError or CorruptFile.
+        """
         names = {name for name, _ in self.lower.names(folder)}
         place: Place | None = (folder, max(names)) if names else None
         fresh: dict[Place, LooseSegment] = {}
@@ -185,13 +188,14 @@ class TierSync:
                 fresh[place] = found = self._disk.segment_folder.look(place)
                 place = None if found.parent is None else _checked(found.parent)
         except BaseException:
-            remove(self._disk.folder, [*fresh, *([place] if place is not None else [])])
+            left += unlink(self._disk.folder, [*fresh, *([place] if place is not None else [])])
             raise
         return _Download(fresh, names)
 
     def _take(self, owner: Owner, question: _Query, outcome: _Download | Exception) -> None:
         question.answered = True
         if isinstance(outcome, Exception):
+            self._disk.decline(question.left)
             self._count(outcome)
             return
         refused = {place for place, found in outcome.fresh.items() if found.segment.owner in self._leaving}
@@ -215,11 +219,17 @@ class TierSync:
                 log.error("the %s tier failed", self.lower.tier, exc_info=outcome)
 
 
-def remove(folder: Path, places: list[Place]) -> None:
-    """Unlink these files, as far as they are there."""
+def unlink(folder: Path, places: list[Place]) -> list[Place]:
+    """Unlink these files, as far as they are there; those that could not be."""
+    left = []
     for place in places:
-        with suppress(OSError):
+        try:
             files.remove(folder / place[0], [place[1]])
+        except FileNotFoundError:
+            continue
+        except OSError:
+            left.append(place)
+    return left
 
 
 def _checked(place: Place) -> Place:

@@ -3,25 +3,28 @@
 import { html } from "./vendor/htm-3.1.1/standalone.module.js";
 import { count, milliseconds, plural } from "./bits.js";
 import { costOf, loadedOf, reusedOf, totalOf } from "./family.js";
+import { inOrder, sourceOf } from "./tiers.js";
 
-export const TIER_NAMES = { device: "device", host: "host memory", disk: "disk", remote: "remote store" };
-
-export const PARTS = [
-  ["device", "On the device already"],
-  ["host", "Loaded from host memory"],
-  ["disk", "Loaded from disk"],
-  ["remote", "Loaded from the remote store"],
+const COMPUTED = [
   ["recomputed", "Computed again"],
   ["fresh", "New in this turn"],
   ["reply", "Written as the reply"],
 ];
 
+// The parts of a cost that are not 0, in the order in which they are drawn, as { part, words, tokens }.
+export function partsOf(cost) {
+  const reused = inOrder(new Set(Object.keys(cost.reused)));
+  return [
+    ...reused.map((tier) => ({ part: tier, words: sourceOf(tier), tokens: cost.reused[tier] })),
+    ...COMPUTED.map(([part, words]) => ({ part, words, tokens: cost[part] })),
+  ].filter(({ tokens }) => tokens > 0);
+}
+
 // Tokens from left to right, those of a turn or of any `cost`; `scale` is the number of tokens that fill the bar.
 export function CostBar({ turn, cost = costOf(turn), scale = null }) {
   const whole = scale ?? totalOf(cost);
-  const shown = PARTS.filter(([part]) => cost[part] > 0);
   return html`<span class="cost-bar" aria-hidden="true">
-    ${shown.map(([part]) => html`<i class=${`part ${part}`} style=${{ width: `${(100 * cost[part]) / whole}%` }}></i>`)}
+    ${partsOf(cost).map(({ part, tokens }) => html`<i class=${`part ${part}`} style=${{ width: `${(100 * tokens) / whole}%` }}></i>`)}
   </span>`;
 }
 

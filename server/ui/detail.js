@@ -2,10 +2,11 @@
 
 import { html } from "./vendor/htm-3.1.1/standalone.module.js";
 import { Icon, bytes, count, milliseconds, plural } from "./bits.js";
-import { CostBar, PARTS, TIER_NAMES, missOf } from "./cost.js";
-import { TIERS, latestOf, loadedOf, reusedOf } from "./family.js";
+import { CostBar, missOf, partsOf } from "./cost.js";
+import { latestOf, loadedOf, reusedOf } from "./family.js";
 import { fork, open, remove } from "./sessions.js";
 import { update, useStore } from "./store.js";
+import { inOrder, nameOf } from "./tiers.js";
 
 // `leave` gives the focus back to the tree.
 export function Detail({ box, node, family, isOpen, setOpen, leave }) {
@@ -60,10 +61,10 @@ function Figures({ node }) {
   const { turn, cost } = node;
   const miss = missOf(turn);
   return html`<dl class="figures">
-      ${PARTS.filter(([part]) => cost[part] > 0).map(
-        ([part, words]) =>
+      ${partsOf(cost).map(
+        ({ part, words, tokens }) =>
           html`<div><dt><i class=${`part ${part}`}></i>${turn.cache || part !== "device" ? words : "Reused"}</dt>
-            <dd>${count(cost[part])}</dd></div>`,
+            <dd>${count(tokens)}</dd></div>`,
       )}
       ${turn.cache?.load_ms > 0 && html`<div><dt>Loading</dt><dd>${milliseconds(turn.cache.load_ms)}</dd></div>`}
       ${turn.cache?.prefill_ms && html`<div><dt>To the first token</dt>
@@ -100,7 +101,7 @@ function BranchTotal({ id, node, family }) {
 // Where the branch's KV is now, tier by tier.
 function Tiers({ session }) {
   if (!session.kv) return html`<p class="hint">The engine is not there to tell where the cache is.</p>`;
-  const held = TIERS.filter((tier) => session.kv[tier]);
+  const held = inOrder(new Set(Object.keys(session.kv)));
   if (!held.length)
     return html`<p class="hint">No tier holds cache of this branch under its own name yet: its next turn shares or computes it.</p>`;
   return html`<table class="tiers">
@@ -109,7 +110,7 @@ function Tiers({ session }) {
       ${held.map((tier) => {
         const { tokens, bytes: size } = session.kv[tier];
         return html`<tr>
-          <th scope="row"><i class=${`part ${tier}`}></i>${TIER_NAMES[tier]}</th>
+          <th scope="row"><i class=${`part ${tier}`}></i>${nameOf(tier)}</th>
           <td>${count(tokens)} of ${plural(session.tokens, "token")}</td>
           <td>${bytes(size)}</td>
         </tr>`;

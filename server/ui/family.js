@@ -1,21 +1,25 @@
 // A session and its forks as one tree of turns. Two sessions share a turn where it has the same id in both.
 
-export const TIERS = ["device", "host", "disk", "remote"];
-
-// What a turn's tokens cost, part by part, in the order in which they are drawn. They add up to prompt and reply.
+// What a turn's tokens cost: those `reused`, by tier, and those computed. They add up to prompt and reply.
 export function costOf(turn) {
   const { cache } = turn;
   const parts = cache
-    ? { ...cache.reused, recomputed: cache.recomputed, fresh: cache.new }
-    : { device: turn.cached_tokens, fresh: turn.prompt_tokens - turn.cached_tokens };
+    ? { reused: cache.reused, recomputed: cache.recomputed, fresh: cache.new }
+    : { reused: { device: turn.cached_tokens }, fresh: turn.prompt_tokens - turn.cached_tokens };
   return { ...NOTHING, ...parts, reply: turn.completion_tokens };
 }
 
-const NOTHING = { device: 0, host: 0, disk: 0, remote: 0, recomputed: 0, fresh: 0, reply: 0 };
+const NOTHING = { reused: {}, recomputed: 0, fresh: 0, reply: 0 };
 
-const sumOf = (one, other) => Object.fromEntries(Object.keys(NOTHING).map((part) => [part, one[part] + other[part]]));
-export const reusedOf = (cost) => cost.device + cost.host + cost.disk + cost.remote;
-export const loadedOf = (cost) => cost.host + cost.disk + cost.remote;
+function sumOf(one, other) {
+  const reused = { ...one.reused };
+  for (const [tier, tokens] of Object.entries(other.reused)) reused[tier] = (reused[tier] ?? 0) + tokens;
+  const computed = ["recomputed", "fresh", "reply"].map((part) => [part, one[part] + other[part]]);
+  return { reused, ...Object.fromEntries(computed) };
+}
+
+export const reusedOf = (cost) => Object.values(cost.reused).reduce((sum, tokens) => sum + tokens, 0);
+export const loadedOf = (cost) => reusedOf(cost) - (cost.reused.device ?? 0);
 export const totalOf = (cost) => reusedOf(cost) + cost.recomputed + cost.fresh + cost.reply;
 
 const nodeOf = (turn, parent) => {
@@ -47,7 +51,7 @@ export function familyOf(tree, removed) {
       next.sessions.push(session.id);
       const end = turn.prompt_tokens + turn.completion_tokens;
       // The last sampled token of a timeline is never in the cache.
-      for (const tier of TIERS) if ((session.kv?.[tier]?.tokens ?? 0) >= end - 1) next.kv.add(tier);
+      for (const [tier, { tokens }] of Object.entries(session.kv ?? {})) if (tokens >= end - 1) next.kv.add(tier);
       path.push(next);
       node = next;
     }

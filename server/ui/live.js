@@ -2,8 +2,9 @@
 
 import { html } from "./vendor/htm-3.1.1/standalone.module.js";
 import { bytes, count, milliseconds } from "./bits.js";
-import { SPAN, history, lastOf, useMetrics } from "./metrics.js";
+import { SPAN, history, lastOf, roomsOf, useMetrics } from "./metrics.js";
 import { Plot } from "./plot.js";
+import { ALWAYS, nameOf } from "./tiers.js";
 
 const FRESH = 5; // seconds for which a figure counts as that of now
 const NO_TURN = ["No turn since this page began to look.", "No turn in the last five minutes."];
@@ -26,8 +27,8 @@ export function Live() {
         <${Gauge} name="Tokens a second" ...${lastOf("rate")} />
       </div>
     </section>
-    <${Rooms} told=${told} />
-    <${Minutes} />
+    <${Rooms} rooms=${roomsOf(metric)} />
+    <${Minutes} rooms=${roomsOf(metric)} />
   </div>`;
 }
 
@@ -38,22 +39,19 @@ function Gauge({ name, value = null, age = 0, words = count }) {
 
 const agoOf = (seconds) => (seconds < 60 ? `${Math.round(seconds)} s ago` : `${Math.floor(seconds / 60)} min ago`);
 
-function Rooms({ told }) {
-  const pages = (tier) => ({ used: told("pages", `tier="${tier}"`), whole: told("pages_capacity", `tier="${tier}"`) });
-  const remote = { used: told("remote_bytes"), whole: told("remote_bytes_capacity") };
+function Rooms({ rooms }) {
+  const shown = rooms.filter(({ tier, used, whole }) => ALWAYS.includes(tier) || used > 0 || whole > 0);
   return html`<section aria-labelledby="live-room">
     <h3 id="live-room">Room for cache</h3>
-    <${Room} tier="device" name="Device" ...${pages("device")} unit="pages" />
-    <${Room} tier="host" name="Host memory" ...${pages("host")} unit="pages" />
-    <${Room} tier="disk" name="Disk" used=${told("disk_bytes")} whole=${told("disk_bytes_capacity")} />
-    ${(remote.used > 0 || remote.whole > 0) && html`<${Room} tier="remote" name="Remote store" ...${remote} />`}
+    ${shown.map((room) => html`<${Room} key=${room.tier} ...${room} />`)}
   </section>`;
 }
 
-// A tier of no room is not there; a remote store of no room has no limit.
-function Room({ tier, name, used, whole, unit = null }) {
-  const isOff = whole === 0 && tier !== "remote";
-  const sizes = unit ? `${count(used)} of ${count(whole)} ${unit}` : `${bytes(used)} of ${bytes(whole)}`;
+// A tier of no room that holds nothing is not there; one that holds something has no limit.
+function Room({ tier, used, whole, isPaged }) {
+  const name = capital(nameOf(tier));
+  const isOff = whole === 0 && !used;
+  const sizes = isPaged ? `${count(used)} of ${count(whole)} pages` : `${bytes(used)} of ${bytes(whole)}`;
   const told = whole === null ? "–" : isOff ? "off" : whole ? sizes : bytes(used);
   return html`<div class="room">
     <div><span>${name}</span><span>${told}</span></div>
@@ -66,10 +64,13 @@ function Room({ tier, name, used, whole, unit = null }) {
   </div>`;
 }
 
-function Minutes() {
-  const lines = (...all) => all.map(([of, name]) => ({ of, name })).filter(({ of }) => history[of].some(Boolean));
-  const pages = lines(["device", "device"], ["host", "host memory"]);
-  const kept = lines(["disk", "disk"], ["remote", "remote store"]);
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
+function Minutes({ rooms }) {
+  const lines = (...all) => all.map(([of, name]) => ({ of, name })).filter(({ of }) => history[of]?.some(Boolean));
+  const linesOf = (tiers) => lines(...tiers.map(({ tier }) => [tier, nameOf(tier)]));
+  const pages = linesOf(rooms.filter(({ isPaged }) => isPaged));
+  const kept = linesOf(rooms.filter(({ isPaged }) => !isPaged));
   const turns = lines(["waiting", "waiting"], ["running", "running"]); // the last is drawn above
   const isIdle = ["rate", "first", "running", "waiting"].every((of) => lastOf(of) === null);
   const isFull = Date.now() / 1000 - history.at[0] > 0.95 * SPAN; // nobody knows what was before the first look

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { call } from "./api.js";
+import { ALWAYS, inOrder } from "./tiers.js";
 
 const LOOK = 2000; // milliseconds between two looks
 const GAP = 60; // seconds without a look, over which no rate is told
@@ -10,15 +11,28 @@ export const SPAN = 300; // seconds that are kept
 // Prometheus' text as a function from name and labels to the sum of what matches; null where nothing does.
 function metricsOf(text) {
   const lines = [...text.matchAll(/^warmturn_(\w+)(?:\{(.*)\})? (\S+)$/gm)];
-  return (name, labels = "") => {
+  const sumOf = (name, labels = "") => {
     const found = lines.filter(([, of, with_ = ""]) => of === name && with_.includes(labels));
     return found.length ? found.reduce((sum, line) => sum + Number(line[3]), 0) : null;
   };
+  sumOf.tiers = new Set([...text.matchAll(/tier="(\w+)"/g)].map(([, tier]) => tier));
+  return sumOf;
 }
 
-// What was seen, one value for each look: `at` in Unix seconds, `rate` in tokens a second, `first` in milliseconds, tiers
-// in pages or bytes. Null where there is nothing to tell.
-export const history = { at: [], rate: [], first: [], running: [], waiting: [], device: [], host: [], disk: [], remote: [] };
+// The tiers, nearest first, each as { tier, used, whole, isPaged }: pages, or bytes. Null is not known; a `whole` of 0:
+// there is no such tier, or it has no limit.
+export const roomsOf = (metric) =>
+  inOrder(new Set([...ALWAYS, ...(metric?.tiers ?? [])])).map((tier) => {
+    const told = metric ?? (() => null);
+    const pages = told("pages", `tier="${tier}"`);
+    return pages === null
+      ? { tier, used: told(`${tier}_bytes`), whole: told(`${tier}_bytes_capacity`), isPaged: false }
+      : { tier, used: pages, whole: told("pages_capacity", `tier="${tier}"`), isPaged: true };
+  });
+
+// What was seen, one value for each look: `at` in Unix seconds, `rate` in tokens a second, `first` in milliseconds, and
+// under each tier's name pages or bytes. Null where there is nothing to tell.
+export const history = { at: [], rate: [], first: [], running: [], waiting: [] };
 
 let before = null;
 let latest = null; // the figures that came last: a panel that is opened again begins with them
@@ -39,11 +53,9 @@ function note(metric) {
     first: firsts > 0 ? (1000 * (now.first - before.first)) / firsts : null,
     running: metric("running"),
     waiting: metric("waiting"),
-    device: metric("pages", 'tier="device"'),
-    host: metric("pages", 'tier="host"'),
-    disk: metric("disk_bytes"),
-    remote: metric("remote_bytes"),
+    ...Object.fromEntries(roomsOf(metric).map(({ tier, used }) => [tier, used])),
   };
+  for (const { tier } of roomsOf(metric)) history[tier] ??= history.at.map(() => null);
   const old = history.at.findIndex((at) => at > now.at - SPAN);
   for (const [name, line] of Object.entries(history)) {
     line.splice(0, old < 0 ? line.length : old);

@@ -103,7 +103,7 @@ function optionsOf(place, lines, told, dots) {
     series: [
       {},
       ...lines.map(({ of }) => {
-        const stroke = colour(`--line-${of}`);
+        const stroke = colour(`--line-${of}, var(--line-waiting)`);
         return { stroke, width: dots ? 1 : 1.5, spanGaps: true, points: { show: dots, size: 5, fill: stroke } };
       }),
     ],

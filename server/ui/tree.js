@@ -2,11 +2,12 @@
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { ago, count } from "./bits.js";
-import { CostBar, TIER_NAMES, branchSummaryOf, summaryOf } from "./cost.js";
+import { CostBar, branchSummaryOf, summaryOf } from "./cost.js";
 import { Detail } from "./detail.js";
-import { TIERS, isTwin, rowsOf, totalOf } from "./family.js";
+import { isTwin, rowsOf, totalOf } from "./family.js";
 import { follow } from "./sessions.js";
 import { remember, remembered, update, useStore } from "./store.js";
+import { ALWAYS, inOrder, letterOf, nameOf } from "./tiers.js";
 
 const LANE = 18; // pixels
 const MOST_LANES = 8; // that are drawn; what is further in stands in the last one
@@ -17,7 +18,6 @@ const TOTAL = 20; // and where it ends
 const STEP = 400; // what is drawn changes each time so many pixels have been scrolled, and begins so far out of sight
 const LOOK = 5000; // milliseconds between two looks at where the KV is: it moves by itself
 const LOOK_SHARE = 50; // and so many times what one takes
-const LETTERS = { device: "D", host: "H", disk: "S", remote: "R" };
 
 export function Tree() {
   const { tree, current, selected } = useStore();
@@ -82,7 +82,7 @@ const Legend = () =>
     <li><i class="part recomputed"></i>computed again</li>
     <li><i class="part fresh"></i>new</li>
     <li><i class="part reply"></i>reply</li>
-    <li class="legend-where">Cached now:${["device", "host", "disk"].map((tier) => html`<span><span class="where"><i class="held">${LETTERS[tier]}</i></span>${tier}</span>`)}</li>
+    <li class="legend-where">Cached now:${ALWAYS.map((tier) => html`<span><span class="where"><i class="held">${letterOf(tier)}</i></span>${tier}</span>`)}</li>
   </ul>`;
 
 // The branch that a row ends, itself or folded below it: its last turn.
@@ -236,12 +236,9 @@ function Side({ node }) {
 
 // Which tiers hold the cache up to here.
 function Where({ kv }) {
-  const held = TIERS.filter((tier) => kv.has(tier));
-  const told = held.length
-    ? `In the cache of ${held.map((tier) => TIER_NAMES[tier]).join(" and ")}`
-    : "In no cache now";
-  const shown = TIERS.filter((tier) => tier !== "remote" || kv.has(tier));
+  const told = kv.size ? `In the cache of ${inOrder(kv).map(nameOf).join(" and ")}` : "In no cache now";
+  const shown = inOrder(new Set([...ALWAYS, ...kv]));
   return html`<span class="where" role="img" aria-label=${told} title=${told}>
-    ${shown.map((tier) => (kv.has(tier) ? html`<i class="held">${LETTERS[tier]}</i>` : html`<i></i>`))}
+    ${shown.map((tier) => (kv.has(tier) ? html`<i class="held">${letterOf(tier)}</i>` : html`<i></i>`))}
   </span>`;
 }

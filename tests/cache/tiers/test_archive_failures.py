@@ -460,6 +460,33 @@ def test_a_remote_file_that_names_an_odd_parent_is_refused(tmp_path: Path) -> No
     assert len(files_of(tmp_path / "two")) == 1  # that of the turn, not the other one
 
 
+def test_a_file_of_a_failed_download_that_could_not_be_unlinked_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path / 'remote'}"
+    kit = Kit(folder=tmp_path / "one", remote=url)
+    kit.ask(TALK, 6, session="s")
+    kit.settle()
+    kit.leave()
+    (path,) = files_of(tmp_path / "remote")
+    path.write_bytes(b"damaged")
+    other = Kit(folder=tmp_path / "two", remote=url)
+    remove = files.remove
+    left: list[Path] = []
+
+    def fail_once(folder: Path, names: list[str]) -> None:
+        if left:
+            return remove(folder, names)
+        left.extend(folder / name for name in names)
+        raise OSError("read-only for now")
+
+    monkeypatch.setattr(files, "remove", fail_once)
+    assert reused(check(other, [*TALK, 1], session="s")) == (0, 0)
+    other.settle()
+    assert left
+    assert not any(path.exists() for path in left)
+
+
 def test_a_question_to_the_remote_tier_waits_for_one_upload_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
