@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from server.log.logged_message import LoggedMessage
 from server.log.session_log import SessionLog
-from server.log.timeline import Message, NewTurn, SessionRecord, TurnRecord, locate
+from server.log.timeline import NewTurn, SessionRecord, TurnRecord, locate
 
 Where = Path | str
 
@@ -40,17 +43,22 @@ def with_made(makers: Sequence[Callable[[], SessionLog]], scenario: Callable[...
     asyncio.run(run())
 
 
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
+def user(text: str) -> LoggedMessage:
+    return LoggedMessage("user", text)
 
 
-def assistant(text: str) -> Message:
-    return {"role": "assistant", "content": text}
+def assistant(text: str) -> LoggedMessage:
+    return LoggedMessage("assistant", text)
+
+
+def as_logged(messages: Iterable[Mapping[str, Any]]) -> list[LoggedMessage]:
+    """Messages of a request as the log holds them."""
+    return msgspec.convert([*messages], list[LoggedMessage])
 
 
 def texts(record: SessionRecord) -> list[str]:
     """What is said in a session."""
-    return [message["content"] for message in record.messages]
+    return [message.content for message in record.messages]
 
 
 OPTIONS = ("idempotency", "extras", "expect")
@@ -99,7 +107,7 @@ async def rewind_to_token(log: SessionLog, tokens: int, session: str = "s") -> S
     record = await read(log, session)
     place = locate(record, tokens)
     cut = None if place.reply is None else text(record)[place.reply : place.tokens]
-    reply = None if cut is None else {"role": "assistant", "content": cut}
+    reply = None if cut is None else LoggedMessage("assistant", cut)
     await log.rewind("a", session, tokens=tokens, reply=reply, expect=record.version)
     return await read(log, session)
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from msgspec.structs import replace
 
 from server.chat.call_rules import CallRules
 from server.chat.partial_reply import PartialReply
 from server.chat.rendering import rendering_in_force
 from server.chat.tokenizer import ChatTokenizer
-from server.log.timeline import Message, SessionRecord, common_prefix, locate
+from server.log.logged_message import LoggedCall, LoggedMessage
+from server.log.timeline import SessionRecord, common_prefix, locate
 
 CONTEXT = 48  # tokens decoded before a reply: what opens its reasoning, and the space that a first word has none of
 
 
-def cut_reply(tokens: ChatTokenizer, record: SessionRecord, at: int) -> Message | None:
+def cut_reply(tokens: ChatTokenizer, record: SessionRecord, at: int) -> LoggedMessage | None:
     """What is left of the reply that a rewind to token ``at`` cuts; None when it cuts none. Raises NoSuchPlace.
 
     A character that is cut in half, and what a stop string hid, is not in it; a call that is cut has the arguments that
@@ -27,8 +28,8 @@ def cut_reply(tokens: ChatTokenizer, record: SessionRecord, at: int) -> Message 
     before = record.tokens[max(0, place.reply - CONTEXT) : place.reply]
     head = tokens.decode(before)
     text = tokens.decode([*before, *record.tokens[place.reply : at]])[len(head) :]
-    if whole.keys() - {"begun"} == {"role", "content"}:
-        return {**whole, "content": cut_where_text_ends(whole["content"], text)}
+    if replace(whole, begun=0) == LoggedMessage(whole.role, whole.content):
+        return replace(whole, content=cut_where_text_ends(whole.content, text))
     calls = CallRules(rendering_in_force(record.messages[:index]).tools)
     partial_reply = PartialReply(tokens.dialect.make_parser(head, calls))
     for part in [*partial_reply.parser.feed(text), *partial_reply.parser.finish()]:
@@ -36,22 +37,23 @@ def cut_reply(tokens: ChatTokenizer, record: SessionRecord, at: int) -> Message 
     return shorten_reply(whole, partial_reply.message())
 
 
-def shorten_reply(whole: Message, read: Message) -> Message:
+def shorten_reply(whole: LoggedMessage, read: LoggedMessage) -> LoggedMessage:
     """``whole`` as far as ``read``, which was read from the beginning of its text."""
-    made = {key: value for key, value in whole.items() if key in ("role", "name", "tools", "template", "begun")}
-    made["content"] = cut_where_text_ends(whole["content"], read["content"])
-    if thought := cut_where_text_ends(whole.get("reasoning_content", ""), read.get("reasoning_content", "")):
-        made["reasoning_content"] = thought
-    both = zip(whole.get("tool_calls", ()), read.get("tool_calls", ()), strict=False)
-    if calls := [shorten_call(call, left) for call, left in both]:
-        made["tool_calls"] = calls
-    return made
+    return replace(
+        whole,
+        content=cut_where_text_ends(whole.content, read.content),
+        reasoning_content=cut_where_text_ends(whole.reasoning_content, read.reasoning_content),
+        tool_calls=[shorten_call(call, left) for call, left in zip(whole.tool_calls, read.tool_calls, strict=False)],
+        items=[],
+        instructions=False,
+        dropped=False,
+    )
 
 
-def shorten_call(whole: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
+def shorten_call(whole: LoggedCall, read: LoggedCall) -> LoggedCall:
     """The same for a call."""
-    arguments = cut_where_text_ends(whole["function"]["arguments"], read["function"]["arguments"])
-    return {**whole, "function": {**whole["function"], "arguments": arguments}}
+    arguments = cut_where_text_ends(whole.function.arguments, read.function.arguments)
+    return replace(whole, function=replace(whole.function, arguments=arguments))
 
 
 def cut_where_text_ends(whole: str, text: str) -> str:

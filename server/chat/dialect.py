@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from server import surrogates
 from server.chat.call_form import CallForm
 from server.chat.call_rules import NO_CALLS, CallRules
@@ -20,10 +22,12 @@ from server.chat.declared_parser import DeclaredParser
 from server.chat.dialect_parser import DialectParser, ReasoningMarks
 from server.chat.rendering import Rendering
 from server.chat.reply_parser import PlainParser, ReplyParser
-from server.log.timeline import Message
+from server.log.logged_message import LoggedCall, LoggedMessage
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
+
+TemplateMessage = dict[str, Any]  # a message as chat templates take it
 
 IN_WORDS = CallForm("", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n")
 BRIEFING = """You may call functions. These are their names and the JSON schemas of their arguments:
@@ -35,7 +39,6 @@ For each call write its name and arguments as JSON within <tool_call></tool_call
 {{"name": <name>, "arguments": <object>}}
 </tool_call>
 What a call gives back comes within <tool_response></tool_response>."""
-SHOWN = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a logged message, besides reasoning
 ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -79,7 +82,7 @@ class Dialect:
 
     # --- messages -----------------------------------------------------------------------------------------
 
-    def to_template_messages(self, messages: Sequence[Message], rendering: Rendering) -> list[Message]:
+    def to_template_messages(self, messages: Sequence[LoggedMessage], rendering: Rendering) -> list[TemplateMessage]:
         """Logged messages as the template takes them."""
         made = [self._to_template_message(message) for message in messages]
         if self.native:
@@ -88,38 +91,42 @@ class Dialect:
             made = self._add_briefing(made, write_briefing(rendering.tools))
         return describe_calls(made)
 
-    def ending(self, reply: Message, sentinel: str) -> tuple[Message, str]:
+    def ending(self, reply: LoggedMessage, sentinel: str) -> tuple[LoggedMessage, str]:
         """A logged reply with ``sentinel`` at its end, and what the template writes of it behind that."""
-        calls = reply.get("tool_calls")
-        if calls and self.native:
-            last = {**calls[-1], "id": PROBE_ID}
-            last["function"] = {**last["function"], "arguments": json.dumps({"last": sentinel})}
-            return {**reply, "tool_calls": [*calls[:-1], last]}, self.behind
-        return {key: value for key, value in reply.items() if key != "tool_calls"} | {"content": sentinel}, ""
+        if reply.tool_calls and self.native:
+            *calls, last = reply.tool_calls
+            function = structs.replace(last.function, arguments=json.dumps({"last": sentinel}))
+            last = structs.replace(last, id=PROBE_ID, function=function)
+            return structs.replace(reply, tool_calls=[*calls, last]), self.behind
+        return structs.replace(reply, tool_calls=[], content=sentinel), ""
 
-    def _to_template_message(self, message: Message) -> Message:
-        made = {key: message[key] for key in SHOWN if key in message}
-        thought = message.get("reasoning_content")
+    def _to_template_message(self, message: LoggedMessage) -> TemplateMessage:
+        made: TemplateMessage = {"role": message.role, "content": message.content}
+        if message.name:
+            made["name"] = message.name
+        if message.tool_calls:
+            made["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        if message.tool_call_id:
+            made["tool_call_id"] = shorten_id(message.tool_call_id) if self.short_ids else message.tool_call_id
+        thought = message.reasoning_content
         if thought and self.thought_key is not None:
             made[self.thought_key] = thought
         elif thought and self.thought is not None and self.thought_inline:
             made["content"] = f"{self.thought.opening}\n{thought}\n{self.thought.closing}\n\n{made['content']}"
-        if "tool_calls" in made and self.native:
-            made["tool_calls"] = [self._call(call) for call in made["tool_calls"]]
-        if "tool_call_id" in made and self.short_ids:
-            made["tool_call_id"] = shorten_id(made["tool_call_id"])
         return made
 
-    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        function = call["function"]
-        arguments = function["arguments"] if self.text_arguments else parse_arguments(function["arguments"])
+    def _call(self, call: LoggedCall) -> dict[str, Any]:
+        name, arguments = call.function.name, call.function.arguments
         return {
-            "id": shorten_id(call["id"]) if self.short_ids else call["id"],
+            "id": shorten_id(call.id) if self.short_ids else call.id,
             "type": "function",
-            "function": {**function, "arguments": arguments},
+            "function": {
+                "name": name,
+                "arguments": parse_arguments(arguments) if self.native and not self.text_arguments else arguments,
+            },
         }
 
-    def _add_briefing(self, messages: list[Message], text: str) -> list[Message]:
+    def _add_briefing(self, messages: list[TemplateMessage], text: str) -> list[TemplateMessage]:
         """With ``text`` in the system message, or in front of the first other one where there can be none."""
         first = messages[0] if messages else {"role": "", "content": ""}
         if first["role"] in ("system", "developer"):
@@ -138,10 +145,10 @@ def write_briefing(tools: Sequence[Mapping[str, Any]]) -> str:
     return BRIEFING.format(tools="\n".join(lines))
 
 
-def describe_calls(messages: Sequence[Message]) -> list[Message]:
+def describe_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Calls and their results as text, for a template that knows neither. Results in a row are one message: many
     templates want users and assistants to take turns."""
-    made: list[Message] = []
+    made: list[TemplateMessage] = []
     for message in messages:
         if message["role"] == "tool":
             text = f"<tool_response>\n{message['content']}\n</tool_response>"

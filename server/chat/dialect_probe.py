@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from server.chat.call_form import CallForm, ParameterForm
 from server.chat.declared_parser import check_response_template
-from server.chat.dialect import PROBE_ID, Dialect
+from server.chat.dialect import PROBE_ID, Dialect, TemplateMessage
 from server.chat.dialect_parser import DialectParser, ReasoningMarks
 from server.chat.reply_parser import ArgumentsPiece, CallStart
-from server.log.timeline import Message
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate
@@ -37,7 +36,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {key: {"type": "string"} for key in ARGUMENTS}},
     },
 }
-USER: Message = {"role": "user", "content": QUESTION}
+USER: TemplateMessage = {"role": "user", "content": QUESTION}
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,14 @@ class ProbedTemplate:
     ``source`` is its program, ``words`` are the tokens that were added to the vocabulary by hand, ``special`` those of
     them that a reply's text hides; ``end`` ends a reply."""
 
-    apply: Callable[[Sequence[Message], Sequence[Mapping[str, Any]], bool], str]
+    apply: Callable[[Sequence[TemplateMessage], Sequence[Mapping[str, Any]], bool], str]
     refused: type[Exception]
     source: str
     words: frozenset[str]
     special: frozenset[str]
     end: str
 
-    def render(self, *messages: Message, tools: bool = False) -> str | None:
+    def render(self, *messages: TemplateMessage, tools: bool = False) -> str | None:
         """A conversation, None where the template does not take it."""
         try:
             return self.apply(messages, [TOOL] if tools else [], False)
@@ -161,7 +160,7 @@ def render_calls(template: ProbedTemplate, id: str, text_arguments: bool) -> tup
     arguments = json.dumps(ARGUMENTS) if text_arguments else ARGUMENTS
     call = {"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}}
     said = template.render(USER, {"role": "assistant", "content": SAID}, tools=True)
-    one: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    one: TemplateMessage = {"role": "assistant", "content": "", "tool_calls": [call]}
     alone = template.render(USER, one, tools=True)
     answered = template.render(USER, one, {"role": "tool", "tool_call_id": id, "content": RESULT}, tools=True)
     if said is None or alone is None or RESULT not in (answered or ""):

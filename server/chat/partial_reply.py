@@ -15,7 +15,7 @@ from server.chat.reply_parser import (
     ReasoningPiece,
     ReplyParser,
 )
-from server.log.timeline import Message
+from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
 from server.schemas.objects import Finish
 
 FINISH: dict[FinishReason, Finish] = {
@@ -109,32 +109,24 @@ class PartialReply:
         """What was thought so far."""
         return "".join(self._reasoning)
 
-    def message(self) -> Message:
-        """The reply as the log holds it and templates read it: fields that would be empty are left out, but
-        ``content``."""
-        message: Message = {"role": "assistant", "content": self.content}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
-        if self.calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.calls
-            ]
-        return message
+    def message(self) -> LoggedMessage:
+        """The reply as the log holds it."""
+        calls = [LoggedCall(call.id, "function", LoggedFunction(call.name, call.arguments)) for call in self.calls]
+        return LoggedMessage("assistant", self.content, reasoning_content=self.reasoning, tool_calls=calls)
 
 
 class FinishedReply:
     """Reads nothing: tells the parts of a reply that is there already."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: LoggedMessage) -> None:
         self._parts: list[Part] = []
-        if thought := message.get("reasoning_content"):
-            self._parts.append(ReasoningPiece(thought))
-        if message["content"]:
-            self._parts.append(ContentPiece(message["content"]))
-        for index, call in enumerate(message.get("tool_calls", ())):
-            self._parts.append(CallStart(index, call["id"], call["function"]["name"]))
-            self._parts.append(ArgumentsPiece(index, call["function"]["arguments"]))
+        if message.reasoning_content:
+            self._parts.append(ReasoningPiece(message.reasoning_content))
+        if message.content:
+            self._parts.append(ContentPiece(message.content))
+        for index, call in enumerate(message.tool_calls):
+            self._parts.append(CallStart(index, call.id, call.function.name))
+            self._parts.append(ArgumentsPiece(index, call.function.arguments))
 
     def feed(self, text: str) -> list[Part]:
         """All of it, at once."""

@@ -12,7 +12,6 @@ from server.chat.rendering import (
     PLAIN,
     Rendering,
     RenderingChange,
-    Scalar,
     drop_reasoning,
     mark_message,
     rendering_in_force,
@@ -20,7 +19,8 @@ from server.chat.rendering import (
 from server.chat.stateful import NoContinuation, continued_ids, full_ids
 from server.chat.tokenizer import ChatTokenizer
 from server.errors import ApiError, bad_request
-from server.log.timeline import Message, SessionRecord
+from server.log.logged_message import LoggedMessage, Scalar
+from server.log.timeline import SessionRecord
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.messages import check_calls
 from server.schemas.requests import ChatRequest, ReplyRequest, TurnRequest
@@ -41,7 +41,7 @@ class Prompt:
     the reply, where the request gives one: what is generated continues it."""
 
     ids: list[int]
-    messages: list[Message] = field(default_factory=list)
+    messages: list[LoggedMessage] = field(default_factory=list)
     echo: str = ""
     echo_from: int = 0
     rendering: Rendering = PLAIN
@@ -51,7 +51,7 @@ class Prompt:
 
 def chat_prompt(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
     """The prompt of a chat. With a ``record`` the messages are its continuation. Blocking: run it on the pool."""
-    new: list[Message] = [message.plain() for message in body.messages]
+    new: list[LoggedMessage] = [message.plain() for message in body.messages]
     return conversation(tokens, facts, record, new, rendering_change_of(body, tokens))
 
 
@@ -64,7 +64,7 @@ def conversation(
     tokens: ChatTokenizer,
     facts: ModelFacts,
     record: SessionRecord | None,
-    new: list[Message],
+    new: list[LoggedMessage],
     change: RenderingChange = NO_CHANGE,
 ) -> Prompt:
     """The prompt of ``new`` messages, which continue ``record`` if there is one. Blocking. Raises a 400 for messages
@@ -78,7 +78,7 @@ def continuation(
     tokens: ChatTokenizer,
     facts: ModelFacts,
     record: SessionRecord,
-    new: list[Message],
+    new: list[LoggedMessage],
     change: RenderingChange = NO_CHANGE,
 ) -> Prompt:
     """What follows when ``new`` messages are added to a session; without any, its last message is to be answered."""
@@ -89,7 +89,7 @@ def continuation(
     kept = mark_rendering_from(kept, min(len(record.messages), len(kept) - 1), rendering)
     whole = kept if begun is None else [*kept, begun]
     ids = prompt_ids(tokens, facts, record, whole, rendering, before, change)
-    said = "" if begun is None else begun["content"]
+    said = "" if begun is None else begun.content
     return Prompt(ids, kept, rendering=rendering, tail=tokens.decode(ids[-TAIL:]), reply_start=said)
 
 
@@ -97,14 +97,14 @@ def prompt_ids(
     tokens: ChatTokenizer,
     facts: ModelFacts,
     record: SessionRecord,
-    whole: list[Message],
+    whole: list[LoggedMessage],
     rendering: Rendering,
     before: Rendering,
     change: RenderingChange,
 ) -> list[int]:
     """The ids of all messages of a session, which begin with those of ``record`` wherever these still hold."""
     try:
-        forgets = change.forget and any("reasoning_content" in message for message in whole)
+        forgets = change.forget and any(message.reasoning_content for message in whole)
         if forgets or record.fingerprint != tokens.fingerprint(facts.vocab_size):
             # Logged under another tokenizer, or with what is to be left out: its ids mean nothing here, its words do.
             shown = drop_reasoning(whole) if change.forget else whole
@@ -123,7 +123,7 @@ def prompt_ids(
         raise bad_request(message, "continue_final_message", "invalid_value") from None
 
 
-def mark_rendering_from(messages: list[Message], at: int, rendering: Rendering) -> list[Message]:
+def mark_rendering_from(messages: list[LoggedMessage], at: int, rendering: Rendering) -> list[LoggedMessage]:
     """``messages`` with ``rendering`` in force from message ``at`` on."""
     if not messages:
         return messages
@@ -173,13 +173,13 @@ def verbosity_variables(verbosity: str | None, tokens: ChatTokenizer, param: str
     return {}
 
 
-def texts_of(messages: Iterable[Message], change: RenderingChange = NO_CHANGE) -> Iterator[str]:
+def texts_of(messages: Iterable[LoggedMessage], change: RenderingChange = NO_CHANGE) -> Iterator[str]:
     """All that is to be rendered."""
     for message in messages:
-        yield message["content"]
-        yield message.get("reasoning_content", "")
-        for call in message.get("tool_calls", ()):
-            yield call["function"]["arguments"]
+        yield message.content
+        yield message.reasoning_content
+        for call in message.tool_calls:
+            yield call.function.arguments
     yield json.dumps(change.tools or "", ensure_ascii=False)
     yield from (value for value in change.template.values() if isinstance(value, str))
 
@@ -203,7 +203,7 @@ def completion_prompts(
             new, text = given, tokens.decode(given)
         if not before and not new:
             raise bad_request("prompt cannot be empty: this model needs at least one token.", "prompt", "invalid_value")
-        made.append(Prompt([*before, *new], [*past, {"role": "user", "content": text}], text, len(before)))
+        made.append(Prompt([*before, *new], [*past, LoggedMessage("user", text)], text, len(before)))
     return made
 
 
@@ -223,15 +223,17 @@ def infill_ids(body: CompletionRequest, tokens: ChatTokenizer, facts: ModelFacts
     return [*tokens.encode(front, special=True), *given, *rest]
 
 
-def history(tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None) -> tuple[list[int], list[Message]]:
+def history(
+    tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None
+) -> tuple[list[int], list[LoggedMessage]]:
     """The ids and messages that a raw continuation follows."""
     if record is None:
         return [], []
     if record.fingerprint == tokens.fingerprint(facts.vocab_size):
-        waiting = "".join(m["content"] for m in record.messages[record.rendered :])
+        waiting = "".join(m.content for m in record.messages[record.rendered :])
         ids = tokens.encode(waiting, special=not record.tokens) if waiting else []
         return [*record.tokens, *ids], record.messages
-    return tokens.encode("".join(m["content"] for m in record.messages), special=True), record.messages
+    return tokens.encode("".join(m.content for m in record.messages), special=True), record.messages
 
 
 def check_bytes(texts: Iterable[str], facts: ModelFacts, param: str) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.log.timeline import Message
+from msgspec import structs
 
-Scalar = str | int | float | bool
+from server.log.logged_message import LoggedMessage, Scalar
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,23 @@ class RenderingChange:
 NO_CHANGE = RenderingChange()
 
 
-def rendering_in_force(messages: Iterable[Message]) -> Rendering:
+def rendering_in_force(messages: Iterable[LoggedMessage]) -> Rendering:
     """What holds behind ``messages``."""
     tools: Sequence[Mapping[str, Any]] = ()
     template: Mapping[str, Scalar] = {}
     for message in messages:
-        tools = message.get("tools", tools)
-        template = message.get("template", template)
+        tools = tools if message.tools is None else message.tools
+        template = template if message.template is None else message.template
     return Rendering(tools, template)
 
 
-def mark_message(message: Message, before: Rendering, now: Rendering) -> Message:
+def mark_message(message: LoggedMessage, before: Rendering, now: Rendering) -> LoggedMessage:
     """``message`` as the one from which on ``now`` holds, where ``before`` did."""
-    made = {key: value for key, value in message.items() if key not in ("tools", "template")}
-    if [*now.tools] != [*before.tools]:
-        made["tools"] = [*now.tools]
-    if now.template != before.template:
-        made["template"] = {**now.template}
-    return made
+    tools = None if [*now.tools] == [*before.tools] else [dict(tool) for tool in now.tools]
+    template = None if now.template == before.template else {**now.template}
+    return structs.replace(message, tools=tools, template=template)
 
 
-def drop_reasoning(messages: Iterable[Message]) -> list[Message]:
+def drop_reasoning(messages: Iterable[LoggedMessage]) -> list[LoggedMessage]:
     """The same conversation without what was thought."""
-    return [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]
+    return [structs.replace(message, reasoning_content="") for message in messages]

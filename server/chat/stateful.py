@@ -11,9 +11,11 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from server.chat.dialect import Dialect
 from server.chat.rendering import PLAIN, Rendering
-from server.log.timeline import Message
+from server.log.logged_message import LoggedMessage
 
 
 class Renderer(Protocol):
@@ -22,7 +24,7 @@ class Renderer(Protocol):
     @property
     def dialect(self) -> Dialect: ...
     def encode(self, text: str, *, special: bool) -> list[int]: ...
-    def render(self, messages: Sequence[Message], *, generation_prompt: bool, rendering: Rendering) -> str: ...
+    def render(self, messages: Sequence[LoggedMessage], *, generation_prompt: bool, rendering: Rendering) -> str: ...
 
 
 class NoContinuation(Exception):
@@ -30,7 +32,7 @@ class NoContinuation(Exception):
 
 
 def full_ids(
-    renderer: Renderer, messages: Sequence[Message], rendering: Rendering = PLAIN, *, goes_on: bool = False
+    renderer: Renderer, messages: Sequence[LoggedMessage], rendering: Rendering = PLAIN, *, goes_on: bool = False
 ) -> list[int]:
     """The whole conversation, rendered and tokenised, up to where the next reply starts; with ``goes_on`` up to the end
     of the last message, which is the beginning of that reply. Raises CannotGoOn."""
@@ -40,8 +42,8 @@ def full_ids(
 def continued_ids(
     renderer: Renderer,
     logged_ids: Sequence[int],
-    logged: Sequence[Message],
-    new: Sequence[Message],
+    logged: Sequence[LoggedMessage],
+    new: Sequence[LoggedMessage],
     turn_ends: Collection[int],
     rendering: Rendering = PLAIN,
     *,
@@ -68,8 +70,8 @@ def continued_ids(
 
 def text_after_reply(
     renderer: Renderer,
-    logged: Sequence[Message],
-    new: Sequence[Message],
+    logged: Sequence[LoggedMessage],
+    new: Sequence[LoggedMessage],
     rendering: Rendering = PLAIN,
     *,
     before: Rendering = PLAIN,
@@ -77,7 +79,7 @@ def text_after_reply(
 ) -> str | None:
     """What the template writes after the last logged reply when ``new`` follows it; None when that cannot be told, or
     when it would write something else in front of it than it did."""
-    if not logged or logged[-1]["role"] != "assistant":
+    if not logged or logged[-1].role != "assistant":
         return None
     sentinel = new_sentinel()
     marked, behind = renderer.dialect.ending(logged[-1], sentinel)
@@ -91,17 +93,17 @@ def text_after_reply(
     return tail.removeprefix(behind)
 
 
-def text_to_reply(renderer: Renderer, messages: Sequence[Message], rendering: Rendering, goes_on: bool) -> str:
+def text_to_reply(renderer: Renderer, messages: Sequence[LoggedMessage], rendering: Rendering, goes_on: bool) -> str:
     """The text in front of what a model is to write next."""
     if not goes_on:
         return renderer.render(messages, generation_prompt=True, rendering=rendering)
     sentinel = new_sentinel()
     text = renderer.render(
-        [*messages[:-1], {**messages[-1], "content": sentinel}], generation_prompt=False, rendering=rendering
+        [*messages[:-1], replace(messages[-1], content=sentinel)], generation_prompt=False, rendering=rendering
     )
     if text.count(sentinel) != 1:
         raise NoContinuation
-    return text.partition(sentinel)[0] + str(messages[-1]["content"])
+    return text.partition(sentinel)[0] + messages[-1].content
 
 
 def new_sentinel() -> str:

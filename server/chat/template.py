@@ -13,7 +13,8 @@ import msgspec
 
 from server.chat.stateful import full_ids
 from server.chat.tokenizer import ChatTokenizer, TemplateRefused
-from server.log.timeline import Message, common_prefix
+from server.log.logged_message import LoggedMessage
+from server.log.timeline import common_prefix
 
 SYSTEM = "Answer in a few words."
 TURNS = (
@@ -68,10 +69,10 @@ def stability(tokens: ChatTokenizer) -> Stability:
 
 def divergence(tokens: ChatTokenizer, system: bool, reasoning: bool, lead: str = "") -> Divergence | None:
     """The first place where a turn's prompt is not what the turn before left. Raises TemplateRefused."""
-    messages: list[Message] = [{"role": "system", "content": SYSTEM}] if system else []
+    messages: list[LoggedMessage] = [LoggedMessage("system", SYSTEM)] if system else []
     left: list[list[int]] = []  # by the turn before: its prompt, then that with its reply
     for number, (question, answer) in enumerate(TURNS, 1):
-        messages.append({"role": "user", "content": question})
+        messages.append(LoggedMessage("user", question))
         ids = full_ids(tokens, messages)
         for timeline in left:
             same = common_prefix(timeline, ids)
@@ -82,7 +83,7 @@ def divergence(tokens: ChatTokenizer, system: bool, reasoning: bool, lead: str =
         if opened and not reasoning:  # nothing that this model says
             return None
         reply = answer if not reasoning else f"{'' if opened else OPENING}{REASONING}{answer}"
-        messages.append({"role": "assistant", "content": lead + reply})
+        messages.append(LoggedMessage("assistant", lead + reply))
         left = [ids, tokens.encode(text + lead + reply, special=False)]
     return None
 

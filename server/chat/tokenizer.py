@@ -17,7 +17,8 @@ import jinja2.nodes
 
 from server.chat.dialect import Dialect
 from server.chat.dialect_probe import FILL_INS, ProbedTemplate, measure
-from server.chat.rendering import PLAIN, Rendering, Scalar
+from server.chat.rendering import PLAIN, Rendering
+from server.log.logged_message import LoggedMessage, Scalar
 from server.torchless import read_tokenizer
 from server.workers import Workers
 
@@ -107,7 +108,7 @@ class ChatTokenizer:
             return [str(piece or "") for piece in self._tokenizer.convert_ids_to_tokens(list(ids))]
 
     def render(
-        self, messages: Sequence[dict[str, Any]], *, generation_prompt: bool, rendering: Rendering = PLAIN
+        self, messages: Sequence[LoggedMessage], *, generation_prompt: bool, rendering: Rendering = PLAIN
     ) -> str:
         """The chat template applied to messages as the log holds them. Raises TemplateRefused."""
         dressed = self.dialect.to_template_messages(messages, rendering)

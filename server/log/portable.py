@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from scheduler.protocol import unpack_ids
-from server.log.timeline import Message, Row, Timeline, copied
+from server.log.logged_message import LoggedMessage
+from server.log.timeline import Row, Timeline, copied
 
 FORMAT = 1
 LARGEST = 2**31 - 1
@@ -27,40 +26,6 @@ class InvalidLog(Exception):
         self.message = message
 
 
-class LoggedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a call calls; ``arguments`` is text that a model wrote, JSON if all went well."""
-
-    name: str
-    arguments: str
-
-
-class LoggedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call of a tool in a reply."""
-
-    id: str
-    function: LoggedFunction
-    type: Literal["function"]
-
-
-class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message as the log holds it. ``tools`` and ``template`` (see ``server.chat.rendering``) hold from this one on;
-    for ``items`` see ``server.schemas.items``, for ``instructions`` and ``dropped`` ``server.api.responses.prompt``.
-    ``begun``: so many characters of a reply are what its client began it with."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str
-    name: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[LoggedCall] | UnsetType = UNSET
-    tool_call_id: str | UnsetType = UNSET
-    tools: list[dict[str, Any]] | UnsetType = UNSET
-    template: dict[str, str | int | float | bool] | UnsetType = UNSET
-    items: list[list[str | int]] | UnsetType = UNSET
-    instructions: bool | UnsetType = UNSET
-    dropped: bool | UnsetType = UNSET
-    begun: Annotated[int, msgspec.Meta(ge=0)] | UnsetType = UNSET
-
-
 class PortableTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A turn's own tokens (int32) and messages: what it adds to the turns before. ``prompt_tokens`` counts from the
     beginning of the timeline, see TurnRecord."""
@@ -71,7 +36,7 @@ class PortableTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_tokens: int
     cached: int
     tokens: bytes
-    messages: list[Message]
+    messages: list[LoggedMessage]
 
 
 class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,7 +47,7 @@ class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     created: int
     fingerprint: str
     turns: list[PortableTurn]
-    rest: list[Message]
+    rest: list[LoggedMessage]
 
     @property
     def tokens(self) -> array[int]:
@@ -129,7 +94,7 @@ def rows_of(log: PortableLog, now: int) -> Iterator[Row]:
         before, tokens = tokens, tokens + len(ids)
         if not (before <= turn.prompt_tokens <= tokens <= LARGEST and 0 <= turn.cached <= turn.prompt_tokens):
             raise InvalidLog("the lengths of a turn contradict each other")
-        if not turn.messages or turn.messages[-1]["role"] != "assistant":
+        if not turn.messages or turn.messages[-1].role != "assistant":
             raise InvalidLog("a turn does not end with a reply")
         if not 0 <= turn.created <= now + 86400 or len(turn.fingerprint) > 128 or len(turn.finish_reason) > 32:
             raise InvalidLog("created, fingerprint or finish_reason of a turn is invalid")
@@ -161,11 +126,10 @@ def own_ids(turn: PortableTurn) -> array[int]:
     return ids
 
 
-def check_messages(messages: list[Message]) -> None:
-    """Nothing but messages. Raises InvalidLog."""
-    try:
-        msgspec.convert(messages, list[LoggedMessage])
-    except msgspec.ValidationError:
-        raise InvalidLog("a message is invalid") from None
-    if any((message["role"] == "tool") != ("tool_call_id" in message) for message in messages):
-        raise InvalidLog("a tool message does not answer a call, or the call was answered before")
+def check_messages(messages: list[LoggedMessage]) -> None:
+    """Results of tools name their calls, and no other message does. Raises InvalidLog."""
+    for message in messages:
+        if message.role == "tool" and not message.tool_call_id:
+            raise InvalidLog("a tool message does not name its call")
+        if message.role != "tool" and message.tool_call_id:
+            raise InvalidLog("a message that is no tool message names a call")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import sqlalchemy as sql
 
 from server.log.database import SessionDamaged
+from server.log.logged_message import LoggedMessage
 from server.log.stored import SessionRow, row_of
 from server.log.tables import retries, turns
-from server.log.timeline import Message, SessionMoved
+from server.log.timeline import SessionMoved
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class CommittedTurn:
     """A committed turn as its answer needs it: the ``reply``, ``created`` in Unix seconds."""
 
     request_hash: str
-    reply: Message
+    reply: LoggedMessage
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int

@@ -20,6 +20,7 @@ from server.log.database import Database, LogUnavailable
 from server.log.leases import Leases
 from server.log.listing import SessionFamily, SessionFilter, SessionPage
 from server.log.log_thread import LogThread
+from server.log.logged_message import LoggedMessage
 from server.log.portable import PortableLog, portable, rows_of
 from server.log.response_rows import TurnExtras
 from server.log.retries import CommittedTurn, Idempotency, remember_key, replayed
@@ -39,7 +40,6 @@ from server.log.session_rows import (
 )
 from server.log.stored import SessionRow, columns_of, facts_of, metadata_of, summary_of
 from server.log.timeline import (
-    Message,
     NewTurn,
     Row,
     SessionMoved,
@@ -205,7 +205,7 @@ class SessionTable:
         tenant: str,
         session: str,
         *,
-        messages: Sequence[Message] = (),
+        messages: Sequence[LoggedMessage] = (),
         metadata: Mapping[str, str] | None = None,
         ttl: int | None = None,
         pinned_until: int | None = None,
@@ -287,7 +287,7 @@ class SessionTable:
         *,
         turn: int | None = None,
         tokens: int | None = None,
-        reply: Message | None = None,
+        reply: LoggedMessage | None = None,
         expect: int | None = None,
     ) -> SessionSummary:
         """Back to the end of a turn (0: empty), or to a token: see ``locate`` for where that ends, and give what is
@@ -316,7 +316,7 @@ class SessionTable:
         )
 
     async def revise(
-        self, tenant: str, session: str, keep: int, messages: Sequence[Message], *, expect: int | None = None
+        self, tenant: str, session: str, keep: int, messages: Sequence[LoggedMessage], *, expect: int | None = None
     ) -> SessionSummary:
         """Make ``messages`` those that follow the first ``keep`` ones. The tokens go back to the end of the last reply
         before, what is behind that is unrendered; where nothing is left out that was answered, they stay. Raises

@@ -11,6 +11,7 @@ import sqlalchemy as sql
 
 from scheduler.protocol import unpack_ids
 from server.log.database import SessionDamaged
+from server.log.logged_message import of_json, to_json
 from server.log.tables import labels, sessions
 from server.log.timeline import Row, SessionSummary
 
@@ -28,7 +29,7 @@ def columns_of(tenant: str, session: str, session_id: int, number: int, row: Row
         "keep_tokens": row.keep_tokens,
         "tokens": row.tokens.tobytes(),
         "keep_messages": row.keep_messages,
-        "messages": json.dumps([*row.messages], ensure_ascii=False, separators=(",", ":")),
+        "messages": to_json(row.messages),
         "fingerprint": row.fingerprint,
         "finish_reason": row.finish_reason,
         "created": row.created,
@@ -49,6 +50,10 @@ def row_of(tenant: str, session: str, columns: Mapping[str, Any]) -> Row:
         is_ours = False
     if not is_ours:
         raise SessionDamaged("a row of the session log is damaged")
+    try:
+        messages = of_json(columns["messages"])
+    except ValueError as error:
+        raise SessionDamaged("a row of the session log holds what is no message") from error
     return Row(
         columns["kind"],
         columns["created"],
@@ -57,7 +62,7 @@ def row_of(tenant: str, session: str, columns: Mapping[str, Any]) -> Row:
         columns["keep_tokens"],
         unpack_ids(columns["tokens"]),
         columns["keep_messages"],
-        json.loads(columns["messages"]),
+        messages,
         columns["prompt_tokens"],
         columns["cached"],
         columns["finish_reason"],

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-Message = dict[str, Any]
+from msgspec import structs
+
+from server.log.logged_message import LoggedMessage
 
 
 class UnknownSession(Exception):
@@ -92,7 +94,7 @@ class SessionRecord:
 
     id: str
     tokens: list[int]
-    messages: list[Message]  # must not be changed
+    messages: list[LoggedMessage]  # must not be changed
     fingerprint: str
     created: int
     rendered: int = -1  # left out: all of them
@@ -135,7 +137,7 @@ class NewTurn:
     not known where). The rest is as in TurnRecord."""
 
     tokens: Sequence[int]
-    messages: Sequence[Message]
+    messages: Sequence[LoggedMessage]
     fingerprint: str
     finish_reason: str
     prompt_tokens: int | None = None
@@ -168,7 +170,7 @@ def drop_reply(record: SessionRecord) -> SessionRecord:
     the reply before, and the messages behind are unrendered. A record that does not end with a reply is returned as
     it is.
     """
-    if not record.messages or record.messages[-1]["role"] != "assistant":
+    if not record.messages or record.messages[-1].role != "assistant":
         return record
     messages = record.messages[:-1]
     if record.rendered < len(record.messages):
@@ -206,7 +208,7 @@ class Row:
     keep_tokens: int = 0
     tokens: array[int] = field(default_factory=lambda: array("i"))
     keep_messages: int = 0
-    messages: Sequence[Message] = ()
+    messages: Sequence[LoggedMessage] = ()
     prompt_tokens: int | None = None
     cached: int = 0
     finish_reason: str = ""
@@ -220,7 +222,7 @@ class Timeline:
     number: int = 0
     fingerprint: str = ""
     tokens: array[int] = field(default_factory=lambda: array("i"))
-    messages: list[Message] = field(default_factory=list)
+    messages: list[LoggedMessage] = field(default_factory=list)
     turns: list[TurnRecord] = field(default_factory=list)
 
     @property
@@ -267,7 +269,7 @@ def turn_row(timeline: Timeline, turn: NewTurn, now: int) -> Row:
     tokens, messages = array("i", turn.tokens), turn.messages
     prompt_tokens = len(tokens) if turn.prompt_tokens is None else turn.prompt_tokens
     keep_tokens = common_prefix(timeline.tokens, tokens)
-    is_reply = bool(messages) and messages[-1]["role"] == "assistant"
+    is_reply = bool(messages) and messages[-1].role == "assistant"
     keep_messages = common_prefix(timeline.messages, messages[:-1] if is_reply else messages)
     return Row(
         "turn",
@@ -290,7 +292,7 @@ def turns_within(turns: Sequence[TurnRecord], tokens: int, messages: int) -> int
     return sum(turn.tokens <= tokens and turn.messages <= messages for turn in turns)
 
 
-def rewind_row(timeline: Timeline, place: Place, reply: Message | None, now: int) -> Row:
+def rewind_row(timeline: Timeline, place: Place, reply: LoggedMessage | None, now: int) -> Row:
     """Back to a place. ``reply`` is what is left of a reply which is cut there."""
     if place.reply is None:
         tokens, messages = timeline.ends(place.turns)
@@ -317,7 +319,7 @@ def edit_row(timeline: Timeline, index: int, content: str, now: int) -> Row:
     """Another content for a message; everything behind it is dropped. Raises NoSuchPlace("index")."""
     if not 0 <= index < len(timeline.messages):
         raise NoSuchPlace("index", len(timeline.messages) - 1)
-    return revised_row(timeline, index, [{**timeline.messages[index], "content": content}], now)
+    return revised_row(timeline, index, [structs.replace(timeline.messages[index], content=content)], now)
 
 
 def copied(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterator[Row]:
@@ -348,7 +350,7 @@ def copied(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterat
     yield Row(kind, now, timeline.fingerprint, kept, tokens, keep_messages=messages, messages=rest)
 
 
-def revised_row(timeline: Timeline, keep: int, messages: Sequence[Message], now: int) -> Row:
+def revised_row(timeline: Timeline, keep: int, messages: Sequence[LoggedMessage], now: int) -> Row:
     """The messages from number ``keep`` on are these now; the tokens go back to the end of the last reply before.
     Raises NoSuchPlace("index")."""
     if not 0 <= keep <= len(timeline.messages):

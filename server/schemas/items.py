@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from server.log.identity import SESSION_ID
-from server.log.timeline import Message
+from server.log.logged_message import LoggedMessage, Role
 
 Status = Literal["in_progress", "completed", "incomplete"]
 ITEM_KINDS = ("msg", "fc", "fco", "rs")
-OURS = ("items", "instructions", "dropped", "begun")  # fields of messages that are no template's business
 
 
 # --- ids ------------------------------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """A message."""
 
     id: str
-    role: str
+    role: Role
     content: list[InputText | OutputText]
     status: Status = "completed"
 
@@ -129,40 +128,39 @@ def entry(id: str, text: str, status: Status = "completed") -> Entry:
 # --- messages as items ------------------------------------------------------------------------------------------
 
 
-def items_of(messages: Sequence[Message], session: str) -> Iterator[tuple[int, Item]]:
+def items_of(messages: Sequence[LoggedMessage], session: str) -> Iterator[tuple[int, Item]]:
     """All items of a timeline, each with the number of its message."""
     for number, message in enumerate(messages):
         for item in message_items(message, session, number):
             yield number, item
 
 
-def message_items(message: Message, session: str, number: int) -> Iterator[Item]:
+def message_items(message: LoggedMessage, session: str, number: int) -> Iterator[Item]:
     """The items that a message is made of; none for instructions, which belong to one response."""
-    if message.get("instructions"):
+    if message.instructions:
         return
-    role = message["role"]
+    role = message.role
     entries = entries_of(message, session, number)
     if role == "tool":
-        yield CallOutputItem(entries[0][0], message["tool_call_id"], message["content"])
+        yield CallOutputItem(entries[0][0], message.tool_call_id, message.content)
     elif role != "assistant":
-        yield MessageItem(entries[0][0], role, [InputText(message["content"])])
+        yield MessageItem(entries[0][0], role, [InputText(message.content)])
     else:
         yield from reply_items(message, entries)
 
 
-def reply_items(message: Message, entries: Sequence[Entry]) -> Iterator[Item]:
+def reply_items(message: LoggedMessage, entries: Sequence[Entry]) -> Iterator[Item]:
     """A reply's items. Where its text was changed since, the last item of a kind has what is left of that kind."""
-    texts = {"rs": message.get("reasoning_content", ""), "msg": message["content"]}
+    texts = {"rs": message.reasoning_content, "msg": message.content}
     last = {kind_of(entry): index for index, entry in enumerate(entries)}
-    calls = iter(message.get("tool_calls", ()))
+    calls = iter(message.tool_calls)
     for index, (id, size, *marks) in enumerate(entries):
         kind = kind_of([id])
         status: Status = "incomplete" if marks else "completed"
         if kind == "fc":
             call = next(calls, None)
             if call is not None:
-                function = call["function"]
-                yield CallItem(id, call["id"], function["name"], function["arguments"], status)
+                yield CallItem(id, call.id, call.function.name, call.function.arguments, status)
             continue
         end = len(texts[kind]) if index == last[kind] else size
         text, texts[kind] = texts[kind][:end], texts[kind][end:]
@@ -172,22 +170,21 @@ def reply_items(message: Message, entries: Sequence[Entry]) -> Iterator[Item]:
             yield MessageItem(id, "assistant", [OutputText(text)], status)
 
 
-def entries_of(message: Message, session: str, number: int) -> list[Entry]:
+def entries_of(message: LoggedMessage, session: str, number: int) -> list[Entry]:
     """The ``items`` of a message, made up where it has none."""
-    told = message.get("items")
-    if told:
-        return [*told]
-    digest = hashlib.blake2b(repr((number, message["role"], message["content"])).encode(), digest_size=6).hexdigest()
+    if message.items:
+        return [*message.items]
+    digest = hashlib.blake2b(repr((number, message.role, message.content)).encode(), digest_size=6).hexdigest()
 
     def made(kind: str, text: str, count: int = 0) -> Entry:
         return [f"{kind}_{session}_{digest}" + (f"x{count}" if count else ""), len(text)]
 
-    if message["role"] == "tool":
-        return [made("fco", message["content"])]
-    entries = [made("rs", message["reasoning_content"])] if message.get("reasoning_content") else []
-    calls = message.get("tool_calls", ())
-    if message["content"] or not (calls or entries):
-        entries.append(made("msg", message["content"]))
+    if message.role == "tool":
+        return [made("fco", message.content)]
+    entries = [made("rs", message.reasoning_content)] if message.reasoning_content else []
+    calls = message.tool_calls
+    if message.content or not (calls or entries):
+        entries.append(made("msg", message.content))
     return entries + [made("fc", "", count) for count, _ in enumerate(calls, 1)]
 
 
@@ -196,27 +193,24 @@ def kind_of(entry: Entry) -> str:
     return str(entry[0]).partition("_")[0]
 
 
-def without(message: Message, session: str, number: int, id: str) -> Message | None:
+def without(message: LoggedMessage, session: str, number: int, id: str) -> LoggedMessage | None:
     """A message without one of its items; None where nothing is left of it."""
     entries = entries_of(message, session, number)
     rest = [entry for entry in entries if entry[0] != id]
     if not rest:
         return None
-    left: Message = {**message, "content": "", "items": rest}
-    left.pop("reasoning_content", None)
-    left.pop("tool_calls", None)
-    calls = []
-    for item, call in paired(reply_items(message, entries), message.get("tool_calls", ())):
+    content, thought, calls = "", "", []
+    for item, call in paired(reply_items(message, entries), message.tool_calls):
         match item:
             case _ if item.id == id:
                 pass
             case MessageItem():
-                left["content"] += item.content[0].text
+                content += item.content[0].text
             case ReasoningItem():
-                left["reasoning_content"] = left.get("reasoning_content", "") + item.content[0].text
+                thought += item.content[0].text
             case CallItem():
                 calls.append(call)
-    return {**left, "tool_calls": calls} if calls else left
+    return structs.replace(message, content=content, reasoning_content=thought, tool_calls=calls, items=rest)
 
 
 def paired(items: Iterable[Item], calls: Sequence[Any]) -> Iterator[tuple[Item, Any]]:
@@ -226,6 +220,6 @@ def paired(items: Iterable[Item], calls: Sequence[Any]) -> Iterator[tuple[Item, 
         yield item, next(waiting) if isinstance(item, CallItem) else None
 
 
-def bare(message: Message) -> Message:
-    """A message as templates read it."""
-    return {name: value for name, value in message.items() if name not in OURS}
+def bare(message: LoggedMessage) -> LoggedMessage:
+    """A message with only what is rendered of it."""
+    return structs.replace(message, items=[], instructions=False, begun=0, dropped=False)

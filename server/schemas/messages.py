@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from server import surrogates
 from server.errors import bad_request
-from server.log.timeline import Message as Logged
+from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
 from server.schemas.strict import Harmless, Strict, missing, wrong
 
 MAX_MESSAGES = 10_000
@@ -87,10 +87,9 @@ class SentCall(Strict):
     function: SentFunction
     index: int | None = None
 
-    def plain(self) -> dict[str, object]:
+    def plain(self) -> LoggedCall:
         """As the log holds it."""
-        function = {"name": self.function.name, "arguments": self.function.arguments}
-        return {"id": self.id, "type": "function", "function": function}
+        return LoggedCall(self.id, self.type, LoggedFunction(self.function.name, self.function.arguments))
 
 
 class ChatMessageParam(Strict):
@@ -135,48 +134,45 @@ class ChatMessageParam(Strict):
         """The reasoning in front of a reply; "" for none."""
         return self.reasoning_content or self.reasoning or ""
 
-    def plain(self) -> Logged:
-        """As templates and the log take it: ``role`` and ``content`` always, of ``name``, ``reasoning_content``,
-        ``tool_calls`` and ``tool_call_id`` those that it has."""
+    def plain(self) -> LoggedMessage:
+        """As the log holds it."""
         texts = [plain_text(self.content) if self.content is not None else "", self.refusal or ""]
-        message: Logged = {"role": self.role, "content": "\n".join(text for text in texts if text)}
-        if self.name is not None:
-            message["name"] = self.name
-        if self.thought:
-            message["reasoning_content"] = self.thought
-        if self.tool_calls:
-            message["tool_calls"] = [call.plain() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        return message
+        return LoggedMessage(
+            self.role,
+            "\n".join(text for text in texts if text),
+            name=self.name or "",
+            reasoning_content=self.thought,
+            tool_calls=[call.plain() for call in self.tool_calls],
+            tool_call_id=self.tool_call_id or "",
+        )
 
 
 Messages = Annotated[list[ChatMessageParam], Field(fail_fast=True)]
 
 
-def check_calls(past: Sequence[Logged], new: Sequence[Logged], param: str = "messages") -> None:
+def check_calls(past: Sequence[LoggedMessage], new: Sequence[LoggedMessage], param: str = "messages") -> None:
     """Tool messages of ``new`` answer calls of the assistant message before them (which may be in ``past``), each call
     once, and calls of one message have ids of their own. Calls without an answer are taken: who was interrupted may go
     on with other words. Raises a 400 that names the id, as in ``messages[3].tool_call_id``."""
     start = len(past)
-    while start and past[start - 1]["role"] == "tool":
+    while start and past[start - 1].role == "tool":
         start -= 1
     whole = [*past[max(0, start - 1) :], *new]
     first_new = len(whole) - len(new)
     waiting: set[str] = set()
     for index, message in enumerate(whole, -first_new):
         where = f"{param}[{index}]"
-        if message["role"] != "tool":
+        if message.role != "tool":
             waiting = set()
-            for number, call in enumerate(message.get("tool_calls", ())):
-                if call["id"] in waiting and index >= 0:
+            for number, call in enumerate(message.tool_calls):
+                if call.id in waiting and index >= 0:
                     field = f"{where}.tool_calls[{number}].id"
                     raise bad_request(
                         f"{field} was already used by an earlier call of this message.", field, "invalid_value"
                     )
-                waiting.add(call["id"])
-        elif message["tool_call_id"] in waiting:
-            waiting.remove(message["tool_call_id"])
+                waiting.add(call.id)
+        elif message.tool_call_id in waiting:
+            waiting.remove(message.tool_call_id)
         elif index >= 0:
             field = f"{where}.tool_call_id"
             problem = "is not that of a call in the assistant message before it, or was answered already"

@@ -358,7 +358,7 @@ class ChatRequest(ReplyRequest):
         if any(message.prefix for message in self.messages[:-1]):
             raise wrong("messages", "can have prefix: true in the last message only")
         last = self.messages[-1].plain()
-        if self.goes_on and (last["role"] != "assistant" or not last["content"] or "tool_calls" in last):
+        if self.goes_on and (last.role != "assistant" or not last.content or last.tool_calls):
             raise wrong("messages", "must end with an assistant's text if the reply is to continue it")
         if self.add_generation_prompt is not None and self.add_generation_prompt is self.goes_on:
             problem = "cannot be true if the final message is continued, nor false where it is not"
@@ -372,4 +372,4 @@ class ChatRequest(ReplyRequest):
     @property
     def echoed(self) -> str:
         last = self.messages[-1].plain()
-        return str(last["content"]) if self.echo and last["role"] == "assistant" else ""
+        return last.content if self.echo and last.role == "assistant" else ""

@@ -111,8 +111,8 @@ def divergence_miss(
 def extends_log(prompt: Prompt, record: SessionRecord) -> bool:
     """Whether the prompt's words begin with the logged ones, be it as messages or, for raw prompts, as one text."""
     if prompt.echo:
-        said = "".join(message["content"] for message in prompt.messages)
-        return said.startswith("".join(message["content"] for message in record.messages))
+        said = "".join(message.content for message in prompt.messages)
+        return said.startswith("".join(message.content for message in record.messages))
     return prompt.messages[: len(record.messages)] == record.messages
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from typing import get_args
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,8 +18,8 @@ from server.chat.tokenizer import ChatTokenizer
 from server.errors import ApiError, bad_request
 from server.http.sse import EventStream
 from server.log.identity import Session
+from server.log.logged_message import LoggedMessage
 from server.log.retries import CommittedTurn, Idempotency
-from server.log.timeline import Message
 from server.schemas.objects import CachedTokens, CompletionTokens, Finish, Usage
 from server.schemas.requests import TurnRequest
 from server.turns.context import ServerContext, headers_of
@@ -60,9 +61,8 @@ async def replay_turn(
         raise idempotency_key_reused()
     reply = make_reply(found.created)
     headers = {**headers_of(session), "idempotent-replayed": "true"}
-    partial_reply = PartialReply(
-        FinishedReply({**found.reply, "content": found.reply["content"][found.reply.get("begun", 0) :]})
-    )
+    said = found.reply.content[found.reply.begun :]
+    partial_reply = PartialReply(FinishedReply(structs.replace(found.reply, content=said)))
     usage = _usage(found, await context.tokens.run(count_reasoning_tokens, context.tokens, found.reply))
     if stream:
         events = _events(reply, partial_reply, usage, found)
@@ -83,7 +83,7 @@ async def _events(
     reply: Reply, partial_reply: PartialReply, usage: Usage, found: CommittedTurn
 ) -> AsyncGenerator[bytes]:
     """A stream of one piece. Its receipt is null: nothing was computed."""
-    delta = Delta("", text=found.reply["content"])
+    delta = Delta("", text=found.reply.content)
     field = usage if reply.usage_options.everywhere else reply.usage_options.elsewhere
     parts = partial_reply.add(delta)
     partial_reply.finish = _finish(found)
@@ -102,9 +102,9 @@ def _usage(found: CommittedTurn, reasoning: int) -> Usage:
     return Usage(prompt, completion, prompt + completion, CachedTokens(found.cached), details)
 
 
-def count_reasoning_tokens(tokens: ChatTokenizer, reply: Message) -> int:
+def count_reasoning_tokens(tokens: ChatTokenizer, reply: LoggedMessage) -> int:
     """How many tokens the reasoning of a reply has. Blocking."""
-    return len(tokens.encode(reply.get("reasoning_content", ""), special=False))
+    return len(tokens.encode(reply.reasoning_content, special=False))
 
 
 def _finish(found: CommittedTurn) -> Finish:

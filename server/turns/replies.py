@@ -20,8 +20,8 @@ from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Pa
 from server.errors import ApiError
 from server.http.sse import DONE, frame_event
 from server.log.chat_rows import row_of
+from server.log.logged_message import LoggedMessage
 from server.log.response_rows import TurnExtras
-from server.log.timeline import Message
 from server.schemas import objects
 from server.schemas.requests import GenerationRequest
 from server.schemas.vendor_fields import FLOOR, NO_TOKEN_OPTIONS, TokenOptions, clamp_logprob
@@ -111,7 +111,7 @@ class Reply(ABC):
     def observe_delta(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:  # noqa: B027 most need not
         """Of a reply that is not streamed: a delta, and what its text was read as."""
 
-    def message(self, partial_reply: PartialReply) -> Message:
+    def message(self, partial_reply: PartialReply) -> LoggedMessage:
         """What the log holds of a reply that has ended."""
         return partial_reply.message()
 

@@ -13,7 +13,8 @@ from server.chat.prompts import Prompt
 from server.http.body import is_turn_route
 from server.http.sse import EventStream, while_connected
 from server.log.identity import Session
-from server.log.timeline import Message, NewTurn
+from server.log.logged_message import LoggedMessage
+from server.log.timeline import NewTurn
 from server.schemas.objects import CachedTokens, CacheReceipt, CompletionTokens, Usage
 from server.schemas.strict import ignored
 from server.telemetry import log_context, traces
@@ -179,6 +180,6 @@ class TurnRunner:
         return msgspec.structs.replace(cost, max_tokens=self._limit, ignored=self._ignored or UNSET)
 
 
-def prepend_beginning(said: str, reply: Message) -> Message:
+def prepend_beginning(said: str, reply: LoggedMessage) -> LoggedMessage:
     """A reply that goes on with what was ``reply_start``, as one; ``begun`` tells how many characters were."""
-    return {**reply, "content": said + reply["content"], "begun": len(said)} if said else reply
+    return msgspec.structs.replace(reply, content=said + reply.content, begun=len(said)) if said else reply

@@ -20,6 +20,7 @@ from cache.segments.chain import Owner
 from cache.segments.segment import SegmentReader
 from cache.tiers.segment_folder import file_name, folder_of
 from server.log.database import SessionDamaged
+from server.log.logged_message import LoggedMessage
 from server.log.recovery.salvage import Salvage
 from server.log.session_log import SessionLog
 from server.log.timeline import NewTurn
@@ -125,7 +126,7 @@ async def write_log(path: Path, turns: range, copy: Path | None = None) -> list[
                 f"s{number}",
                 NewTurn(
                     tokens=tokens,
-                    messages=[{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)],
+                    messages=[LoggedMessage(("user", "assistant")[n % 2], text) for n, text in enumerate(texts)],
                     prompt_tokens=len(tokens) - 3,
                     fingerprint="f" * 32,
                     finish_reason="stop",

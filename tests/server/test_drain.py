@@ -15,6 +15,7 @@ import httpx
 import pytest
 from scripted_server import PATIENCE, Server, gone, serving, wait
 
+from server.log.logged_message import LoggedMessage
 from server.log.session_log import SessionLog
 from server.log.timeline import SessionRecord
 
@@ -113,7 +114,7 @@ def test_running_turns_end_by_themselves_while_new_ones_are_refused(
         assert said.startswith("length 1 2 3 ")
         record = logged(server, "held", "s")
         assert record is not None
-        assert record.messages[-1] == {"role": "assistant", "content": said.removeprefix("length ")}
+        assert record.messages[-1] == LoggedMessage("assistant", said.removeprefix("length "))
         assert (server.data / "flushed").read_text() == "30.0"
         assert "Traceback" not in server.output
 
@@ -158,7 +159,7 @@ def test_a_second_signal_leaves_at_once_and_loses_nothing_committed(
         wait(lambda: gone(engine))
         record = logged(server, "count", "kept")
         assert record is not None
-        assert record.messages[-1]["content"] == "1 2 3 "
+        assert record.messages[-1].content == "1 2 3 "
 
 
 def test_what_is_no_turn_does_not_hold_the_exit(connect: Connect, tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_kill_9_of_the_engine_in_mid_turn(connect: Connect, tmp_path: Path) -> N
         for session, replies in (("a", ["1 2 3 ", "1 2 "]), ("b", ["1 2 3 "])):
             record = logged(server, "count", session)
             assert record is not None
-            assert [m["content"] for m in record.messages if m["role"] == "assistant"] == replies
+            assert [m.content for m in record.messages if m.role == "assistant"] == replies
         assert logged(server, "endless", "s") is None
 
 

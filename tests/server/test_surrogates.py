@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from http_context import HELLO, Site, demo_tokens, events, served
+from log_kit import as_logged
 from template_styles import HERMES, tokens_with
 
 from scheduler.protocol import unpack_ids
 from server import surrogates
-from server.log.timeline import Message
 
 HALF, MENDED = r'{"a": "\ud83d"}', r'{"a": "\ufffd"}'
 hermes = functools.partial(tokens_with, HERMES)
@@ -107,12 +107,12 @@ async def test_none_is_stored(site: Site) -> None:
 @served(tokens=hermes)
 async def test_a_session_that_holds_one_already_works(site: Site) -> None:
     """As earlier versions have stored it."""
-    messages: list[Message] = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "", "tool_calls": CALLS},
         {"role": "tool", "tool_call_id": "call_1", "content": "1"},
     ]
-    await site.log.create("default", "old", messages=messages)
+    await site.log.create("default", "old", messages=as_logged(messages))
     for _ in range(2):
         response = await site.chat(session_id="old")
         assert response.status_code == 200, response.text

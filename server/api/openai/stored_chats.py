@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -10,6 +10,7 @@ from pydantic import Field
 
 from scheduler.protocol import Sampling
 from server.log.chat_rows import StoredChat
+from server.log.logged_message import LoggedMessage
 from server.schemas.metadata import Metadata
 from server.schemas.query import FilteredQuery, Query
 from server.schemas.requests import ChatRequest, ReplyRequest
@@ -89,7 +90,8 @@ def request_fields(body: ReplyRequest, sampling: Sampling, request_id: str | Non
     }
 
 
-def request_messages(body: ReplyRequest, before: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def request_messages(body: ReplyRequest, before: Sequence[LoggedMessage]) -> list[dict[str, Any]]:
     """The messages of a stored chat's request; one that has none answers the last message ``before`` its reply."""
     messages = [message.plain() for message in body.messages] if isinstance(body, ChatRequest) else before[-1:]
-    return [{name: message[name] for name in TOLD if name in message} for message in messages]
+    plain = [msgspec.to_builtins(message) for message in messages]
+    return [{name: message[name] for name in TOLD if name in message} for message in plain]

@@ -19,7 +19,8 @@ from server.errors import ApiError
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
 from server.log.identity import Session
-from server.log.timeline import Message, SessionRecord, SessionSummary
+from server.log.logged_message import LoggedMessage
+from server.log.timeline import SessionRecord, SessionSummary
 from server.schemas.items import Item, entries_of, items_of, without
 from server.turns.context import ServerContext, context_of
 
@@ -137,16 +138,18 @@ def find_item(record: SessionRecord, session: Session, item_id: str) -> tuple[in
     raise ApiError(404, "There is no item with this id in this conversation.", code="item_not_found")
 
 
-def write_item_ids(messages: list[Message], session: Session, number: int) -> Message:
+def write_item_ids(messages: list[LoggedMessage], session: Session, number: int) -> LoggedMessage:
     """A message with the ids of its items written down, as its number is about to change."""
     message = messages[number]
-    return message if message.get("instructions") else {**message, "items": entries_of(message, session.name, number)}
+    if message.instructions:
+        return message
+    return msgspec.structs.replace(message, items=entries_of(message, session.name, number))
 
 
-def check_room(context: ServerContext, messages: list[Message]) -> None:
+def check_room(context: ServerContext, messages: list[LoggedMessage]) -> None:
     """Refuse what no prompt could hold, as far as the model is known."""
     if context.engine.facts is not None:
-        check_bytes((message["content"] for message in messages), context.engine.facts, "items")
+        check_bytes((message.content for message in messages), context.engine.facts, "items")
 
 
 def conversation_object(summary: SessionSummary) -> objects.ConversationObject:

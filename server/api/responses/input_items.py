@@ -11,7 +11,7 @@ from server.api.responses.item_schemas import Gathering, InputItem, Reference
 from server.api.responses.objects import ItemList
 from server.api.responses.schemas import ListItems
 from server.errors import ApiError, bad_request
-from server.log.timeline import Message
+from server.log.logged_message import LoggedMessage
 from server.schemas.items import ITEM_KINDS, InputText, Item, MessageItem, items_of, kind_of, new_id, parsed_id
 from server.turns.context import ServerContext
 
@@ -22,10 +22,10 @@ async def gather_input(
     context: ServerContext,
     tenant: str,
     session: str | None,
-    past: Sequence[Message],
+    past: Sequence[LoggedMessage],
     given: str | Sequence[InputItem],
     param: str = "input",
-) -> tuple[list[Item], list[Message]]:
+) -> tuple[list[Item], list[LoggedMessage]]:
     """The items that a request brings to ``session`` (None: to nowhere) behind ``past``, and the messages that they
     make. Raises a 400 for calls and outputs that do not fit, a 404 for references to nothing."""
     gathering = Gathering.after(past)

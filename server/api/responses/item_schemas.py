@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from server.errors import ApiError, bad_request
-from server.log.timeline import Message
+from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage, Role
 from server.schemas.items import (
     CallItem,
     CallOutputItem,
@@ -232,26 +232,55 @@ def unseal(told: str) -> str | None:
 
 
 @dataclass
+class GatheredMessage:
+    """A message that items are being put together to."""
+
+    role: Role
+    content: str = ""
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[LoggedCall] = field(default_factory=list)
+    call_id: str = ""
+    items: list[Entry] = field(default_factory=list)
+
+    @property
+    def logged(self) -> LoggedMessage:
+        """As the log holds it."""
+        return LoggedMessage(
+            self.role,
+            self.content,
+            reasoning_content="".join(self.thoughts),
+            tool_calls=self.calls,
+            tool_call_id=self.call_id,
+            items=self.items,
+        )
+
+
+@dataclass
 class Gathering:
     """Items put together to messages: what an assistant thought, said and called in a row is one of them.
 
     ``calls`` are the ids of all calls so far, those in ``waiting`` have no output yet.
     """
 
-    messages: list[Message] = field(default_factory=list)
     calls: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
+    _gathered: list[GatheredMessage] = field(default_factory=list)
 
     @classmethod
-    def after(cls, past: Sequence[Message]) -> Gathering:
+    def after(cls, past: Sequence[LoggedMessage]) -> Gathering:
         """What follows these messages."""
         made = cls()
         for message in past:
-            for call in message.get("tool_calls", ()):
-                made.calls.add(call["id"])
-                made.waiting.add(call["id"])
-            made.waiting.discard(message.get("tool_call_id", ""))
+            for call in message.tool_calls:
+                made.calls.add(call.id)
+                made.waiting.add(call.id)
+            made.waiting.discard(message.tool_call_id)
         return made
+
+    @property
+    def messages(self) -> list[LoggedMessage]:
+        """The messages so far."""
+        return [message.logged for message in self._gathered]
 
     def add(self, item: Item, where: str) -> None:
         """One more item, ``where`` it stands in the request. Raises a 400 for outputs of no call, and calls that are
@@ -260,47 +289,42 @@ class Gathering:
             case CallOutputItem(id, call_id, output):
                 self._answer(call_id, where)
                 text = output if isinstance(output, str) else "\n".join(part.text for part in output)
-                items = [entry(id, text)]
-                self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id, "items": items})
+                self._gathered.append(GatheredMessage("tool", text, call_id=call_id, items=[entry(id, text)]))
             case CallItem(id, call_id, name, arguments, status):
                 if call_id in self.calls:
                     raise call_id_error(where, "was already used by an earlier call")
                 self.calls.add(call_id)
                 self.waiting.add(call_id)
-                function = {"name": name, "arguments": arguments}
-                message = self._reply(entry(id, "", status))
-                message.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+                call = LoggedCall(call_id, "function", LoggedFunction(name, arguments))
+                self._reply(entry(id, "", status)).calls.append(call)
             case ReasoningItem(id, content, status=status):
                 text = "\n".join(part.text for part in content)
-                self._open("content", "tool_calls")
-                message = self._reply(entry(id, text, status))
-                thought = message.pop("reasoning_content", "")
-                thought += text  # in place, as nobody else has it: there can be thousands of pieces
-                message["reasoning_content"] = thought
-            case MessageItem(id, role, content, status):
+                self._begin_answer()
+                self._reply(entry(id, text, status)).thoughts.append(text)
+            case MessageItem(id, "assistant", content, status):
                 text = "\n".join(part.text for part in content)
-                if role == "assistant":
-                    self._open("content", "tool_calls")
-                    self._reply(entry(id, text, status))["content"] += text
-                else:
-                    self.messages.append({"role": role, "content": text, "items": [entry(id, text)]})
+                self._begin_answer()
+                self._reply(entry(id, text, status)).content += text
+            case MessageItem(id, role, content):
+                text = "\n".join(part.text for part in content)
+                self._gathered.append(GatheredMessage(role, text, items=[entry(id, text)]))
 
     def _answer(self, call_id: str, where: str) -> None:
         if call_id not in self.waiting:
             raise call_id_error(where, "must be that of an earlier function call that has no output yet")
         self.waiting.discard(call_id)
 
-    def _open(self, *fields: str) -> None:
-        """The last message cannot go on where it has any of these."""
-        if self.messages and any(self.messages[-1].get(field) for field in fields):
-            self.messages.append({"role": "assistant", "content": "", "items": []})
+    def _begin_answer(self) -> None:
+        """The last message cannot go on where it says or calls something."""
+        if self._gathered and (self._gathered[-1].content or self._gathered[-1].calls):
+            self._gathered.append(GatheredMessage("assistant"))
 
-    def _reply(self, made: Entry) -> Message:
+    def _reply(self, made: Entry) -> GatheredMessage:
         """The assistant's message that goes on, with one more item."""
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": "", "items": []})
-        self.messages[-1]["items"].append(made)
-        return self.messages[-1]
+        if not self._gathered or self._gathered[-1].role != "assistant":
+            self._gathered.append(GatheredMessage("assistant"))
+        self._gathered[-1].items.append(made)
+        return self._gathered[-1]
 
 
 def call_id_error(where: str, problem: str) -> ApiError:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from scheduler.protocol import ModelFacts
 from server.api.responses.schemas import InputRequest
 from server.chat.prompts import (
@@ -32,20 +34,25 @@ from server.chat.prompts import (
 from server.chat.rendering import RenderingChange
 from server.chat.tokenizer import ChatTokenizer
 from server.errors import bad_request
-from server.log.timeline import Message, SessionRecord
+from server.log.logged_message import LoggedMessage
+from server.log.timeline import SessionRecord
 from server.schemas.items import bare
 
 KEPT = 0.75  # of the context, where something has to be dropped: the next turns have room without dropping again
 
 
 def response_prompt(
-    body: InputRequest, tokens: ChatTokenizer, facts: ModelFacts, past: SessionRecord | None, new: Sequence[Message]
+    body: InputRequest,
+    tokens: ChatTokenizer,
+    facts: ModelFacts,
+    past: SessionRecord | None,
+    new: Sequence[LoggedMessage],
 ) -> Prompt:
     """The prompt of a response that follows ``past`` with ``new`` messages. Blocking: run it on the pool."""
     change = rendering_change_of(body, tokens)
     led = with_instructions(body.instructions, past)
     whole = [*led.messages, *new]
-    if not whole or visible_messages(whole)[-1]["role"] == "assistant":
+    if not whole or visible_messages(whole)[-1].role == "assistant":
         raise bad_request("input is required: there is nothing to answer.", "input", "missing_required_parameter")
     if body.truncation == "disabled":
         check_bytes([body.instructions or ""], facts, "instructions")
@@ -66,14 +73,15 @@ def rendering_change_of(body: InputRequest, tokens: ChatTokenizer) -> RenderingC
     return RenderingChange([tool.plain() for tool in body.tools], template)
 
 
-def restore_dropped(whole: Sequence[Message], prompt: Prompt) -> Prompt:
+def restore_dropped(whole: Sequence[LoggedMessage], prompt: Prompt) -> Prompt:
     """The prompt with all messages, also those that are not rendered, where it has those that are."""
     rendered = iter(prompt.messages)
     messages = []
     for message in whole:
-        if not message.get("dropped"):
+        if not message.dropped:
             shown = next(rendered)
-            message = {**message, **{name: shown[name] for name in ("tools", "template") if name in shown}}
+            if shown.tools is not None or shown.template is not None:
+                message = structs.replace(message, tools=shown.tools, template=shown.template)
         messages.append(message)
     return replace(prompt, messages=messages)
 
@@ -82,13 +90,13 @@ def with_instructions(instructions: str | None, past: SessionRecord | None) -> S
     """The past behind these instructions. Where they are others than those of its last response, nothing of it is
     rendered yet."""
     before = [] if past is None else past.messages
-    rest = [message for message in before if not message.get("instructions")]
-    told = [message["content"] for message in before if message.get("instructions")]
+    rest = [message for message in before if not message.instructions]
+    told = [message.content for message in before if message.instructions]
     if past is not None and told == ([] if instructions is None else [instructions]):
         return past
-    lead: list[Message] = []
+    lead: list[LoggedMessage] = []
     if instructions is not None:
-        lead = [{"role": "system", "content": instructions, "instructions": True}]
+        lead = [LoggedMessage("system", instructions, instructions=True)]
     return replace(past or EMPTY_RECORD, tokens=[], messages=[*lead, *rest], rendered=0, turns=())
 
 
@@ -98,24 +106,28 @@ def visible_record(record: SessionRecord) -> SessionRecord:
     return replace(record, messages=visible_messages(record.messages), rendered=rendered)
 
 
-def visible_messages(messages: Sequence[Message]) -> list[Message]:
+def visible_messages(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
     """What is rendered of messages."""
-    return [bare(message) for message in messages if not message.get("dropped")]
+    return [bare(message) for message in messages if not message.dropped]
 
 
 def shorten_prompt(
-    body: InputRequest, tokens: ChatTokenizer, facts: ModelFacts, whole: Sequence[Message], change: RenderingChange
+    body: InputRequest,
+    tokens: ChatTokenizer,
+    facts: ModelFacts,
+    whole: Sequence[LoggedMessage],
+    change: RenderingChange,
 ) -> Prompt:
     """The prompt without as many of the oldest messages as leave ``KEPT`` of the room full, or if that cannot be, all
     of it. What is left begins with a user's message, behind instructions and system messages."""
     limit = prompt_limit(body, facts)
-    users = [i for i, m in enumerate(whole) if m["role"] == "user" and not m.get("dropped")]
+    users = [i for i, m in enumerate(whole) if m.role == "user" and not m.dropped]
     starts = users[1:]
 
     def cut(start: int) -> Prompt | None:
         """The prompt that begins with message ``start``."""
         left = [
-            {**m, "dropped": True} if i < start and m["role"] not in ("system", "developer") else m
+            structs.replace(m, dropped=True) if i < start and m.role not in ("system", "developer") else m
             for i, m in enumerate(whole)
         ]
         if size_of(left, change) > most_bytes(facts):
@@ -146,7 +158,7 @@ def prompt_limit(body: InputRequest, facts: ModelFacts) -> int:
     return max(1, facts.max_context - wanted)
 
 
-def size_of(messages: Sequence[Message], change: RenderingChange) -> int:
+def size_of(messages: Sequence[LoggedMessage], change: RenderingChange) -> int:
     """Bytes of what is rendered."""
     return sum(len(text.encode()) for text in texts_of(visible_messages(messages), change))
 

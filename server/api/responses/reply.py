@@ -27,8 +27,8 @@ from server.api.responses.output import OutputItems
 from server.chat.partial_reply import PartialReply
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
+from server.log.logged_message import LoggedMessage
 from server.log.response_rows import StoredResponse, TurnExtras
-from server.log.timeline import Message
 from server.schemas import objects
 from server.schemas.items import (
     CallItem,
@@ -158,8 +158,8 @@ class ResponseReply(Reply):
         self._end(partial_replies[0], usage, cache)
         return self._response
 
-    def message(self, partial_reply: PartialReply) -> Message:
-        return {**partial_reply.message(), "items": self._output.entries}
+    def message(self, partial_reply: PartialReply) -> LoggedMessage:
+        return replace(partial_reply.message(), items=self._output.entries)
 
     def turn_extras(self, partial_reply: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
         last = self._end(partial_reply, usage, cache)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +15,7 @@ from cache.tier import Tier, TierHolding
 from server.engine.engine import EngineDied, EngineUnavailable
 from server.log.database import SessionDamaged
 from server.log.identity import Session
+from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord, SessionSummary
 from server.schemas.items import bare
 from server.schemas.objects import CacheReceipt
@@ -207,9 +208,9 @@ def turn_objects(record: SessionRecord) -> list[TurnObject]:
     return made
 
 
-def preview(messages: Sequence[Mapping[str, Any]], role: str) -> str:
+def preview(messages: Sequence[LoggedMessage], role: str) -> str:
     """The beginning of what this role said last; "" if it said nothing."""
-    said = next((message["content"] for message in reversed(messages) if message["role"] == role), None)
+    said = next((message.content for message in reversed(messages) if message.role == role), None)
     return (said or "")[:PREVIEW]
 
 
@@ -235,5 +236,7 @@ def message_objects(record: SessionRecord) -> list[MessageObject]:
     for index, message in enumerate(record.messages):
         while turn is not None and turn.messages <= index:
             turn = next(turns, None)
-        made.append(MessageObject(index=index, turn=turn.number if turn else None, **bare(message)))
+        made.append(
+            MessageObject(index=index, turn=turn.number if turn else None, **msgspec.to_builtins(bare(message)))
+        )
     return made

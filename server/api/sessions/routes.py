@@ -89,7 +89,7 @@ async def create_session(body: CreateSession, request: Request) -> Response:
     messages = [message.plain() for message in body.messages]
     check_calls([], messages)
     if context.engine.facts is not None:
-        check_bytes((m["content"] for m in messages), context.engine.facts, "messages")
+        check_bytes((m.content for m in messages), context.engine.facts, "messages")
     session = Session(request.state.tenant, body.id or new_id(), stateful=True)
     until = pinned_until(body.pin_seconds)
     async with context.log.holding(session.tenant, session.name):
@@ -240,13 +240,13 @@ async def regenerate(session_id: str, body: ReplyRequest, request: Request) -> R
         if (answer := await replay_chat(turn, body)) is not None:
             return answer
         before = drop_reply(record)
-        if not before.messages or before.messages[-1]["role"] not in ("user", "tool"):
+        if not before.messages or before.messages[-1].role not in ("user", "tool"):
             message = "There is nothing to answer: the session ends with no user or tool message, answered or not."
             raise bad_request(message, code="nothing_to_answer")
         prompt = await context.tokens.run(regeneration_prompt, body, context.tokens, context.facts, before)
         old = record.messages[-1]
-        if old.get("begun") and prompt.ids == before.tokens:  # which end with what its client began the reply with
-            prompt = replace(prompt, reply_start=old["content"][: old["begun"]])
+        if old.begun and prompt.ids == before.tokens:  # which end with what its client began the reply with
+            prompt = replace(prompt, reply_start=old.content[: old.begun])
         return await run_chat(turn, body, prompt)
 
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from http_context import demo_tokens
+from msgspec import structs
 from template_styles import HERMES, NO_SYSTEM, NO_TOOLS, STYLES, THINKS, tokens_with
 
 from server.chat.call_form import CallForm, ParameterForm
@@ -22,6 +24,7 @@ from server.chat.rendering import Rendering
 from server.chat.reply_parser import PlainParser, ReplyParser
 from server.chat.stateful import continued_ids, full_ids
 from server.chat.tokenizer import ChatTokenizer, TemplateRefused
+from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -35,14 +38,13 @@ MANNER = Rendering([TOOL])
 ARGUMENTS = {"city": "Rome", "days": 2}
 
 
-def call(id: str = "call_1", name: str = "weather", **arguments: object) -> dict[str, Any]:
-    function = {"name": name, "arguments": json.dumps(arguments or ARGUMENTS)}
-    return {"id": id, "type": "function", "function": function}
+def call(id: str = "call_1", name: str = "weather", **arguments: object) -> LoggedCall:
+    return LoggedCall(id, "function", LoggedFunction(name, json.dumps(arguments or ARGUMENTS)))
 
 
-USER: dict[str, Any] = {"role": "user", "content": "How is Rome?"}
-CALLING: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call()]}
-RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "Sunny."}
+USER = LoggedMessage("user", "How is Rome?")
+CALLING = LoggedMessage("assistant", "", tool_calls=[call()])
+RESULT = LoggedMessage("tool", "Sunny.", tool_call_id="call_1")
 FORMS = {
     "hermes": IN_WORDS,
     "thinks": IN_WORDS,
@@ -76,8 +78,8 @@ def read(reading: ReplyParser, text: str) -> dict[str, Any]:
     for part in [*reading.feed(text), *reading.finish()]:
         draft.take(part)
     message = draft.message()
-    calls = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in message.get("tool_calls", ())]
-    return {**message, "tool_calls": calls}
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
+    return {**msgspec.to_builtins(message), "tool_calls": calls}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -96,11 +98,11 @@ def test_what_a_template_writes_of_a_reply_is_read_as_that_reply(style: str) -> 
     tokens = tokens_with(STYLES[style])
     calls = [call(), call("call_2", city='a "b" {}\n<x>', days=3)][: 2 if tokens.dialect.form.several else 1]  # type: ignore[union-attr]
     prompt = tokens.render([USER], generation_prompt=True, rendering=MANNER)
-    whole = tokens.render([USER, {**CALLING, "tool_calls": calls}], generation_prompt=False, rendering=MANNER)
+    whole = tokens.render([USER, structs.replace(CALLING, tool_calls=calls)], generation_prompt=False, rendering=MANNER)
     head = "[/INST]" if style == "mistral" else prompt.removesuffix("<think>\n").removesuffix("\n")
     text = whole.partition(head)[2].partition("<|im_end|>")[0].partition("<|eot_id|>")[0]
     message = read(DialectParser(tokens.dialect.form, None, CallRules([TOOL]).schemas), text)
-    assert message["tool_calls"] == [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls]
+    assert message["tool_calls"] == [(c.function.name, json.loads(c.function.arguments)) for c in calls]
     assert message["content"] == ""
 
 
@@ -115,16 +117,16 @@ def test_tools_calls_and_results_are_in_the_prompt(style: str) -> None:
 
 WRITTEN = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
 STABLE = [style for style in STYLES if style not in ("thinks", "mistral")]  # these two rewrite their past
-WITH_WORDS: dict[str, Any] = {"role": "assistant", "content": "Let me see.", "tool_calls": [call()]}
+WITH_WORDS = LoggedMessage("assistant", "Let me see.", tool_calls=[call()])
 
 
 @pytest.mark.parametrize("style", STABLE)
-@pytest.mark.parametrize("reply", [CALLING, WITH_WORDS, {**CALLING, "tool_calls": [call(), call("call_2")]}])
-def test_a_session_goes_on_behind_calls_as_a_full_render_does(style: str, reply: dict[str, Any]) -> None:
+@pytest.mark.parametrize("reply", [CALLING, WITH_WORDS, structs.replace(CALLING, tool_calls=[call(), call("call_2")])])
+def test_a_session_goes_on_behind_calls_as_a_full_render_does(style: str, reply: LoggedMessage) -> None:
     tokens = tokens_with(STYLES[style])
     if style == "llama":
-        reply = {**reply, "tool_calls": reply["tool_calls"][:1]}
-    new = [RESULT, {"role": "user", "content": "And tomorrow?"}]
+        reply = structs.replace(reply, tool_calls=reply.tool_calls[:1])
+    new = [RESULT, LoggedMessage("user", "And tomorrow?")]
     text = tokens.render([USER, reply, *new], generation_prompt=True, rendering=MANNER)
     end = "<|eot_id|>" if style == "llama" else "<|im_end|>"  # where the reply ended, which the log holds
     logged = text[: text.index(end, text.rindex("How is Rome?") + len("How is Rome?" + end))]
@@ -136,7 +138,7 @@ def test_a_session_goes_on_behind_calls_as_a_full_render_does(style: str, reply:
 
 def test_other_tools_render_the_past_anew_only_where_the_template_writes_them_there() -> None:
     other = Rendering([{**TOOL, "function": {**TOOL["function"], "name": "forecast"}}])
-    reply, new = {"role": "assistant", "content": "Hello."}, [{"role": "user", "content": "More?"}]
+    reply, new = LoggedMessage("assistant", "Hello."), [LoggedMessage("user", "More?")]
     logged = [7, 8, 9]
     stays, moves = tokens_with(STYLES["mistral"]), tokens_with(HERMES)
     assert continued_ids(stays, logged, [USER, reply], new, (), other, before=MANNER)[:3] == logged
@@ -150,10 +152,12 @@ def test_other_tools_render_the_past_anew_only_where_the_template_writes_them_th
 
 
 def test_a_template_without_tools_gets_them_in_its_system_message() -> None:
-    system = {"role": "system", "content": "Be brief."}
+    system = LoggedMessage("system", "Be brief.")
     tokens = tokens_with(NO_TOOLS)
     text = tokens.render(
-        [system, USER, CALLING, RESULT, {**RESULT, "content": "Warm."}], generation_prompt=True, rendering=MANNER
+        [system, USER, CALLING, RESULT, structs.replace(RESULT, content="Warm.")],
+        generation_prompt=True,
+        rendering=MANNER,
     )
     assert text.startswith("<|im_start|>system\nBe brief.\n\nYou may call functions.")
     assert '\n{"name": "weather", "description": "How it is there."' in text
@@ -172,9 +176,9 @@ def test_without_system_messages_the_tools_are_in_front_of_the_first_words() -> 
 @pytest.mark.parametrize("style", STYLES)
 def test_messages_without_tools_are_rendered_as_they_always_were(style: str) -> None:
     tokens = tokens_with(STYLES[style])
-    messages = [USER, {"role": "assistant", "content": "Fine."}, USER]
-    marked = [{**messages[0], "tools": [], "template": {}}, *messages[1:]]
-    assert tokens.render(marked, generation_prompt=True) == tokens.apply(messages, (), True)
+    messages = [USER, LoggedMessage("assistant", "Fine."), USER]
+    marked = [structs.replace(messages[0], tools=[], template={}), *messages[1:]]
+    assert tokens.render(marked, generation_prompt=True) == tokens.apply(msgspec.to_builtins(messages), (), True)
 
 
 # --- reasoning ----------------------------------------------------------------------------------------------
@@ -194,7 +198,7 @@ def test_reasoning_is_opened_by_a_prompt_that_ends_so() -> None:
 
 
 def test_a_template_reads_reasoning_from_the_field_that_it_knows() -> None:
-    thought = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    thought = LoggedMessage("assistant", "Yes.", reasoning_content="Hm.")
     knows = NO_TOOLS.replace("{{ m.content }}", "{% if m.thinking %}[T]{{ m.thinking }}[/T]{% endif %}{{ m.content }}")
     assert "[T]Hm.[/T]Yes." in tokens_with(knows).render([USER, thought], generation_prompt=False)
     strips = NO_TOOLS.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}") + "{# <think> #}"
@@ -239,8 +243,8 @@ def test_a_declared_response_is_read_by_its_template(size: int) -> None:
     for part in reading.finish():
         draft.take(part)
     message = draft.message()
-    assert (message["content"], message["reasoning_content"]) == ("Yes.", "Hm.")
-    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"days": 2}'}
+    assert (message.content, message.reasoning_content) == ("Yes.", "Hm.")
+    assert message.tool_calls[0].function == LoggedFunction("weather", '{"days": 2}')
 
 
 def test_a_tokenizer_may_declare_its_response_and_a_given_one_wins() -> None:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from server.chat.prompts import Prompt, chat_prompt, check_room, completion_prompts
 from server.chat.tokenizer import ChatTokenizer, TemplateRefused, template_source
 from server.errors import ApiError
+from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.requests import ChatRequest
@@ -22,14 +23,14 @@ def chat(text: str) -> ChatRequest:
 
 
 def record(fingerprint: str, tokens: list[int]) -> SessionRecord:
-    messages = [{"role": "user", "content": "One"}, {"role": "assistant", "content": "Two"}]
+    messages = [LoggedMessage("user", "One"), LoggedMessage("assistant", "Two")]
     return SessionRecord("s", tokens, messages, fingerprint, 1)
 
 
 def test_a_record_of_this_model_is_continued_by_its_ids() -> None:
     prompt = chat_prompt(chat("Three"), demo_tokens(), FACTS, record(FINGERPRINT, [700, 701, 702]))
     assert prompt.ids[:3] == [700, 701, 702]
-    assert [m["content"] for m in prompt.messages] == ["One", "Two", "Three"]
+    assert [m.content for m in prompt.messages] == ["One", "Two", "Three"]
 
 
 def test_a_record_of_another_model_is_continued_by_its_words() -> None:
@@ -48,7 +49,7 @@ def test_a_raw_continuation_is_appended_as_it_is() -> None:
         (prompt,) = completion_prompts(body, tokens, FACTS, record(fingerprint, [700, 701]))
         assert prompt.ids == [*past, *tokens.encode(" upon", special=False)]
         assert (prompt.echo, prompt.echo_from) == (" upon", len(past))
-        assert prompt.messages[-1] == {"role": "user", "content": " upon"}
+        assert prompt.messages[-1] == LoggedMessage("user", " upon")
 
 
 def test_texts_that_cannot_fit_are_refused_before_they_are_tokenised() -> None:
@@ -99,10 +100,10 @@ def tokenizer_with(template: str | None) -> ChatTokenizer:
 def test_templates_that_raise_are_the_clients_fault_and_say_why() -> None:
     raising = tokenizer_with("{{ raise_exception('Roles must alternate.') }}")
     with pytest.raises(TemplateRefused, match="Roles must alternate"):
-        raising.render([{"role": "user", "content": "x"}], generation_prompt=True)
+        raising.render([LoggedMessage("user", "x")], generation_prompt=True)
     broken = tokenizer_with("{{ messages[0].content + 5 }}")
     with pytest.raises(TemplateRefused) as refused:
-        broken.render([{"role": "user", "content": "secret"}], generation_prompt=True)
+        broken.render([LoggedMessage("user", "secret")], generation_prompt=True)
     assert "secret" not in refused.value.message
 
 
@@ -110,13 +111,13 @@ def test_without_a_template_chats_are_pointed_elsewhere() -> None:
     bare = tokenizer_with(None)
     assert not bare.has_template
     with pytest.raises(TemplateRefused, match="/v1/completions"):
-        bare.render([{"role": "user", "content": "x"}], generation_prompt=True)
+        bare.render([LoggedMessage("user", "x")], generation_prompt=True)
 
 
 def test_a_template_that_knows_developers_gets_them() -> None:
     knowing = tokenizer_with("{% if messages[0].role == 'developer' %}D{% else %}{{ messages[0].role }}{% endif %}")
     ignorant = tokenizer_with("{{ messages[0].role }}")
-    message = {"role": "developer", "content": "x"}
+    message = LoggedMessage("developer", "x")
     assert knowing.render([message], generation_prompt=True) == "D"
     assert ignorant.render([message], generation_prompt=True) == "system"
 

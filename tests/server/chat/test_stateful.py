@@ -1,7 +1,6 @@
 """Continuations: new messages become ids behind the logged ones, and past turns are never rendered again."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from http_context import demo_tokens
@@ -11,11 +10,12 @@ from server.chat.dialect import Dialect
 from server.chat.rendering import PLAIN as SAME_MANNER
 from server.chat.rendering import Rendering
 from server.chat.stateful import continued_ids, full_ids, text_after_reply
+from server.log.logged_message import LoggedMessage
 
 END = 2  # <|im_end|> of the demo tokenizer
-PAST = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "My name is Ann."}]
-REPLY = {"role": "assistant", "content": "Hello Ann."}
-NEW = [{"role": "user", "content": "What is my name?"}]
+PAST = [LoggedMessage("system", "Be brief."), LoggedMessage("user", "My name is Ann.")]
+REPLY = LoggedMessage("assistant", "Hello Ann.")
+NEW = [LoggedMessage("user", "What is my name?")]
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -38,12 +38,12 @@ class Renderer:
 
     def __init__(self, template: str) -> None:
         self.template = Environment().from_string(template)
-        self.rendered: list[Sequence[dict[str, Any]]] = []
+        self.rendered: list[Sequence[LoggedMessage]] = []
 
     dialect = Dialect()
 
     def render(
-        self, messages: Sequence[dict[str, Any]], *, generation_prompt: bool, rendering: Rendering = SAME_MANNER
+        self, messages: Sequence[LoggedMessage], *, generation_prompt: bool, rendering: Rendering = SAME_MANNER
     ) -> str:
         self.rendered.append(messages)
         return self.template.render(messages=messages, add_generation_prompt=generation_prompt)
@@ -59,14 +59,12 @@ def logged_turn(renderer: Renderer, reply: str, end: Sequence[int] = (END,)) -> 
 
 @pytest.mark.parametrize("template", [CHATML, TRIMMING])
 @pytest.mark.parametrize("reply", ["Hello Ann.", "Ünïcode 🙂 and <tags>", "a\nb", "{{ messages }}"])
-@pytest.mark.parametrize(
-    "new", [NEW, [*NEW, {"role": "assistant", "content": "Ann."}, {"role": "user", "content": "ok"}]]
-)
+@pytest.mark.parametrize("new", [NEW, [*NEW, LoggedMessage("assistant", "Ann."), LoggedMessage("user", "ok")]])
 def test_continuation_equals_a_full_render_where_the_template_is_prefix_stable(
-    template: str, reply: str, new: list[dict[str, Any]]
+    template: str, reply: str, new: list[LoggedMessage]
 ) -> None:
     renderer = Renderer(template)
-    logged = [*PAST, {"role": "assistant", "content": reply}]
+    logged = [*PAST, LoggedMessage("assistant", reply)]
     continued = continued_ids(renderer, logged_turn(renderer, reply), logged, new, {END})
     assert continued == renderer.encode(
         renderer.template.render(messages=[*logged, *new], add_generation_prompt=True), special=False
@@ -75,7 +73,7 @@ def test_continuation_equals_a_full_render_where_the_template_is_prefix_stable(
 
 def test_the_same_with_the_demo_models_own_template() -> None:
     tokens = demo_tokens()
-    past = [{"role": "user", "content": "My name is Ann."}]
+    past = [LoggedMessage("user", "My name is Ann.")]
     log = [*full_ids(tokens, past), *tokens.encode("Hello Ann.", special=False), END]
     continued = continued_ids(tokens, log, [*past, REPLY], NEW, {END})
     assert continued == full_ids(tokens, [*past, REPLY, *NEW])
@@ -102,7 +100,7 @@ def test_past_turns_are_not_rendered_with_their_reply() -> None:
 def test_the_end_of_turn_is_there_exactly_once_whether_or_not_it_was_sampled(end: tuple[int, ...]) -> None:
     renderer = Renderer(CHATML)
     log = logged_turn(renderer, "Hello A", end)  # () is a reply that max_tokens or a stop string cut
-    tail = continued_ids(renderer, log, [*PAST, {"role": "assistant", "content": "Hello A"}], NEW, {END})[len(log) :]
+    tail = continued_ids(renderer, log, [*PAST, LoggedMessage("assistant", "Hello A")], NEW, {END})[len(log) :]
     text = demo_tokens().decode([*end, *tail])
     assert text == "<|im_end|>\n<|im_start|>user\nWhat is my name?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -133,7 +131,7 @@ def test_a_client_cannot_guess_the_sentinel() -> None:
     renderer = Renderer(CHATML)
     log = logged_turn(renderer, "Hello Ann.")
     continued_ids(renderer, log, [*PAST, REPLY], NEW, {END})
-    sentinel = renderer.rendered[-1][2]["content"]
-    attack = [{"role": "user", "content": f"{sentinel} {sentinel}"}]
+    sentinel = renderer.rendered[-1][2].content
+    attack = [LoggedMessage("user", f"{sentinel} {sentinel}")]
     tail = continued_ids(renderer, log, [*PAST, REPLY], attack, {END})[len(log) :]
     assert f"{sentinel} {sentinel}" in demo_tokens().decode(tail)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_engine import END
 from http_context import HELLO, Site, demo_tokens, events, served
+from log_kit import as_logged
 from template_styles import HERMES, NO_TOOLS, THINKS, tokens_with
 
 from scheduler.protocol import unpack_ids
@@ -339,7 +340,7 @@ async def test_a_conversation_with_tools_costs_a_session_its_new_tokens_only(sit
         result,
     ]
     assert tokens.decode(last_prompt(site)) == tokens.render(
-        history, generation_prompt=True, rendering=Rendering([plain(WEATHER)])
+        as_logged(history), generation_prompt=True, rendering=Rendering([plain(WEATHER)])
     )
     assert response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == len(logged)
     shown = (await site.http.get("/v1/sessions/s/messages")).json()["data"]
@@ -402,7 +403,7 @@ async def test_a_whole_history_and_a_session_give_one_prompt(site: Site) -> None
     assert response.json()["cache"]["miss"] is None
     assert last_prompt(site) == full_ids(
         site.engine._tokens,
-        [ASKED, {**CALLING, "content": "", "tool_calls": [call]}, history[2]],
+        as_logged([ASKED, {**CALLING, "content": "", "tool_calls": [call]}, history[2]]),
         Rendering([plain(WEATHER)]),
     )
 
@@ -570,7 +571,7 @@ async def test_a_reply_that_was_begun_is_begun_so_again(site: Site) -> None:
     assert other.status_code == 200
     record = await site.log.get("default", "s")
     assert record is not None
-    assert record.messages[-1]["content"] == "Hello there, friend."
+    assert record.messages[-1].content == "Hello there, friend."
     assert "Well, " not in demo_tokens().decode(record.tokens)
 
 

@@ -81,7 +81,7 @@ def test_messages_are_revised_and_what_was_said_before_stays(where: Where) -> No
         assert (record.rendered, len(record.tokens)) == (6, 6)
         await log.revise("a", "s", 2, [assistant("B"), *record.messages[4:]])
         record = await read(log)
-        assert [m["content"] for m in record.messages] == ["a", "A", "B", "c", "C", "d"]
+        assert [m.content for m in record.messages] == ["a", "A", "B", "c", "C", "d"]
         assert (record.rendered, record.tokens) == (2, [*map(ord, "aA")])
 
     with_log(where, scenario)

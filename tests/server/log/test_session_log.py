@@ -14,8 +14,9 @@ import pytest
 
 from server.log.claims import SessionBusy
 from server.log.database import LogUnavailable
+from server.log.logged_message import LoggedMessage
 from server.log.session_log import SessionLog
-from server.log.timeline import Message, NewTurn, common_prefix
+from server.log.timeline import NewTurn, common_prefix
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
@@ -33,12 +34,14 @@ def with_log(path: Path, scenario: Callable[[SessionLog], Awaitable[None]]) -> N
     asyncio.run(run())
 
 
-async def commit(log: SessionLog, session: str, tokens: list[int], messages: list[Message], tenant: str = "a") -> None:
+async def commit(
+    log: SessionLog, session: str, tokens: list[int], messages: list[LoggedMessage], tenant: str = "a"
+) -> None:
     await log.commit(tenant, session, NewTurn(tokens=tokens, messages=messages, fingerprint="f1", finish_reason="stop"))
 
 
-def says(*texts: str) -> list[Message]:
-    return [{"role": "user", "content": text} for text in texts]
+def says(*texts: str) -> list[LoggedMessage]:
+    return [LoggedMessage("user", text) for text in texts]
 
 
 def turns(path: Path) -> list[tuple[int, int, int]]:
@@ -142,7 +145,7 @@ def test_one_claim_at_a_time(tmp_path: Path) -> None:
 def test_thousands_of_turns_write_their_own_tokens_only(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     tokens: list[int] = []
-    messages: list[Message] = []
+    messages: list[LoggedMessage] = []
 
     async def write(log: SessionLog) -> None:
         for turn in range(1000):
@@ -181,6 +184,7 @@ def test_a_session_that_is_no_longer_remembered_is_read_again(tmp_path: Path, mo
 WRITER = """
 import asyncio, sys
 from pathlib import Path
+from server.log.logged_message import LoggedMessage
 from server.log.session_log import SessionLog
 from server.log.timeline import NewTurn
 
@@ -188,7 +192,7 @@ async def main():
     log = SessionLog(Path(sys.argv[1]))
     for turn in range(1, 10_000):
         tokens = list(range(turn * 3))
-        messages = [{"role": "user", "content": str(n)} for n in range(turn)]
+        messages = [LoggedMessage("user", str(n)) for n in range(turn)]
         await log.commit("a", "s", NewTurn(tokens, messages, "f", "stop"))
         print(turn, flush=True)
 

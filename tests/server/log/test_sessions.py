@@ -265,7 +265,7 @@ def test_a_turn_of_an_idempotency_key_is_committed_once_and_replayed(where: Wher
         assert await read(log) == before
 
     async def replay(log: SessionLog) -> None:
-        expected = CommittedTurn("hash", {"role": "assistant", "content": "cde"}, "length", 2, 3, 1, 1_700_000_000)
+        expected = CommittedTurn("hash", assistant("cde"), "length", 2, 3, 1, 1_700_000_000)
         assert await log.replay("a", "s", "key") == expected
         assert await log.replay("a", "t", "key") is None
         clock[0] += 40 * 3600

@@ -120,7 +120,7 @@ def test_an_edit_drops_what_is_behind_and_leaves_it_unrendered(where: Where, ind
         await log.edit("a", "s", index, "new")
         record = await read(log)
         assert texts(record) == [*texts(before)[:index], "new"]
-        assert record.messages[index]["role"] == before.messages[index]["role"]
+        assert record.messages[index].role == before.messages[index].role
         assert (text(record), len(record.turns), record.rendered) == (left, turns, 2 * turns)
 
     with_log(where, scenario)
@@ -173,7 +173,7 @@ def test_another_reply_takes_the_place_of_the_last_one_when_it_commits(where: Wh
         assert after.turns[2].prompt_tokens == 9
         replayed = await log.replay("a", "s", "k")
         assert replayed is not None
-        assert (replayed.reply["content"], replayed.completion_tokens) == (again, len(again))
+        assert (replayed.reply.content, replayed.completion_tokens) == (again, len(again))
 
     with_log(where, scenario)
 

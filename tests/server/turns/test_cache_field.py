@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from fake_engine import FACTS
 from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
+from log_kit import as_logged
 
 from cache.tier import Tier
 from scheduler.protocol import Miss, Receipt, unpack_ids
 from server.chat.stateful import full_ids
+from server.log.logged_message import LoggedMessage
 from server.log.timeline import NewTurn, SessionRecord
 
 MORE = [{"role": "user", "content": "And now?"}]
@@ -179,7 +181,7 @@ async def test_a_log_of_another_model_is_a_miss_of_its_own(site: Site) -> None:
         "s",
         NewTurn(
             tokens=[700, 701, 702],
-            messages=[*HELLO, {"role": "assistant", "content": "Ho"}],
+            messages=[*as_logged(HELLO), LoggedMessage("assistant", "Ho")],
             fingerprint="another",
             finish_reason="stop",
         ),
@@ -199,12 +201,12 @@ async def test_an_unnamed_chat_is_told_where_it_left_the_cache(site: Site) -> No
 
 @served()
 async def test_a_seeded_message_is_rendered_by_the_next_turn(site: Site) -> None:
-    past = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "I am Ann."}]
+    past = [LoggedMessage("system", "Be brief."), LoggedMessage("user", "I am Ann.")]
     await site.log.create("default", "s", messages=past)
     await ask(site, session_id="s", messages=MORE)
-    assert prompt_of(site) == full_ids(demo_tokens(), [*past, *MORE])
+    assert prompt_of(site) == full_ids(demo_tokens(), [*past, *as_logged(MORE)])
     record = await logged(site)
-    assert [m["content"] for m in record.messages] == ["Be brief.", "I am Ann.", "And now?", "Hello there, friend."]
+    assert [m.content for m in record.messages] == ["Be brief.", "I am Ann.", "And now?", "Hello there, friend."]
 
 
 @served()
@@ -224,7 +226,7 @@ async def test_an_edited_message_is_rendered_behind_the_tokens_that_stay(site: S
 
 @served()
 async def test_raw_text_follows_messages_that_no_turn_has_rendered(site: Site) -> None:
-    await site.log.create("default", "s", messages=[{"role": "user", "content": "Once"}])
+    await site.log.create("default", "s", messages=[LoggedMessage("user", "Once")])
     await site.complete(prompt=" upon", session_id="s")
     tokens = demo_tokens()
     assert prompt_of(site) == [*tokens.encode("Once", special=True), *tokens.encode(" upon", special=False)]

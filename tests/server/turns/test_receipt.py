@@ -12,14 +12,15 @@ from cache.tier import Tier
 from scheduler.protocol import Miss, Receipt, Submit, pack_ids
 from server.chat.prompts import Prompt
 from server.log.identity import Session
+from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
 from server.schemas.objects import CacheMiss, CacheReceipt, MissReason, TokenText
 from server.turns.receipt import PromptHistory, receipt_of, sum_receipts
 
-ASKED = [{"role": "user", "content": "Hi"}]
-LOGGED = [*ASKED, {"role": "assistant", "content": "Ho"}]
-MORE = [*LOGGED, {"role": "user", "content": "Hm"}]
-EDITED = [{"role": "user", "content": "Ha"}, *MORE[1:]]
+ASKED = [LoggedMessage("user", "Hi")]
+LOGGED = [*ASKED, LoggedMessage("assistant", "Ho")]
+MORE = [*LOGGED, LoggedMessage("user", "Hm")]
+EDITED = [LoggedMessage("user", "Ha"), *MORE[1:]]
 LOG = list(range(100, 120))  # the last one was sampled and never fed
 
 
@@ -43,7 +44,7 @@ def told(
     *,
     record: SessionRecord | None,
     named: bool = True,
-    messages: list[dict[str, str]] = MORE,
+    messages: list[LoggedMessage] = MORE,
     reusable: bool = True,
     echo: str = "",
     matched: int = 0,
@@ -117,7 +118,7 @@ def test_the_same_words_as_other_tokens_are_drift() -> None:
     ("text", "reason"), [("HiHo Hm", MissReason.TEMPLATE_DRIFT), ("Hi, Ho", MissReason.EDITED_HISTORY)]
 )
 def test_raw_prompts_are_compared_as_one_text(text: str, reason: MissReason) -> None:
-    said = [{"role": "user", "content": text}]
+    said = [LoggedMessage("user", text)]
     raw = told([*LOG[:5], 7, 8, 9], 5, record=record(), messages=said, echo=text)
     assert raw.miss is not None
     assert raw.miss.reason == reason

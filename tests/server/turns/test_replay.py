@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from http_context import HELLO, Call, Site, events, served
+from log_kit import as_logged
 
 from server.log.timeline import NewTurn
 
@@ -220,7 +221,7 @@ async def test_a_turn_on_a_session_that_moved_on_elsewhere_is_not_committed(site
     while len(site.engine.submitted) < 2:
         await asyncio.sleep(0)
     await site.log.commit(
-        "default", "s", NewTurn(tokens=[5, 6], messages=HELLO, fingerprint="f", finish_reason="stop")
+        "default", "s", NewTurn(tokens=[5, 6], messages=as_logged(HELLO), fingerprint="f", finish_reason="stop")
     )  # as another server on the same database would
     site.engine.go.set()
     await call.finish()

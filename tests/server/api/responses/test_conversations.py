@@ -133,7 +133,7 @@ async def test_a_part_of_a_reply_is_taken_out(site: Site, which: int, left: list
     record = await site.log.get("default", id.removeprefix("conv_"))
     assert record is not None
     message = record.messages[0]
-    assert ("reasoning_content" in message, bool(message["content"]), "tool_calls" in message) == tuple(
+    assert (bool(message.reasoning_content), bool(message.content), bool(message.tool_calls)) == tuple(
         text in left for text in ("Hm", "Hi.", "{}")
     )
 

@@ -181,7 +181,7 @@ async def test_every_kind_of_item_is_read(site: Site) -> None:
     made = await respond(site, items)
     record = await site.log.get("default", session_of(made))
     assert record is not None
-    said = [(m["role"], m["content"], len(m.get("tool_calls", ()))) for m in record.messages]
+    said = [(m.role, m.content, len(m.tool_calls)) for m in record.messages]
     assert said == [
         ("developer", "Be brief.", 0),
         ("user", "A", 0),
@@ -192,7 +192,7 @@ async def test_every_kind_of_item_is_read(site: Site) -> None:
         ("user", "C", 0),
         ("assistant", "Hello there, friend.", 0),
     ]
-    assert record.messages[2]["reasoning_content"] == "Hm"
+    assert record.messages[2].reasoning_content == "Hm"
     listed = (await site.http.get(f"/v1/responses/{made['id']}/input_items?order=asc")).json()
     assert not faults("ResponseItemList", listed)
     assert [item["type"] for item in listed["data"]] == [item.get("type", "message") for item in items]
@@ -215,7 +215,7 @@ async def test_sealed_reasoning_comes_back_in_the_clear(site: Site) -> None:
     made = await respond(site, [given, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}])
     record = await site.log.get("default", session_of(made))
     assert record is not None
-    assert record.messages[0]["reasoning_content"] == "Hm"
+    assert record.messages[0].reasoning_content == "Hm"
 
 
 @served()

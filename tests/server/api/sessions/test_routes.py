@@ -10,10 +10,12 @@ import httpx
 import msgspec
 import pytest
 from http_context import HELLO, Call, Site, demo_tokens, events, served
+from log_kit import as_logged
 
 from scheduler.protocol import FinishReason, unpack_ids
 from server.chat.cutting import cut_reply
 from server.engine.engine import EngineDied
+from server.log.logged_message import LoggedMessage
 from server.log.timeline import NewTurn, SessionRecord, TurnRecord
 
 URL = "/v1/sessions"
@@ -112,7 +114,9 @@ async def test_a_seeded_session_goes_on_from_its_messages(site: Site) -> None:
     await post(site, "", {"id": "s", "messages": [*SEED, {"role": "assistant", "content": "Me."}]})
     await site.chat(session_id="s", messages=MORE)
     whole = [*SEED, {"role": "assistant", "content": "Me."}, *MORE]
-    assert last_prompt(site) == demo_tokens().encode(demo_tokens().render(whole, generation_prompt=True), special=False)
+    assert last_prompt(site) == demo_tokens().encode(
+        demo_tokens().render(as_logged(whole), generation_prompt=True), special=False
+    )
     assert await contents(site) == ["Be brief.", "Who are you?", "Me.", "And now?", "Hello there, friend."]
 
 
@@ -323,7 +327,7 @@ async def test_a_rewind_to_a_turn_drops_what_came_after(site: Site) -> None:
 @served()
 async def test_a_rewind_to_a_token_cuts_the_reply_there(site: Site) -> None:
     text = "Hello wörld, friend."
-    prompt = demo_tokens().encode(demo_tokens().render(HELLO, generation_prompt=True), special=False)
+    prompt = demo_tokens().encode(demo_tokens().render(as_logged(HELLO), generation_prompt=True), special=False)
     ids = [*prompt, *demo_tokens().encode(text + " STOP", special=False), END]
     assert site.engine.facts is not None
     await site.log.commit(
@@ -331,7 +335,7 @@ async def test_a_rewind_to_a_token_cuts_the_reply_there(site: Site) -> None:
         "s",
         NewTurn(
             tokens=ids,
-            messages=[*HELLO, {"role": "assistant", "content": text}],
+            messages=[*as_logged(HELLO), LoggedMessage("assistant", text)],
             prompt_tokens=len(prompt),
             fingerprint=face_fingerprint(site),
             finish_reason="stop",
@@ -354,9 +358,9 @@ class Words:
 
 def test_the_text_of_a_cut_reply_begins_as_the_reply_did() -> None:
     turn = TurnRecord(1, 0, 3, 6, 2, 0, "stop", "f")
-    messages = [*HELLO, {"role": "assistant", "content": " w4 w5 w6"}]
+    messages = [*as_logged(HELLO), LoggedMessage("assistant", " w4 w5 w6")]
     record = SessionRecord("s", [1, 2, 3, 4, 5, 6], messages, "f", 0, turns=(turn,))
-    assert cut_reply(Words(), record, 5) == {"role": "assistant", "content": " w4 w5"}  # type: ignore[arg-type]
+    assert cut_reply(Words(), record, 5) == LoggedMessage("assistant", " w4 w5")  # type: ignore[arg-type]
     assert cut_reply(Words(), record, 3) is None  # type: ignore[arg-type]
 
 
@@ -457,7 +461,9 @@ async def test_a_message_without_reply_is_answered(site: Site) -> None:
     await post(site, "", {"id": "s", "messages": SEED})
     response = await post(site, "/s/regenerate")
     assert response.json()["choices"][0]["message"]["content"] == "Hello there, friend."
-    assert last_prompt(site) == demo_tokens().encode(demo_tokens().render(SEED, generation_prompt=True), special=False)
+    assert last_prompt(site) == demo_tokens().encode(
+        demo_tokens().render(as_logged(SEED), generation_prompt=True), special=False
+    )
     assert await contents(site) == ["Be brief.", "Who are you?", "Hello there, friend."]
     await site.http.put(f"{URL}/s/messages/1", json={"content": "Who am I?"})
     await post(site, "/s/regenerate")

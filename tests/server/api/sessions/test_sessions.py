@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 from http_context import HELLO, Call, Site, demo_tokens, events, reply_ids, served
+from log_kit import as_logged
 
 from scheduler.protocol import FinishReason, unpack_ids
 from server.log.database import LogUnavailable
+from server.log.logged_message import LoggedMessage
 
 MORE = [{"role": "user", "content": "And now?"}]
 END = 2
@@ -27,7 +29,7 @@ async def test_a_stateful_turn_appends_to_the_log(site: Site, stream: bool) -> N
     await site.chat(session_id="s1", stream=stream)
     first = await logged(site, "s1")
     assert first.tokens == [*last_prompt(site), *demo_tokens().encode(site.engine.reply, special=False), END]
-    assert first.messages == [*HELLO, {"role": "assistant", "content": "Hello there, friend."}]
+    assert first.messages == [*as_logged(HELLO), LoggedMessage("assistant", "Hello there, friend.")]
     site.engine.reply = "Bye."
     await site.chat(session_id="s1", stream=stream, messages=MORE)
     prompt = last_prompt(site)
@@ -65,11 +67,11 @@ async def test_the_header_names_the_session_of_a_full_history(site: Site) -> Non
     await site.chat(headers=headers)
     history = [*HELLO, {"role": "assistant", "content": "Edited!"}, *MORE]
     response = await site.chat(headers=headers, messages=history)
-    whole = demo_tokens().render(history, generation_prompt=True)
+    whole = demo_tokens().render(as_logged(history), generation_prompt=True)
     assert last_prompt(site) == demo_tokens().encode(whole, special=False)
     assert site.engine.submitted[-1].session == "s"
     record = await logged(site, "s")
-    assert [m["content"] for m in record.messages] == ["Hello", "Edited!", "And now?", "Hello there, friend."]
+    assert [m.content for m in record.messages] == ["Hello", "Edited!", "And now?", "Hello there, friend."]
     assert response.headers["x-session-id"] == "s"
 
 
@@ -220,7 +222,7 @@ async def test_completions_continue_a_session_as_raw_text(site: Site) -> None:
     first = await logged(site, "s")
     assert first.tokens[:-3] == demo_tokens().encode("Once", special=True)
     reply = demo_tokens().decode(reply_ids()[:3])
-    assert first.messages == [{"role": "user", "content": "Once"}, {"role": "assistant", "content": reply}]
+    assert first.messages == [LoggedMessage("user", "Once"), LoggedMessage("assistant", reply)]
     body = (await site.complete(prompt=" upon", session_id="s", echo=True, logprobs=1, max_tokens=1)).json()
     assert last_prompt(site) == [*first.tokens, *demo_tokens().encode(" upon", special=False)]
     choice = body["choices"][0]

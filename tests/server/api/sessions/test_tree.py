@@ -15,6 +15,7 @@ from log_kit import as_format_4, read, sqlite, turn, with_log
 from server.api.sessions.objects import turn_objects
 from server.log.database import SessionDamaged
 from server.log.listing import MOST_RELATIVES
+from server.log.logged_message import LoggedMessage
 from server.log.session_log import SessionLog
 from server.log.tables import FORMAT
 from server.log.timeline import SessionRecord, TurnRecord, UnknownSession
@@ -184,7 +185,7 @@ def test_the_same_words_said_again_are_another_turn() -> None:
             TurnRecord(number, 7, 3 * number - 1, 3 * number, 2 * number, 0, "stop", "f", row=number, receipt=receipt)
             for number, receipt in enumerate(receipts, 1)
         )
-        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}] * len(turns)
+        messages = [LoggedMessage("user", "x"), LoggedMessage("assistant", "y")] * len(turns)
         record = SessionRecord("s", [1, 2, 3] * len(turns), messages, "f", 0, turns=turns)
         return [turn.id for turn in turn_objects(record)]
 

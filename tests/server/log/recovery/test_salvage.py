@@ -166,7 +166,7 @@ def test_what_else_a_session_has_is_salvaged_too(tmp_path: Path) -> None:
         assert await told(log) == truth
         replayed = await log.replay("a", "keyed", "key")
         assert replayed is not None
-        assert (replayed.request_hash, replayed.reply["content"]) == ("h", "b")
+        assert (replayed.request_hash, replayed.reply.content) == ("h", "b")
         assert [*await log.tombstones()] == [("a", "gone")]
         assert await log.pinned(0.0) == [("b", "facts", 2**31)]
 
