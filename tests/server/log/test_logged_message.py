@@ -105,6 +105,13 @@ def test_a_row_of_anything_else_is_damaged(text: str) -> None:
         row_of("a", "s", columns)
 
 
+@pytest.mark.parametrize("field", ['"content":1', '"content":"","role":["assistant"]', '"content":"","x":1'])
+def test_a_portable_log_holds_nothing_but_messages(field: str) -> None:
+    text = f'{{"format":1,"created":0,"fingerprint":"","turns":[],"rest":[{{"role":"assistant",{field}}}]}}'
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(text, type=PortableLog)
+
+
 def test_messages_are_values() -> None:
     row = row_of("a", "s", COLUMNS)
     assert replace(row, messages=of_json(to_json(row.messages))) == row

@@ -9,6 +9,7 @@ import pytest
 from log_kit import Where, assistant, read, text, texts, three_turns, turn, user, with_log
 
 from server.log.listing import SessionFilter
+from server.log.logged_message import LoggedMessage
 from server.log.portable import InvalidLog, PortableLog
 from server.log.retries import CommittedTurn, Idempotency
 from server.log.session_log import SessionLog
@@ -314,7 +315,7 @@ def test_what_could_not_have_left_a_log_is_refused(where: Where) -> None:
             replace(exported, format=2),
             replace(exported, created=-1),
             replace(exported, fingerprint="f" * 200),
-            replace(exported, rest=[{"role": "tool", "content": ""}]),
+            replace(exported, rest=[LoggedMessage("tool", "")]),
             forged(exported, tokens=b"123"),
             forged(exported, tokens=b"\xff\xff\xff\xff"),
             forged(exported, prompt_tokens=9),
@@ -325,9 +326,7 @@ def test_what_could_not_have_left_a_log_is_refused(where: Where) -> None:
             forged(exported, finish_reason="x" * 40),
             forged(exported, messages=[]),
             forged(exported, messages=[assistant("a"), user("b")]),
-            forged(exported, messages=[{"role": "assistant", "content": 1}]),
-            forged(exported, messages=[{"role": ["assistant"], "content": ""}]),
-            forged(exported, messages=[{"role": "assistant", "content": "", "x": 1}]),
+            replace(exported, rest=[LoggedMessage("user", "", tool_call_id="c")]),
         ):
             with pytest.raises(InvalidLog):
                 await log.restore("a", "t", wrong)
