@@ -38,7 +38,7 @@ async def test_a_stateful_turn_appends_to_the_log(site: Site, stream: bool) -> N
     assert tail == "\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n"
     second = await logged(site, "s1")
     assert second.tokens == [*prompt, *demo_tokens().encode("Bye.", special=False), END]
-    assert [m["content"] for m in second.messages] == ["Hello", "Hello there, friend.", "And now?", "Bye."]
+    assert [m.content for m in second.messages] == ["Hello", "Hello there, friend.", "And now?", "Bye."]
 
 
 @served()
