@@ -18,6 +18,7 @@ import transformers
 
 import cache
 from cache.compiler import NotBuilt, built
+from cache.errors import first_line
 from scheduler import cores
 
 _READ = 1 << 28  # bytes that are read to measure memory: far more than any cache holds
@@ -85,7 +86,7 @@ def _trouble() -> str | None:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, no GPU
-        return _first_line(error)
+        return first_line(error)
     return None
 
 
@@ -96,7 +97,7 @@ def _gpu(number: int) -> Gpu:
         free = torch.cuda.mem_get_info(number)[0]
         torch.ones(2, device=f"cuda:{number}").sum().item()
     except RuntimeError as failed:  # a build without code for this GPU, one that others hold, a broken one
-        error = _first_line(failed)
+        error = first_line(failed)
     return Gpu(facts.name, facts.total_memory, free, f"{facts.major}.{facts.minor}", error)
 
 
@@ -116,10 +117,6 @@ def _missing(source: Path) -> str | None:
     except NotBuilt as error:
         return str(error)
     return None
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -58,11 +58,11 @@ class Follower:
         self._share = share
         self._layers = read_layers(model.config.get_text_config(decoder=True))
         self._rope = LongRope(model)
-        self._echoes = SessionViews()
+        self._views = SessionViews()
         self._mode: PackedMode | None = None
         self._installed = False
 
-    def obey(self, command: Ordered) -> Any:
+    def execute(self, command: Ordered) -> Any:
         """Do it; the answer, None where none is awaited."""
         match command:
             case PackedForward():
@@ -72,7 +72,7 @@ class Follower:
             case PlainForward():
                 self._plain(command)
             case SetMode():
-                self._change(command)
+                self._set_mode(command)
             case CreateTiers():
                 try:
                     self._share.build(command, self._model.device)
@@ -83,12 +83,12 @@ class Follower:
                 return spare(self._model.device, torch.distributed.get_world_size())
         return None
 
-    def _change(self, way: SetMode) -> None:
-        trace = Trace(way.argument, True, DynamicCache(), way.first_position, (), (), (), way.by_row)
+    def _set_mode(self, command: SetMode) -> None:
+        trace = Trace(command.argument, True, DynamicCache(), command.first_position, (), (), (), command.by_row)
         if self._mode is None:
             self._mode = PackedMode(self._model, self._layers, trace)
         self._mode.trace = trace
-        self._mode.in_place = frozenset(way.in_place)
+        self._mode.in_place = frozenset(command.in_place)
 
     def _install(self, wanted: bool) -> None:
         """Our attention for steps, the model's own for plain forwards."""
@@ -107,20 +107,20 @@ class Follower:
         assert self._mode is not None
         self._install(True)
         tier = self._share.tiers[0]
-        step = PackedStep(self._echoes.work(command), tier)
+        step = PackedStep(self._views.work(command), tier)
         keep = put(np.frombuffer(command.keep, np.int64).copy(), tier.device)
         with self._rope.side(command.long):
             self._mode.forward(step, keep)
 
 
-def follow(ordered: RankLink, beside: RankLink) -> None:
+def run_follower(ordered: RankLink, beside: RankLink) -> None:
     """Load, then do what comes until the line ends."""
     config = msgspec.json.decode(ordered.receive(), type=EngineConfig)
     rank = int(os.environ["RANK"])
     configure(config.log_format, "warning", f"%(name)s: rank {rank}: %(message)s")
-    seat = RankAddress(rank, config.tensor_parallel, int(os.environ["MASTER_PORT"]))
+    address = RankAddress(rank, config.tensor_parallel, int(os.environ["MASTER_PORT"]))
     device = torch.device(config.device, rank) if config.device == "cuda" else torch.device(config.device)
-    join(seat, device)
+    join(address, device)
     model, _ = read_model(config, read_config(config), device)
     if device.type == "cpu":
         cores.fit(model)
@@ -131,7 +131,7 @@ def follow(ordered: RankLink, beside: RankLink) -> None:
     while True:
         command = decode(ordered.receive())
         with torch.inference_mode():
-            answer = follower.obey(command)
+            answer = follower.execute(command)
         if answer is not None:
             ordered.send(msgspec.msgpack.encode(answer))
         share.done()
@@ -169,7 +169,7 @@ def main() -> int:
     transformers.logging.disable_progress_bar()
     ordered, beside = (RankLink(socket.socket(fileno=fd)) for fd in lines)
     try:
-        follow(ordered, beside)
+        run_follower(ordered, beside)
     except EOFError:
         return 0
     except Exception:

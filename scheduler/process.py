@@ -20,7 +20,7 @@ import msgspec
 import torch
 import zmq
 
-from scheduler.core.constraint import Grammars, tokenizer_of
+from scheduler.core.constraint import Grammars, grammar_tokenizer
 from scheduler.core.engine_core import EngineCore, LaunchedStep
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
@@ -129,7 +129,7 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
     vocabulary = Vocabulary(loaded.tokenizer)
     width = getattr(loaded.model.get_output_embeddings(), "out_features", None)
     limits = Limits(context, embeddings.num_embeddings, loaded.start, width)
-    grammars = Grammars(partial(tokenizer_of, loaded.tokenizer, loaded.eos_token_ids, embeddings.num_embeddings))
+    grammars = Grammars(partial(grammar_tokenizer, loaded.tokenizer, loaded.eos_token_ids, embeddings.num_embeddings))
     grammars.prepare()
     engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars)
     facts = ModelFacts(
@@ -206,7 +206,7 @@ class ServingLoop:
 
     def _send_answers(self) -> None:
         """Refusals and the answers to session commands; they go before the outputs."""
-        for answer in (*self._engine.refusals(), *self._commands.take()):
+        for answer in (*self._engine.take_refusals(), *self._commands.take()):
             self._channel.send(answer)
 
     def _check(self) -> None:

@@ -26,7 +26,7 @@ from cache.tiers.remote import RemoteTier
 from cache.tiers.restore_rates import RestoreRates
 from cache.tiers.segment_store import SegmentStore
 from scheduler.accel.cpu.linear import pack
-from scheduler.core.constraint import Grammars, tokenizer_of
+from scheduler.core.constraint import Grammars, grammar_tokenizer
 from scheduler.core.engine_core import EngineCore, LaunchedStep
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
@@ -102,7 +102,7 @@ def ours(said: pytest.LogCaptureFixture) -> list[str]:
 
 def byte_grammars() -> Grammars:
     """Grammars over the byte tokenizer."""
-    return Grammars(partial(tokenizer_of, make_tokenizer(), (END,), 259))
+    return Grammars(partial(grammar_tokenizer, make_tokenizer(), (END,), 259))
 
 
 class Eager(RestoreRates):
@@ -226,7 +226,7 @@ class Kit:
             self.mode.remove()
         for delta in outputs.deltas:
             self.outcomes[delta.turn].add(delta)
-        self.refused |= {refused.turn: refused for refused in self.engine.refusals()}
+        self.refused |= {refused.turn: refused for refused in self.engine.take_refusals()}
         self.engine.check_integrity()
 
     def _deliver(self, step: LaunchedStep | None, outputs: StepOutputs) -> None:

@@ -16,7 +16,7 @@ from cache.store import SessionStore
 from scheduler.accel.cpu.linear import pack
 from scheduler.forward.modes import Mode, PackedMode
 from scheduler.forward.rope import LongRope
-from scheduler.model.measurement import session_of
+from scheduler.model.measurement import make_session
 from scheduler.model.probe import Verdict, probe
 from scheduler.model.runner import ModelRunner
 
@@ -59,7 +59,7 @@ class Stage:
         runner = ModelRunner(self.mode, tier, self.rope)
         sessions: list[SessionCache] = []
         for ids in timelines:
-            session = session_of(array("i", ids), None)
+            session = make_session(array("i", ids), None)
             session.stateful = self.mode.stateful
             session.warm = session.running = True
             store.reserve(session, len(ids))

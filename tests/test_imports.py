@@ -144,7 +144,7 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 
 
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
-    "cache": "tier files compiler memory segments pages attention tiers store inventory",
+    "cache": "errors tier files compiler memory segments pages attention tiers store inventory",
     "scheduler": "protocol logs cgroups extras model_names meta_kernels cores checkup import_savings "
     "accel.cpu accel.gpu forward parallel model core process follower __main__",
     "server": "errors config workers surrogates torchless log constraints schemas chat engine telemetry hub http "

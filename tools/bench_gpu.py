@@ -24,7 +24,7 @@ import torch
 import transformers
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, Qwen3Config
 
-from cache.attention.self_test import first_line
+from cache.errors import first_line
 from tools.floors import Floors, measure
 from tools.served import Served
 from tools.tables import table
@@ -195,7 +195,7 @@ def beside(served: Served, floor: Floors, sizes: Sizes) -> Iterator[str]:
         attention, seconds, made = generate_batch(served.model, prompts)
         rows.append(("generate_batch", attention, f"{seconds:.2f}", f"{made / seconds:,.0f}"))
     except Exception as error:  # another project's code on a device that it may not know
-        rows.append(("generate_batch", "-", "-", f"did not run: {first_line(error)[:80]}"))
+        rows.append(("generate_batch", "-", "-", f"did not run: {first_line(error, 80)}"))
     yield f"### {count} prompts of {sizes.prompt} tokens, {REPLY} tokens each, beginning to end\n"
     yield table(
         "by | attention | seconds | tokens a second", [[cell.replace("|", "\\|") for cell in row] for row in rows]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cache.attention.backend import Backend, Signature
+from cache.errors import first_line
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
@@ -71,7 +72,7 @@ class SelfTest:
         try:
             right = all(self._right(spec, signature, random) for spec in self._steps(signature))
         except Exception as error:  # whatever a compiler or a launch raises
-            log.info("%s does not run for %s: torch is used: %s", self._name, shape, first_line(error))
+            log.info("%s does not run for %s: torch is used: %s", self._name, shape, first_line(error, 160))
             return False
         if not right:
             log.info("%s gives wrong results for %s: torch is used", self._name, shape)
@@ -95,12 +96,6 @@ class SelfTest:
             if not (out.float() - want).abs().max() <= _BOUNDS[shape.dtype] * want.abs().max():
                 return False
         return True
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error, or its class where it says nothing."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
 
 
 def random_step(spec: StepSpec, device: torch.device, shape: PageShape, random: torch.Generator) -> PackedStep:

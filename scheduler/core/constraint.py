@@ -38,7 +38,7 @@ class Constraint:
         self.matcher = matcher
         self.words = words
 
-    def allowed(self, unwanted: Sequence[int] = ()) -> Mask:
+    def compute_mask(self, unwanted: Sequence[int] = ()) -> Mask:
         """What may come next, a bit a token, lowest first; the ids that end replies only where the grammar is complete.
 
         ``unwanted`` tokens are left out while there are others. A grammar that breaks here tells when it is to accept.
@@ -68,10 +68,10 @@ class Grammars:
     """
 
     def __init__(self, make_tokenizer: Callable[[], LLTokenizer]) -> None:
-        """``make_tokenizer`` is called once, before the first compile: see ``tokenizer_of``."""
+        """``make_tokenizer`` is called once, before the first compile: see ``grammar_tokenizer``."""
         self._make_tokenizer = make_tokenizer
         self._tokenizer: LLTokenizer | None = None
-        self._why_not = ""  # there is no tokenizer
+        self._unavailable = ""  # there is no tokenizer
         self._limits = LLParserLimits(precompute_large_lexemes=False, verbose_errors=False, **GRAMMAR_LIMITS)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         usual = threading.stack_size(GRAMMAR_STACK)
@@ -79,16 +79,16 @@ class Grammars:
         threading.stack_size(usual)
         self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._bytes = 0
-        self._askers: Counter[Future[LLMatcher]] = Counter()
+        self._users: Counter[Future[LLMatcher]] = Counter()
 
     def prepare(self) -> None:
         """Make the tokenizer now: it holds the interpreter's lock, which the first turn with a grammar should not."""
-        if self._tokenizer is not None or self._why_not:
+        if self._tokenizer is not None or self._unavailable:
             return
         try:
             self._tokenizer = self._make_tokenizer()
         except Exception as error:  # somebody else's tokenizer: its model is served without grammars
-            self._why_not = "This model's tokenizer does not go with grammars."
+            self._unavailable = "This model's tokenizer does not go with grammars."
             log.warning("no grammars: %s", error)
 
     def ask(self, grammar: str) -> Future[LLMatcher]:
@@ -102,15 +102,15 @@ class Grammars:
             while len(self._kept) > 1 and (len(self._kept) > _KEPT or self._bytes > _KEPT_BYTES):
                 self._bytes -= len(self._kept.popitem(last=False)[0])
         self._kept.move_to_end(grammar)
-        self._askers[found] += 1
+        self._users[found] += 1
         return found
 
     def leave(self, grammar: str, asked: Future[LLMatcher]) -> None:
         """One of those who asked for ``grammar`` waits no longer. A compile for which nobody waits does not begin."""
-        self._askers[asked] -= 1
-        if self._askers[asked]:
+        self._users[asked] -= 1
+        if self._users[asked]:
             return
-        del self._askers[asked]
+        del self._users[asked]
         if asked.cancel() and self._kept.get(grammar) is asked:
             del self._kept[grammar]
             self._bytes -= len(grammar)
@@ -123,14 +123,14 @@ class Grammars:
     def _compile(self, grammar: str) -> LLMatcher:
         self.prepare()
         if self._tokenizer is None:
-            raise GrammarError(self._why_not)
+            raise GrammarError(self._unavailable)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise GrammarError("The grammar cannot be compiled.")
         return matcher
 
 
-def tokenizer_of(tokenizer: Any, ends: Sequence[int], width: int) -> LLTokenizer:
+def grammar_tokenizer(tokenizer: Any, ends: Sequence[int], width: int) -> LLTokenizer:
     """A tokenizer of transformers as grammars need it: ``width`` logits, ``ends`` are the ids that end a reply. Raises
     ``GrammarError`` where the text of a reply is not what its tokens say one by one.
     """

@@ -49,9 +49,9 @@ from scheduler.protocol import (
 
 log = logging.getLogger("warmturn.engine")
 
-_HOPELESS = 8  # failed steps in a row after which the engine gives up
+_MAX_FAILURES = 8  # failed steps in a row after which the engine gives up
 _UNDECODABLE = "the reply could not be decoded"
-_TELLING = 32  # prompt tokens in a step that make its time a measure of prefill
+_MIN_PREFILL = 32  # prompt tokens in a step that make its time a measure of prefill
 
 
 class LaunchedStep(NamedTuple):
@@ -62,7 +62,7 @@ class LaunchedStep(NamedTuple):
     plan: list[tuple[Turn, int]]
     started: float  # time.perf_counter()
     launched: float  # time.perf_counter() when the device had all of its work
-    asked: list[tuple[Turn, int, SamplerOutput]]  # behind how many tokens
+    prompt_outputs: list[tuple[Turn, int, SamplerOutput]]  # behind how many tokens
     ended: list[Turn]
     drawing: list[Turn]
     drawn: SamplerOutput | None
@@ -80,20 +80,20 @@ class EngineCore:
         runner: ModelRunner,
         scheduler: Scheduler,
         vocabulary: Vocabulary,
-        ends: tuple[int, ...],
+        eos_token_ids: tuple[int, ...],
         limits: Limits,
         grammars: Grammars,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
         self._vocabulary = vocabulary
-        self._stop_checker = StopChecker(vocabulary, ends, limits.context)
+        self._stop_checker = StopChecker(vocabulary, eos_token_ids, limits.context)
         self._limits = limits
         self._grammars = grammars
-        self._sampler = Sampler(ends)
+        self._sampler = Sampler(eos_token_ids)
         self._compiling: list[tuple[Turn, Future[LLMatcher]]] = []  # waiting turns whose grammars are not ready
         self._refused: list[Refused] = []
-        self._news: list[tuple[Turn, Delta | DrawnToken]] = []
+        self._outputs: list[tuple[Turn, Delta | DrawnToken]] = []
         self._failures = 0  # steps in a row
         self.stalled = False  # the last step had nothing that could run
         self._steps = self._prompt = self._cached = self._generated = 0
@@ -102,7 +102,7 @@ class EngineCore:
     @property
     def idle(self) -> bool:
         """Nothing to run, nothing to tell."""
-        return not len(self.scheduler) and not self._news
+        return not len(self.scheduler) and not self._outputs
 
     @property
     def overlaps(self) -> bool:
@@ -121,7 +121,7 @@ class EngineCore:
         try:
             self.scheduler.add(turn)
         except QueueFull:
-            crowding = self.scheduler.waiting.crowding(request.tenant)
+            crowding = self.scheduler.waiting.find_crowding(request.tenant)
             if crowding is None:
                 return Refused(request.turn, "queue_full", QUEUE_FULL)
             self.scheduler.finish(crowding, FinishReason.CANCELLED)
@@ -132,7 +132,7 @@ class EngineCore:
             self._compiling.append((turn, self._grammars.ask(request.grammar)))
         return None
 
-    def refusals(self) -> list[Refused]:
+    def take_refusals(self) -> list[Refused]:
         """The turns that have been refused since they were lined up, told once, before the news."""
         refused, self._refused = self._refused, []
         return refused
@@ -145,7 +145,7 @@ class EngineCore:
 
     def end(self, tenant: str, session: str) -> None:
         """End the turn of a named session, if there is one."""
-        turn = self.scheduler.of_session(tenant, session)
+        turn = self.scheduler.find_by_session(tenant, session)
         if turn is not None:
             self._finish(turn, FinishReason.CANCELLED)
 
@@ -170,19 +170,19 @@ class EngineCore:
         before the next one begins.
         """
         if self._compiling:
-            self._compiled()
+            self._poll_grammars()
         plan = self.scheduler.schedule()
         self.stalled = not plan
         if not plan:
             return None
         self._steps += 1
         for turn, _ in plan:
-            self._admitted(turn)
+            self._announce(turn)
         started = time.perf_counter()
         try:
             return self._run(plan, started)
         except Exception as error:  # out of memory, or a bug in a model: these turns end, the engine goes on
-            self._survive(plan, error)
+            self._fail_step(plan, error)
         return None
 
     def complete(self, step: LaunchedStep | None) -> None:
@@ -191,16 +191,16 @@ class EngineCore:
             return
         try:
             step.done.wait()
-            asked = [(turn, first, report.read()) for turn, first, report in step.asked]
+            prompt_outputs = [(turn, first, report.read()) for turn, first, report in step.prompt_outputs]
             drawn = step.drawn.read() if step.drawn is not None else []
         except Exception as error:
-            self._survive(step.plan, error)
+            self._fail_step(step.plan, error)
             return
         self._failures = 0
         self._measure(step.plan, time.perf_counter() - step.started)
-        for turn, first, sampled_prompt in asked:
+        for turn, first, sampled_prompt in prompt_outputs:
             if turn.finish_reason is None:
-                self._tell_prompt(turn, first, sampled_prompt)
+                self._report_prompt_logprobs(turn, first, sampled_prompt)
         for turn in step.ended:
             if turn.finish_reason is None:
                 self._finish(turn, FinishReason.LENGTH)
@@ -210,31 +210,31 @@ class EngineCore:
 
     def take_outputs(self) -> StepOutputs:
         """What has happened since the last call."""
-        told: list[Delta] = []
+        deltas: list[Delta] = []
         broken: set[Turn] = set()  # by a token that cannot be decoded: what came after it is not told
-        for turn, item in self._news:
+        for turn, item in self._outputs:
             if turn in broken:
                 continue
-            told.append(self._ended(turn, item) if isinstance(item, Delta) else self._told(item))
-            if told[-1].error == _UNDECODABLE:
+            deltas.append(self._flush_delta(turn, item) if isinstance(item, Delta) else self._make_delta(item))
+            if deltas[-1].error == _UNDECODABLE:
                 broken.add(turn)
-        self._news = []
-        return StepOutputs(tuple(told), self.stats())
+        self._outputs = []
+        return StepOutputs(tuple(deltas), self.stats())
 
     def _measure(self, plan: list[tuple[Turn, int]], seconds: float) -> None:
         """What a prompt token costs, for the choice between loading and computing."""
         archive, fed = self.scheduler.store.archive, sum(count for _, count in plan)
         prefill = sum(count for _, count in plan if count > 1)
-        if archive is not None and prefill >= _TELLING and 2 * prefill > fed:
+        if archive is not None and prefill >= _MIN_PREFILL and 2 * prefill > fed:
             archive.restore_rates.computed(fed, seconds)
 
-    def _survive(self, plan: list[tuple[Turn, int]], error: Exception) -> None:
+    def _fail_step(self, plan: list[tuple[Turn, int]], error: Exception) -> None:
         """A step failed: its turns end. Where no step succeeds any more the device is lost, and a fresh
         process the cure.
         """
         log.error("a step of %d turns failed", len(plan), exc_info=error)
         self._failures += 1
-        if self._failures >= _HOPELESS or isinstance(error, (torch.AcceleratorError, RankLost)):
+        if self._failures >= _MAX_FAILURES or isinstance(error, (torch.AcceleratorError, RankLost)):
             raise error
         for turn, _ in plan:
             if turn.session is not None and self.scheduler.store.stateful:
@@ -270,7 +270,7 @@ class EngineCore:
         self.scheduler.check_integrity()
         self.scheduler.store.check_integrity()
 
-    def _compiled(self) -> None:
+    def _poll_grammars(self) -> None:
         """Turns whose grammars are ready may be admitted now, or are refused where these are none."""
         still = []
         for turn, future in self._compiling:
@@ -282,12 +282,12 @@ class EngineCore:
             if turn.finish_reason is not None:  # cancelled meanwhile
                 continue
             if (error := future.exception()) is not None:
-                self._unfollowed(turn, error)
+                self._refuse_grammar(turn, error)
             else:
                 turn.compiling, turn.constraint = False, self._grammars.constraint(future.result())
         self._compiling = still
 
-    def _unfollowed(self, turn: Turn, error: BaseException) -> None:
+    def _refuse_grammar(self, turn: Turn, error: BaseException) -> None:
         """Its grammar is none, or leads nowhere: that is for whoever wrote it, also behind the first tokens."""
         log.info("turn %s has no grammar: %s", turn.request.turn, error)
         self.scheduler.finish(turn, FinishReason.ERROR)
@@ -300,12 +300,12 @@ class EngineCore:
         """Feed the plan and draw."""
         rows: list[int] = []
         sampling: list[tuple[Turn, int]] = []
-        asked: list[tuple[Turn, int, int]] = []
+        prompt_rows: list[tuple[Turn, int, int]] = []  # first row and how many
         row = 0
         for turn, count in plan:
-            last = turn.owes == count
+            last = turn.uncomputed == count
             if turn.request.prompt_logprobs is not None and turn.generated == 0:
-                asked.append((turn, len(rows), count))
+                prompt_rows.append((turn, len(rows), count))
                 rows.extend(range(row, row + count))
             elif last and turn.limit != 0:
                 rows.append(row + count - 1)
@@ -317,7 +317,9 @@ class EngineCore:
         for turn, _ in plan:
             if turn.session is not None and turn.session.length == turn.prompt_length - 1:
                 turn.session.checkpoint()
-        reports = [self._asked(turn, logits[first : first + count]) for turn, first, count in asked]
+        prompt_outputs = [
+            self._compute_prompt_logprobs(turn, logits[first : first + count]) for turn, first, count in prompt_rows
+        ]
         for turn, _ in sampling:
             if turn.generated == 0 and turn.session is not None:
                 self.scheduler.store.publish(turn.session)
@@ -329,7 +331,7 @@ class EngineCore:
             wanted = logits if len(chosen) == len(logits) else logits[put(np.array(chosen), logits.device)]
             drawn = self._sampler.draw(wanted, turns)
         done = HostCopy(logits[:0])
-        return LaunchedStep(plan, started, time.perf_counter(), reports, ended, turns, drawn, done)
+        return LaunchedStep(plan, started, time.perf_counter(), prompt_outputs, ended, turns, drawn, done)
 
     def _commit(self, turn: Turn, sampled: SampledToken) -> None:
         """A token was drawn: decide whether it ends the turn, before it is ever fed."""
@@ -340,17 +342,17 @@ class EngineCore:
         try:
             drawn = self._stop_checker.check(turn, sampled)
         except GrammarError as error:
-            self._unfollowed(turn, error)
+            self._refuse_grammar(turn, error)
             return
         except Exception:
             log.exception("turn %s failed", turn.request.turn)
             self._fail(turn, _UNDECODABLE)
             return
-        self._news.append((turn, drawn))
+        self._outputs.append((turn, drawn))
         if drawn.reason is not None:
             self.scheduler.finish(turn, drawn.reason)
 
-    def _told(self, drawn: DrawnToken) -> Delta:
+    def _make_delta(self, drawn: DrawnToken) -> Delta:
         """Its delta. A token that cannot be decoded ends its turn, which may be in a step that has been launched."""
         turn = drawn.turn
         try:
@@ -361,7 +363,7 @@ class EngineCore:
             self.scheduler.finish(turn, FinishReason.ERROR)
         return Delta(turn.request.turn, finish_reason=FinishReason.ERROR, error=_UNDECODABLE)
 
-    def _ended(self, turn: Turn, delta: Delta) -> Delta:
+    def _flush_delta(self, turn: Turn, delta: Delta) -> Delta:
         """A delta without a token; of a turn that was cancelled, with the text that was held back."""
         if delta.finish_reason != FinishReason.CANCELLED or not turn.generated:
             return delta
@@ -371,36 +373,36 @@ class EngineCore:
             log.exception("turn %s was cancelled in text that cannot be decoded", turn.request.turn)
         return delta
 
-    def _asked(self, turn: Turn, logits: torch.Tensor) -> tuple[Turn, int, SamplerOutput]:
-        """Log-probabilities of the prompt tokens that these rows ``[count, V]`` predict, behind how many tokens."""
+    def _compute_prompt_logprobs(self, turn: Turn, logits: torch.Tensor) -> tuple[Turn, int, SamplerOutput]:
+        """Log-probabilities of the prompt tokens that ``logits [count, V]`` predict, behind how many tokens."""
         assert turn.session is not None
         first = turn.session.length - logits.shape[0]
         targets = turn.ids[first + 1 : turn.session.length + 1]
         wanted = [turn.request.prompt_logprobs] * len(targets)
         return turn, first, SamplerOutput(logits[: len(targets)], targets, wanted)
 
-    def _tell_prompt(self, turn: Turn, first: int, sampled: list[SampledToken]) -> None:
-        """What ``_asked`` has found; told once the prompt is whole."""
+    def _report_prompt_logprobs(self, turn: Turn, first: int, sampled: list[SampledToken]) -> None:
+        """Add what ``_compute_prompt_logprobs`` has found; sent once the prompt is whole."""
         if first == 0:  # also where a preempted turn begins again
             text, data = self._vocabulary.spell(turn.ids[0])
             turn.prompt_logprobs = [TokenLogprob(turn.ids[0], text, data, None)]
-        turn.prompt_logprobs.extend(self._stop_checker.spelled(item) for item in sampled)
+        turn.prompt_logprobs.extend(self._stop_checker.spell_logprobs(item) for item in sampled)
         if turn.session is not None and turn.session.length == turn.prompt_length:
-            self._news.append((turn, Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs))))
+            self._outputs.append((turn, Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs))))
 
     # -- beginnings and ends ----------------------------------------------------------------------------------------
 
-    def _admitted(self, turn: Turn) -> None:
+    def _announce(self, turn: Turn) -> None:
         """Tell the server once that a turn runs, and what its prompt cost."""
         if turn.receipt is not None and not turn.announced:
             turn.announced = True
             self._prompt += turn.receipt.prompt
             self._cached += turn.receipt.cached
-            self._news.append((turn, Delta(turn.request.turn, receipt=turn.receipt)))
+            self._outputs.append((turn, Delta(turn.request.turn, receipt=turn.receipt)))
 
     def _finish(self, turn: Turn, reason: FinishReason, error: str | None = None) -> None:
         self.scheduler.finish(turn, reason)
-        self._news.append((turn, Delta(turn.request.turn, finish_reason=reason, error=error)))
+        self._outputs.append((turn, Delta(turn.request.turn, finish_reason=reason, error=error)))
 
     def _fail(self, turn: Turn, message: str) -> None:
         if turn.finish_reason is None:

@@ -39,7 +39,7 @@ class FairQueue:
         self._lines[tenant].append(turn)
         self._size += 1
 
-    def crowding(self, tenant: str) -> Turn | None:
+    def find_crowding(self, tenant: str) -> Turn | None:
         """The newest turn of the longest line, if that line is longer than the tenant's will be with one turn more: in
         a full queue the new turn may have its place. Turns that clients know to have begun keep theirs, and where
         preempted ones have more than filled the queue there is no place.

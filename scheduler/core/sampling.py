@@ -39,18 +39,18 @@ class Sampler:
 
     def draw(self, logits: torch.Tensor, turns: Sequence[Turn]) -> SamplerOutput:
         """``logits [rows, V]`` float32, one row per turn. Nothing waits for the device."""
-        shaped = self._processed(logits, turns)
+        shaped = self._process(logits, turns)
         drawn = [i for i, turn in enumerate(turns) if not turn.request.sampling.greedy]
         if len(drawn) == len(turns):
             tokens = _draw(shaped, turns)
         else:
-            tokens = _largest(shaped)
+            tokens = _argmax(shaped)
             if drawn:
                 rows = put(np.array(drawn), tokens.device)
                 tokens[rows] = _draw(shaped[rows], [turns[i] for i in drawn])
         return SamplerOutput(logits, tokens, [turn.request.logprobs for turn in turns])
 
-    def _processed(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
+    def _process(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
         """Penalties, biases, forbidden ends and words, and grammars; where no row has any, nothing is copied."""
         changed = logits
         bound: list[int] = []
@@ -59,12 +59,12 @@ class Sampler:
             changed = logits.clone()
             _penalise(changed, turns, penalised)
         for row, turn in enumerate(turns):
-            wanted, ends = turn.request.sampling, self._forbidden(turn)
+            wanted, ends = turn.request.sampling, self._find_forbidden(turn)
             if turn.constraint is not None:
                 bound.append(row)
                 ends = []  # its mask knows them
             elif wanted.bad_words:
-                ends = [*ends, *_completing(turn)]
+                ends = [*ends, *_find_bad_words(turn)]
             if not (wanted.logit_bias or ends):
                 continue
             if changed is logits:
@@ -81,7 +81,9 @@ class Sampler:
 
         The masks are made while a GPU still computes the logits, and unpacked where these are.
         """
-        masks = [c.allowed(self._forbidden(turns[i])) for i in bound if (c := turns[i].constraint) is not None]
+        masks = [
+            c.compute_mask(self._find_forbidden(turns[i])) for i in bound if (c := turns[i].constraint) is not None
+        ]
         if self._bars is None:
             self._bars = put(_BARS, logits.device)
         packed = put(np.stack(masks).view(np.uint8), logits.device)
@@ -94,7 +96,7 @@ class Sampler:
         logits[rows] = part
         return logits
 
-    def _forbidden(self, turn: Turn) -> list[int]:
+    def _find_forbidden(self, turn: Turn) -> list[int]:
         """Tokens that would end the turn before it may end. With a grammar an end of sequence always ends it: where
         that is to be ignored, it comes last.
         """
@@ -122,11 +124,11 @@ class SamplerOutput:
             scores = torch.log_softmax(logits[rows], -1)
             best, ids = scores.topk(min(max(top or 0 for top in tops), scores.shape[-1]), -1)
             found += [scores.gather(1, chosen[rows, None])[:, 0], best, ids]
-        self._coming = HostCopy(*found)
+        self._copied = HostCopy(*found)
 
     def read(self) -> list[SampledToken]:
         """All rows; waits for the device once."""
-        drawn, usable, *reported = (part.tolist() for part in self._coming.wait())
+        drawn, usable, *reported = (part.tolist() for part in self._copied.wait())
         out = [SampledToken(token, usable=fine) for token, fine in zip(drawn, usable, strict=True)]
         for i, score, best_of, ids_of in zip(self._wanted, *reported, strict=True) if self._wanted else ():
             top = tuple(zip(ids_of, best_of, strict=True))[: self._tops[i] or 0]
@@ -134,7 +136,7 @@ class SamplerOutput:
         return out
 
 
-def _completing(turn: Turn) -> list[int]:
+def _find_bad_words(turn: Turn) -> list[int]:
     """Tokens that would complete one of the turn's bad words, all of which it would have generated itself."""
     found = []
     for *before, last in turn.request.sampling.bad_words:
@@ -151,9 +153,9 @@ def _penalise(logits: torch.Tensor, turns: Sequence[Turn], rows: Sequence[int]) 
     places, penalties = [], []
     for row in rows:
         turn, wanted = turns[row], turns[row].request.sampling
-        if turn.tally is None:
-            turn.tally = TokenCounts(turn.ids[: turn.prompt_length] if wanted.repetition_penalty != 1.0 else ())
-        ids, counts = turn.tally.read(turn.ids[turn.prompt_length :])
+        if turn.token_counts is None:
+            turn.token_counts = TokenCounts(turn.ids[: turn.prompt_length] if wanted.repetition_penalty != 1.0 else ())
+        ids, counts = turn.token_counts.read(turn.ids[turn.prompt_length :])
         there = ids < logits.shape[1]  # some models embed more tokens than they say
         ids, counts = ids[there], counts[there]
         less = np.float32(wanted.frequency_penalty) * counts + np.float32(wanted.presence_penalty) * (counts > 0)
@@ -181,7 +183,7 @@ def _draw(logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
         rows = put(np.array(cut), device)
         probs[rows] = _truncate(probs[rows], [wanted[row] for row in cut])
     number = put(np.array([turn.random.random() for turn in turns]), device)[:, None]
-    return _passed(probs, number)
+    return _search_cumulative(probs, number)
 
 
 def _usable(rows: torch.Tensor) -> torch.Tensor:
@@ -191,12 +193,12 @@ def _usable(rows: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(rows.amax(-1))
 
 
-def _largest(rows: torch.Tensor) -> torch.Tensor:
+def _argmax(rows: torch.Tensor) -> torch.Tensor:
     """``rows.argmax(-1)``, the first of equals. On a CPU numpy finds it ten times as fast as torch."""
     return torch.from_numpy(rows.numpy().argmax(-1)) if rows.device.type == "cpu" else rows.argmax(-1)
 
 
-def _passed(probs: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+def _search_cumulative(probs: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     """The first token ``[rows]`` at which the sum of ``probs [rows, V]`` passes ``number [rows, 1]`` of the whole sum.
 
     Summed in float64 in vocabulary order, by stretches first: only the one that is passed in is looked into.
@@ -226,14 +228,14 @@ def _truncate(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
     token stays, and of equals all or none.
     """
     if probs.device.type == "cpu":
-        found = [_least(row, w) for row, w in zip(probs.numpy(), wanted, strict=True)]
+        found = [_min_probability(row, w) for row, w in zip(probs.numpy(), wanted, strict=True)]
         least = torch.tensor(found, dtype=torch.float32)[:, None]
     else:
-        least = _least_of_all(probs, wanted)
+        least = _min_probabilities(probs, wanted)
     return torch.where(probs >= least, probs, 0.0)
 
 
-def _least(row: npt.NDArray[np.float32], wanted: Sampling) -> float:
+def _min_probability(row: npt.NDArray[np.float32], wanted: Sampling) -> float:
     """The smallest probability in ``row [V]`` that stays. numpy sorts numbers thirty times as fast as torch sorts them
     with their places.
     """
@@ -254,8 +256,8 @@ def _least(row: npt.NDArray[np.float32], wanted: Sampling) -> float:
     return float(max(left[last], np.float32(wanted.min_p) * left[0]))
 
 
-def _least_of_all(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
-    """``_least`` of all rows at once, where nobody waits for the device: ``[rows, 1]``."""
+def _min_probabilities(probs: torch.Tensor, wanted: Sequence[Sampling]) -> torch.Tensor:
+    """``_min_probability`` of all rows at once, where nobody waits for the device: ``[rows, 1]``."""
     device, width = probs.device, probs.shape[-1]
     ordered = probs.sort(-1, descending=True).values
     top_k = put(np.array([min(w.top_k or width, width) for w in wanted]), device)[:, None]

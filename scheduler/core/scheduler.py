@@ -53,7 +53,7 @@ class Scheduler:
         """The unfinished turn of that id."""
         return self._turns.get(turn)
 
-    def of_session(self, tenant: str, name: str) -> Turn | None:
+    def find_by_session(self, tenant: str, name: str) -> Turn | None:
         """The unfinished turn of a named session."""
         return next((t for t in self._turns.values() if (t.request.tenant, t.request.session) == (tenant, name)), None)
 
@@ -77,7 +77,7 @@ class Scheduler:
         budget = self._max_step_tokens
         for turn in self.running[:] if self.store.threshold is not None else ():
             if turn.session is not None and turn.session.long is not self.store.is_long(len(turn.ids)):
-                self._suspend(turn)  # it has crossed a RoPE threshold: all of it is computed once more
+                self._preempt(turn)  # it has crossed a RoPE threshold: all of it is computed once more
         for turn in sorted(self.running, key=self._urgency):
             if budget > 0 and turn.status is TurnStatus.RUNNING and self._reserve(turn, plan):
                 plan[turn] = min(self._share(turn), budget)
@@ -124,13 +124,13 @@ class Scheduler:
         """
         assert turn.session is not None
         border = turn.prompt_length - 1 - turn.session.length
-        return border if self.store.stateful and border > 0 else turn.owes
+        return border if self.store.stateful and border > 0 else turn.uncomputed
 
     def _urgency(self, turn: Turn) -> tuple[bool, int, int]:
         """Decoding turns first, those that waited longest before others; then prefills, the least served
         tenant's first.
         """
-        decoding = turn.owes == 1
+        decoding = turn.uncomputed == 1
         return (not decoding, turn.last_step if decoding else self.waiting.served(turn.request.tenant), turn.last_step)
 
     # -- admission --------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Scheduler:
             return False
         cached = self.store.match(turn.scope, turn.ids)
         for other in self.running:
-            if other.scope == turn.scope and other.session is not None and other.owes > 1:
+            if other.scope == turn.scope and other.session is not None and other.uncomputed > 1:
                 promised = min(common_prefix(other.session.token_ids, turn.ids), len(turn.ids) - 1)
                 if self.store.stateful and promised < other.prompt_length - 1:
                     continue  # there will be no checkpoint where they part
@@ -233,12 +233,12 @@ class Scheduler:
         while not self.store.reserve(turn.session, len(turn.ids)):
             victim = next(t for t in reversed(self.running) if t not in plan)
             self.preemptions += 1
-            self._suspend(victim)
+            self._preempt(victim)
             if victim is turn:
                 return False
         return True
 
-    def _suspend(self, turn: Turn) -> None:
+    def _preempt(self, turn: Turn) -> None:
         """Running -> waiting; its KV is evictable, its ids are enough to go on later."""
         assert turn.session is not None
         self.running.remove(turn)

@@ -29,22 +29,24 @@ class DrawnToken:
 
 
 class StopChecker:
-    """Over turns of up to ``context`` tokens; ``ends`` are the ids that end a reply unless that is to be ignored."""
+    """Over turns of up to ``context`` tokens; ``eos_token_ids`` end a reply unless that is to be ignored."""
 
-    def __init__(self, vocabulary: Vocabulary, ends: tuple[int, ...], context: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, eos_token_ids: tuple[int, ...], context: int) -> None:
         self._vocabulary = vocabulary
-        self._ends = frozenset(ends)
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._context = context
 
     def check(self, turn: Turn, sampled: SampledToken) -> DrawnToken:
-        """Append the token to its turn. Raises ``Broken`` where the turn's grammar does, and what decoding raises."""
+        """Append the token to its turn. Raises ``GrammarError``, and what decoding raises."""
         may_end = turn.may_end
         turn.append(sampled.token)
         complete = turn.constraint is not None and turn.constraint.accept(sampled.token)
         drawn, stopping = DrawnToken(turn, sampled), turn.request.stopping
         if may_end and sampled.token in stopping.stop_token_ids:
             drawn.reason, drawn.stop, drawn.shown = FinishReason.STOP, sampled.token, False
-        elif sampled.token in self._ends and (turn.constraint is not None or (may_end and not stopping.ignore_eos)):
+        elif sampled.token in self._eos_token_ids and (
+            turn.constraint is not None or (may_end and not stopping.ignore_eos)
+        ):
             drawn.reason, drawn.shown = FinishReason.STOP, False
         elif complete:
             drawn.reason = FinishReason.STOP
@@ -65,10 +67,10 @@ class StopChecker:
             _text(drawn) if drawn.text is None else drawn.text,
             finish_reason=drawn.reason,
             stop=drawn.stop,
-            logprobs=(self.spelled(sampled),) if sampled.logprob is not None else (),
+            logprobs=(self.spell_logprobs(sampled),) if sampled.logprob is not None else (),
         )
 
-    def spelled(self, sampled: SampledToken) -> TokenLogprob:
+    def spell_logprobs(self, sampled: SampledToken) -> TokenLogprob:
         """A token's log-probabilities as the server is told them."""
         text, data = self._vocabulary.spell(sampled.token)
         top = tuple((token, *self._vocabulary.spell(token), logprob) for token, logprob in sampled.top)

@@ -50,7 +50,7 @@ class Turn:
     overtaken: int = 0  # times that others were tried because there was no room for this one
     last_step: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    tally: TokenCounts | None = None  # where a penalty needs it
+    token_counts: TokenCounts | None = None  # where a penalty needs it
 
     def __post_init__(self) -> None:
         prompt = unpack_ids(self.request.prompt)
@@ -71,7 +71,7 @@ class Turn:
         return len(self.ids) - self.prompt_length
 
     @property
-    def owes(self) -> int:
+    def uncomputed(self) -> int:
         """Tokens still to be fed before the next one can be sampled: one while decoding, more while prefilling."""
         return len(self.ids) - (self.session.length if self.session is not None else 0)
 

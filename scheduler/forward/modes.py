@@ -84,7 +84,7 @@ class Mode(ABC):
             self.compiled.remove()
         self.compiled = None
 
-    def plainly(self) -> AbstractContextManager[None]:
+    def uncompiled(self) -> AbstractContextManager[None]:
         """Within it what is compiled runs as it is."""
         return self.compiled.aside() if self.compiled is not None else nullcontext()
 
@@ -143,7 +143,7 @@ class PagedMode(Mode):
         for segment in step.segments if self.stateful else ():
             if segment.session.state is None:
                 segment.session.state = self.trace.fresh(self._text)
-        with self._flight.over(step), self.attending(step):
+        with self._flight.over(step), self.attention_context(step):
             logits: torch.Tensor = self.model(input_ids=step.token_ids, **inputs).logits[0]
         return logits if logits.shape[0] == len(keep) else logits[keep]
 
@@ -152,7 +152,7 @@ class PagedMode(Mode):
         """The ``attention_mask`` argument, if any."""
 
     @abstractmethod
-    def attending(self, step: PackedStep) -> Any:
+    def attention_context(self, step: PackedStep) -> Any:
         """A context within which attention belongs to ``step``."""
 
 
@@ -190,7 +190,7 @@ class PackedMode(PagedMode):
         """None: transformers builds no mask for an attention function that has no mask function."""
         return {}
 
-    def attending(self, step: PackedStep) -> Any:
+    def attention_context(self, step: PackedStep) -> Any:
         """Our attention function needs to know the step."""
         running = self.attention.running(step)
         return running if self.compiled is None else self.compiled.within(running)
@@ -233,7 +233,7 @@ class MaskedMode(PagedMode):
         named |= {n: made[layer.kind] for n, layer in zip(declared, self.layers, strict=True)}
         return {"attention_mask": named}
 
-    def attending(self, step: PackedStep) -> Any:
+    def attention_context(self, step: PackedStep) -> Any:
         """The model attends by itself."""
         return nullcontext()
 

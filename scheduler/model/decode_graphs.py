@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cache.attention.decode import DecodeStep, Tables
-from cache.attention.self_test import first_line
+from cache.errors import first_line
 from cache.memory.tier import MemoryTier
 from cache.pages.session import SessionCache
 from scheduler.forward.modes import Mode
@@ -139,7 +139,9 @@ class DecodeGraphs:
             self._graphs[bucket] = self._captured(bucket, work, logits)
         except (DeviceRead, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             self._learning = False
-            log.info("decode steps of %d sessions and more run without a CUDA graph: %s", bucket, first_line(error))
+            log.info(
+                "decode steps of %d sessions and more run without a CUDA graph: %s", bucket, first_line(error, 160)
+            )
 
     def _bucket(self, work: Sequence[tuple[SessionCache, int]]) -> int:
         """The rows of the graph for this step; 0 where it is not one for a graph."""
@@ -170,7 +172,7 @@ class DecodeGraphs:
                 step.origins.clear()
 
         forward()  # whatever is made the first time
-        with torch.inference_mode(False), torch.no_grad(), self._mode.plainly(), DeviceReadWatch():
+        with torch.inference_mode(False), torch.no_grad(), self._mode.uncompiled(), DeviceReadWatch():
             forward()
         run = self._capture(forward)
         place.fill_(float("nan"))

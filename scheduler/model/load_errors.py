@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError, safe_open
 
+from cache.errors import first_line
 from scheduler.extras import install_command
 
 # Libraries that transformers needs for some checkpoints, by what its error says, and the extra that installs each.
@@ -29,11 +30,6 @@ def reason(error: BaseException, model: str) -> str:
     if isinstance(error, SafetensorError):
         return _damaged(error, model)
     return first_line(error)
-
-
-def first_line(error: BaseException) -> str:
-    """Its message without what stands below; its class where it has none."""
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def check_file(path: Path) -> None:

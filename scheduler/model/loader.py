@@ -26,6 +26,7 @@ from transformers import (
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import is_accelerate_available
 
+from cache.errors import first_line
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler import cores
 from scheduler.accel.cpu.linear import pack
@@ -272,7 +273,7 @@ def prepare(
             followers.listen(model)
             verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers, context=context)
     except UnsupportedModel as error:
-        raise LoadFailed(load_errors.first_line(error)) from error
+        raise LoadFailed(first_line(error)) from error
     start = first_tokens(model) if model.config.is_encoder_decoder else ()
     if verdict.crossed:
         log.info("also measured past %s, on a copy of the model with small values of these", ", ".join(verdict.crossed))

@@ -81,9 +81,9 @@ class Measurement:
         self.rope = rope
         self.followers = followers
         two = bool(model.config.is_encoder_decoder)
-        sources = made_up(model, _SOURCES) if two else [None] * len(_LENGTHS)
-        self.sessions = [session_of(t, s) for t, s in zip(made_up(model, _LENGTHS), sources, strict=True)]
-        self.expected = [alone(model, session) for session in self.sessions]
+        sources = random_tokens(model, _SOURCES) if two else [None] * len(_LENGTHS)
+        self.sessions = [make_session(t, s) for t, s in zip(random_tokens(model, _LENGTHS), sources, strict=True)]
+        self.expected = [reference_logits(model, session) for session in self.sessions]
         self.trace = UNTRACED if two else trace(model)
         self.rounding = TOLERANCE.get(self.expected[0].dtype, 6e-2)
 
@@ -91,7 +91,7 @@ class Measurement:
         """Whether what the model says of a token does not depend on later ones."""
         pairs = zip(self.sessions, self.expected, strict=True)
         atol = rounding(self.model)
-        return all(torch.allclose(alone(self.model, _head(s)), e[:_HEAD], atol=atol) for s, e in pairs)
+        return all(torch.allclose(reference_logits(self.model, _head(s)), e[:_HEAD], atol=atol) for s, e in pairs)
 
     def drift(self, kinds: tuple[type[Mode], ...]) -> float:
         """What to allow a model whose own cached path differs from its own recompute, by design and a little;
@@ -114,7 +114,7 @@ class Measurement:
                 if mode.stateful or not token_by_token:
                     yield mode
 
-    def runner_of(self, mode: Mode) -> tuple[ModelRunner, SessionStore]:
+    def make_runner(self, mode: Mode) -> tuple[ModelRunner, SessionStore]:
         """Room for all sessions."""
         size = self.page_size
         slots = sum(-(-n // size) for n in _LENGTHS)
@@ -126,9 +126,9 @@ class Measurement:
         runner = ModelRunner(mode, tier, self.rope, followers=self.followers)
         return runner, SessionStore(pool, 0 if mode.stateful else None, threshold)
 
-    def begun(self, like: SessionCache, mode: Mode, store: SessionStore) -> SessionCache:
+    def begin_session(self, like: SessionCache, mode: Mode, store: SessionStore) -> SessionCache:
         """A session with the tokens of ``like``, none of them fed."""
-        session = session_of(like.token_ids, like.source)
+        session = make_session(like.token_ids, like.source)
         session.stateful = mode.stateful
         session.warm = session.running = True
         session.long = store.is_long(len(session.token_ids))
@@ -137,9 +137,9 @@ class Measurement:
 
     def measure(self, mode: Mode) -> MeasuredError:
         """The worst error of any session over all steps, and what a token stores."""
-        runner, store = self.runner_of(mode)
+        runner, store = self.make_runner(mode)
         tier = runner.tier
-        sessions = [self.begun(like, mode, store) for like in self.sessions]
+        sessions = [self.begin_session(like, mode, store) for like in self.sessions]
         got: list[list[torch.Tensor]] = [[] for _ in sessions]
         for work in _STEPS:
             logits = runner.run([(sessions[i], count) for i, count in work], range(sum(count for _, count in work)))
@@ -160,8 +160,8 @@ class Measurement:
     def steps(self, mode: Mode) -> Iterator[None]:
         """Two steps of one session, of lengths that no size of the model has by chance."""
         like = max(self.sessions, key=lambda session: len(session.token_ids))
-        runner, store = self.runner_of(mode)
-        session = self.begun(like, mode, store)
+        runner, store = self.make_runner(mode)
+        session = self.begin_session(like, mode, store)
         for count in _RECORDED:
             runner.run([(session, count)], range(count))
             yield
@@ -176,7 +176,7 @@ def _agree(errors: list[float]) -> bool:
 
 def _head(session: SessionCache) -> SessionCache:
     """The first tokens of a session on their own."""
-    return session_of(session.token_ids[:_HEAD], session.source)
+    return make_session(session.token_ids[:_HEAD], session.source)
 
 
 def describe(mode: Mode) -> str:
@@ -184,12 +184,7 @@ def describe(mode: Mode) -> str:
     return f"{mode.name}, token by token" if mode.token_by_token else mode.name
 
 
-def brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
-
-
-def made_up(model: Any, lengths: tuple[int, ...]) -> list[array[int]]:
+def random_tokens(model: Any, lengths: tuple[int, ...]) -> list[array[int]]:
     generator = torch.Generator().manual_seed(sum(lengths))
     width = model.get_input_embeddings().num_embeddings
     text = model.config.get_text_config(decoder=True)
@@ -199,14 +194,14 @@ def made_up(model: Any, lengths: tuple[int, ...]) -> list[array[int]]:
     return [array("i", [tokens[i] for i in draw]) for draw in draws]
 
 
-def session_of(tokens: array[int], source: array[int] | None) -> SessionCache:
+def make_session(tokens: array[int], source: array[int] | None) -> SessionCache:
     session = SessionCache("probe", None)
     session.token_ids, session.source = tokens, source
     return session
 
 
 @torch.inference_mode()
-def alone(model: Any, session: SessionCache) -> torch.Tensor:
+def reference_logits(model: Any, session: SessionCache) -> torch.Tensor:
     """The oracle: logits ``[tokens, V]`` of a from-scratch forward of one timeline, no cache."""
     if session.source is not None:
         return plain_forward(model, session)

@@ -17,6 +17,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from cache.attention.attention import Unsupported
+from cache.errors import first_line
 from cache.memory.tier import PageShape
 from cache.pages.layers import AttentionLayer
 from scheduler.accel.cpu.linear import Packing
@@ -24,7 +25,7 @@ from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.forward.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
-from scheduler.model.measurement import Measurement, brief, describe
+from scheduler.model.measurement import Measurement, describe
 from scheduler.model.thresholds import Thresholds
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
@@ -80,7 +81,7 @@ def probe(
     except RankLost:
         raise
     except Exception as error:  # whatever the model raises: it cannot run text alone
-        raise UnsupportedModel(f"a plain forward fails: {brief(error)}") from error
+        raise UnsupportedModel(f"a plain forward fails: {first_line(error, 160)}") from error
     if followers is not None:
         return trial.divided()
     verdict = (
@@ -140,7 +141,7 @@ class _Trial(Measurement):
                     report = ", ".join(self.tried)
                     return Verdict(mode, *measured.kept, report, crossed, unproven)
             except Exception as error:  # whatever a mode raises on this model is its verdict on it
-                self.tried.append(f"{describe(mode)}: {brief(error)}")
+                self.tried.append(f"{describe(mode)}: {first_line(error, 160)}")
         return None
 
     def _past(self, mode: Mode, tolerance: float) -> tuple[tuple[str, ...], str]:
@@ -189,7 +190,7 @@ class _Trial(Measurement):
                 raise Unsupported(f"compiled they take {times:.2f} times as long")
             return compiled
         except Exception as problem:  # whatever a compiler or its code raises
-            log.info("layers run uncompiled, which is slower on a GPU: %s", brief(problem))
+            log.info("layers run uncompiled, which is slower on a GPU: %s", first_line(problem, 160))
             mode.uncompile()
             return 0
 
@@ -199,15 +200,15 @@ class _Trial(Measurement):
         compiled, plain = [], []
         for _ in range(_ROUNDS):
             compiled.append(self._seconds(mode))
-            with mode.plainly():
+            with mode.uncompiled():
                 plain.append(self._seconds(mode))
         best = [[min(column) for column in zip(*rows, strict=True)] for rows in (compiled, plain)]
         return float(max(mine / theirs for mine, theirs in zip(*best, strict=True)))
 
     def _seconds(self, mode: Mode) -> tuple[float, float]:
         """Of a step in which all sessions feed a prompt, and of the quickest of some in which they decode."""
-        runner, store = self.runner_of(mode)
-        sessions = [self.begun(like, mode, store) for like in self.sessions]
+        runner, store = self.make_runner(mode)
+        sessions = [self.begin_session(like, mode, store) for like in self.sessions]
         seconds = []
         for count in (1, 8, *[1] * 8):
             started = time.perf_counter()

@@ -49,7 +49,7 @@ class ModelRunner:
         The sessions' pages must be reserved. Lengths grow only if the forward returns. With no rows, ``[0, V]``.
         """
         sides = {session.long for session, _ in work}
-        logits = self._forward(work, rows) if len(sides) == 1 else self._apart(work, rows)
+        logits = self._forward(work, rows) if len(sides) == 1 else self._forward_split(work, rows)
         for session, count in work:
             session.fed(count)
         return logits
@@ -71,7 +71,7 @@ class ModelRunner:
         ):
             return self.mode.forward(PackedStep(work, self.tier), put(np.array(rows), self.tier.device))
 
-    def _apart(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
+    def _forward_split(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
         """Sessions on the two sides of a RoPE threshold: a forward for each side, the logits in the order of
         ``rows``.
         """

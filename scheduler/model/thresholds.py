@@ -7,19 +7,20 @@ from typing import Any
 import torch
 
 from cache.attention.attention import Unsupported
+from cache.errors import first_line
 from cache.pages.layers import read_layers
 from cache.pages.session import SessionCache
 from scheduler.forward.modes import AloneMode, Mode, installed
 from scheduler.forward.rope import LongRope
-from scheduler.model.measurement import Measurement, alone, brief, rounding
-from scheduler.model.twin import Twin, twin_of
+from scheduler.model.measurement import Measurement, reference_logits, rounding
+from scheduler.model.twin import Twin, make_twin
 
 _PART = 30  # tokens that are fed first, where a timeline is fed to the model's own cache in two parts
 
 
 class Thresholds:
-    """Those of one model, found by ``twin_of``. ``crossed`` names them; ``unproven`` says, for people, why nothing can
-    be measured past them, empty where it can.
+    """Those of one model, found by ``make_twin``. ``crossed`` names them; ``unproven`` says why nothing can be measured
+    past them, empty where it can.
     """
 
     def __init__(self, measurement: Measurement, context: int | None) -> None:
@@ -27,7 +28,7 @@ class Thresholds:
         self._causal = self._repeats = True
         session = max(measurement.sessions, key=lambda one: len(one.token_ids))
         argument = measurement.trace.argument
-        found = twin_of(measurement.model, lambda model: _said(model, session, argument), context)
+        found = make_twin(measurement.model, lambda model: _said(model, session, argument), context)
         self.crossed = tuple(f"{name} {real}" for name, (real, _) in found.thresholds.items())
         self.unproven = found.obstacle
         self._twin = self._measured(found, measurement.page_size) if found.model is not None else None
@@ -38,10 +39,10 @@ class Thresholds:
         try:
             twin = Measurement(found.model, layers, page_size, LongRope(found.model))
         except Exception as error:  # whatever modeling code raises on numbers that nobody chose for it
-            self.unproven = f"{', '.join(self.crossed)}: {brief(error)}"
+            self.unproven = f"{', '.join(self.crossed)}: {first_line(error, 160)}"
             return None
         self._causal = twin.is_causal()
-        again = [alone(twin.model, session) for session in twin.sessions]
+        again = [reference_logits(twin.model, session) for session in twin.sessions]
         atol = rounding(twin.model)
         self._repeats = all(torch.allclose(a, b, atol=atol) for a, b in zip(again, twin.expected, strict=True))
         return twin
@@ -72,7 +73,7 @@ class Thresholds:
         try:
             self._error(AloneMode, False)
         except Exception as error:  # whatever modeling code raises on numbers that nobody chose for it
-            self.unproven = f"{', '.join(self.crossed)}: {brief(error)}"
+            self.unproven = f"{', '.join(self.crossed)}: {first_line(error, 160)}"
             self._twin = None
             return False
         return True
@@ -91,7 +92,7 @@ class Thresholds:
 @torch.inference_mode()
 def _said(model: Any, session: SessionCache, argument: str | None) -> torch.Tensor:
     """What a model says of a timeline from scratch, and of its second part on a cache of its own."""
-    whole = alone(model, session)
+    whole = reference_logits(model, session)
     if argument is None or session.source is not None:
         return whole
     ids = torch.tensor([list(session.token_ids)], device=model.device)

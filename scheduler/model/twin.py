@@ -41,7 +41,7 @@ class Twin:
 
 
 @torch.no_grad()
-def twin_of(model: Any, says: Says, context: int | None) -> Twin:
+def make_twin(model: Any, says: Says, context: int | None) -> Twin:
     """The twin of ``model``, whose timelines have up to ``context`` tokens: numbers from there on are not looked at.
 
     ``says`` is asked about both.

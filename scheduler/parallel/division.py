@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import TCPStore
 from scheduler import cores
 
 _HOST = "127.0.0.1"
-_PATIENCE = timedelta(hours=2)  # ranks that load are minutes apart; that one hangs is noticed elsewhere
+_TIMEOUT = timedelta(hours=2)  # ranks that load are minutes apart; that one hangs is noticed elsewhere
 
 
 class RankAddress(NamedTuple):
@@ -58,7 +58,7 @@ def obstacle(settings: Any, ranks: int, device: torch.device) -> str | None:
     return None
 
 
-def meeting_place(ranks: int) -> tuple[TCPStore, int]:
+def open_store(ranks: int) -> tuple[TCPStore, int]:
     """Where ranks meet: rank 0's store, and the port that it listens on, of this machine alone."""
     listener = socket.socket()
     listener.bind((_HOST, 0))
@@ -69,23 +69,23 @@ def meeting_place(ranks: int) -> tuple[TCPStore, int]:
     return store, port
 
 
-def join(seat: RankAddress, device: torch.device, store: TCPStore | None = None) -> None:
+def join(address: RankAddress, device: torch.device, store: TCPStore | None = None) -> None:
     """Meet the other ranks; returns when all are there. ``store`` is rank 0's."""
-    os.environ.update(seat.environment)
+    os.environ.update(address.environment)
     for _, name in socket.if_nameindex():
         if name in ("lo", "lo0"):  # nobody outside this machine takes part
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    cores.share(seat.ranks)
+    cores.share(address.ranks)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
-    store = store or TCPStore(_HOST, seat.port, seat.ranks, is_master=False)
+    store = store or TCPStore(_HOST, address.port, address.ranks, is_master=False)
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         store=store,
-        rank=seat.rank,
-        world_size=seat.ranks,
-        timeout=_PATIENCE,
+        rank=address.rank,
+        world_size=address.ranks,
+        timeout=_TIMEOUT,
         device_id=device if cuda else None,
     )
 

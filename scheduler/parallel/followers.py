@@ -19,7 +19,7 @@ from cache.pages.packed import PackedCache
 from cache.pages.session import SessionCache
 from scheduler.forward.modes import Mode
 from scheduler.parallel.commands import CreateTiers, FreeMemory, PlainForward, SetMode
-from scheduler.parallel.division import RankAddress, join, meeting_place
+from scheduler.parallel.division import RankAddress, join, open_store
 from scheduler.parallel.rank_link import RankLink, line_pair
 from scheduler.parallel.ranks import RankLost, Ranks
 from scheduler.parallel.session_view import SessionViewSender
@@ -27,11 +27,11 @@ from scheduler.protocol import EngineConfig
 
 log = logging.getLogger("warmturn.engine")
 
-_LOOK = 0.1  # seconds between two looks at the processes
+_POLL_SECONDS = 0.1  # seconds between two looks at the processes
 _GRACE = 2.0  # seconds in which rank 0 may end by itself when another rank is gone, as it says more about why
 _LOADING_GRACE = 30.0
-_LONGEST = 120.0  # seconds that one exchange or one step may take while serving
-_LEAVE = 2.0  # seconds to end once the lines are closed
+_EXCHANGE_TIMEOUT = 120.0  # seconds that one exchange or one step may take while serving
+_EXIT_TIMEOUT = 2.0  # seconds to end once the lines are closed
 
 
 class Followers(Ranks):
@@ -45,21 +45,21 @@ class Followers(Ranks):
         """Start them and meet them."""
         self.lost: str | None = None
         self._device = device
-        self._teller = SessionViewSender()
-        self._way: SetMode | None = None
+        self._view_sender = SessionViewSender()
+        self._sent_mode: SetMode | None = None
         self._loading = True
         self._closed = threading.Event()
-        store, port = meeting_place(config.tensor_parallel)
+        store, port = open_store(config.tensor_parallel)
         told = msgspec.json.encode(msgspec.structs.replace(config, device=device.type))
-        seats = [RankAddress(rank, config.tensor_parallel, port) for rank in range(config.tensor_parallel)]
-        started = [_start(seat) for seat in seats[1:]]
+        addresses = [RankAddress(rank, config.tensor_parallel, port) for rank in range(config.tensor_parallel)]
+        started = [_start(address) for address in addresses[1:]]
         self._processes = [process for process, _, _ in started]
         super().__init__([ordered for _, ordered, _ in started], [beside for _, _, beside in started])
         threading.Thread(target=self._watch, daemon=True).start()
         try:
             for _, ordered, _ in started:
                 ordered.send(told)
-            join(seats[0], device, store)
+            join(addresses[0], device, store)
         except BaseException:
             self.close()
             raise
@@ -75,7 +75,8 @@ class Followers(Ranks):
             return  # ``step`` has told it
         positions = kwargs.get("position_ids")
         ids = kwargs["input_ids"][0].tolist()
-        self.tell(PlainForward(ids, None if positions is None else positions[0].tolist(), bool(kwargs["use_cache"])))
+        listed = None if positions is None else positions[0].tolist()
+        self.broadcast(PlainForward(ids, listed, bool(kwargs["use_cache"])))
 
     @contextmanager
     def step(self, mode: Mode, work: Sequence[tuple[SessionCache, int]], keep: Sequence[int]) -> Iterator[None]:
@@ -83,13 +84,13 @@ class Followers(Ranks):
         them may have come further than others.
         """
         assert mode.trace.argument is not None
-        way = SetMode(mode.trace.argument, mode.trace.first_position, mode.trace.by_row, sorted(mode.in_place))
+        mode_command = SetMode(mode.trace.argument, mode.trace.first_position, mode.trace.by_row, sorted(mode.in_place))
         try:
-            with self.together():
-                if way != self._way:
-                    self.tell(way)
-                    self._way = way
-                self.tell(self._teller.step(work, keep))
+            with self.waiting():
+                if mode_command != self._sent_mode:
+                    self.broadcast(mode_command)
+                    self._sent_mode = mode_command
+                self.broadcast(self._view_sender.step(work, keep))
                 yield
                 if self._device.type == "cuda":  # what is waited for here is watched
                     torch.cuda.current_stream(self._device).synchronize()
@@ -120,7 +121,7 @@ class Followers(Ranks):
         """End them. Idempotent."""
         self._closed.set()
         super().close()
-        deadline = time.monotonic() + _LEAVE
+        deadline = time.monotonic() + _EXIT_TIMEOUT
         for process in self._processes:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -131,13 +132,13 @@ class Followers(Ranks):
     def _watch(self) -> None:
         """On a thread of its own, as rank 0 may be waiting for who is gone."""
         while self.lost is None:
-            if self._closed.wait(_LOOK):
+            if self._closed.wait(_POLL_SECONDS):
                 return
             ended = {rank: status for rank, p in enumerate(self._processes, 1) if (status := p.poll()) is not None}
             for rank, status in ended.items():
                 self.lost = f"rank {rank} ended ({status})"
-            if not ended and not self._loading and self.waited > _LONGEST:
-                self.lost = f"the other ranks have kept rank 0 waiting for {_LONGEST:.0f} seconds"
+            if not ended and not self._loading and self.waited > _EXCHANGE_TIMEOUT:
+                self.lost = f"the other ranks have kept rank 0 waiting for {_EXCHANGE_TIMEOUT:.0f} seconds"
         log.error("%s", self.lost)
         if not self._closed.wait(_LOADING_GRACE if self._loading else _GRACE):
             for process in self._processes:
@@ -145,14 +146,14 @@ class Followers(Ranks):
             _end()
 
 
-def _start(seat: RankAddress) -> tuple[subprocess.Popen[bytes], RankLink, RankLink]:
+def _start(address: RankAddress) -> tuple[subprocess.Popen[bytes], RankLink, RankLink]:
     """The process of one rank, and the lines to it: for what comes in order, and for files."""
     (ordered, there), (beside, far) = line_pair(), line_pair()
     ends = (there.fileno(), far.fileno())
     command = [sys.executable, "-P", "-m", "scheduler.follower", str(os.getpid()), *map(str, ends)]
     with there, far:  # the process has its own
         process = subprocess.Popen(
-            command, pass_fds=ends, env=os.environ | seat.environment, stdin=subprocess.DEVNULL, stdout=2
+            command, pass_fds=ends, env=os.environ | address.environment, stdin=subprocess.DEVNULL, stdout=2
         )
     return process, ordered, beside
 

@@ -35,7 +35,7 @@ class Ranks:
         self.split: frozenset[str] = frozenset()
         self._ordered = tuple(ordered)
         self._beside = tuple(beside)
-        self._told = 0
+        self._sent = 0
         self._one = threading.Lock()  # an exchange on the lines beside
         self._since: dict[int, float] = {}  # which thread waits for the others, and since when
         self._encode = msgspec.msgpack.Encoder().encode
@@ -50,7 +50,7 @@ class Ranks:
         return time.monotonic() - min(self._since.copy().values(), default=time.monotonic())
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         """Within it the other ranks have to keep up."""
         me = threading.get_ident()
         outer = self._since.get(me)
@@ -63,18 +63,18 @@ class Ranks:
             if outer is None:
                 self._since.pop(me, None)
 
-    def tell(self, command: Ordered) -> None:
+    def broadcast(self, command: Ordered) -> None:
         """Let all of them do it after all that they were told before."""
         data = self._encode(command)
-        with self.together():
-            self._told += 1
+        with self.waiting():
+            self._sent += 1
             for line in self._ordered:
                 line.send(data)
 
     def ask(self, command: Ordered) -> list[Any]:
         """The answers of all of them."""
-        with self.together():
-            self.tell(command)
+        with self.waiting():
+            self.broadcast(command)
             return [msgspec.msgpack.decode(line.receive()) for line in self._ordered]
 
     @contextmanager
@@ -82,7 +82,7 @@ class Ranks:
         """On the lines beside, one at a time. One that is broken off would leave bytes that belong to no other: it is
         the last.
         """
-        with self._one, self.together():
+        with self._one, self.waiting():
             try:
                 yield
             except BaseException:
@@ -96,7 +96,7 @@ class Ranks:
         which are shaped like rank 0's.
         """
         with self._exchange():
-            command = self._encode(Gather(self._told, tier, list(names), rows.numpy().tobytes()))
+            command = self._encode(Gather(self._sent, tier, list(names), rows.numpy().tobytes()))
             for line in self._beside if names else ():
                 line.send(command)
             own = mine()
@@ -112,7 +112,7 @@ class Ranks:
         this returns.
         """
         with self._exchange():
-            command = self._encode(Scatter(self._told, tier, name, rows.numpy().tobytes()))
+            command = self._encode(Scatter(self._sent, tier, name, rows.numpy().tobytes()))
             for line, part in zip(self._beside, parts, strict=True):
                 line.send(command)
                 line.send_tensor(part)
@@ -159,7 +159,7 @@ class RankedTier(MemoryTier):
     def copy_from(self, other: MemoryTier, source: list[int], target: list[int]) -> None:
         """See ``MemoryTier``."""
         assert isinstance(other, RankedTier)
-        self._ranks.tell(CopyPages(other._number, self._number, source, target))
+        self._ranks.broadcast(CopyPages(other._number, self._number, source, target))
         super().copy_from(other, source, target)
 
     def gather(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -16,15 +16,15 @@ class SessionViewSender:
     """Rank 0's end. A page table is told when it is another one than that of the same row in the step before."""
 
     def __init__(self) -> None:
-        self._told: list[np.ndarray[Any, Any]] = []
+        self._sent: list[np.ndarray[Any, Any]] = []
 
     def step(self, work: Sequence[tuple[SessionCache, int]], keep: Sequence[int]) -> PackedForward:
         """The step that feeds ``count`` tokens of each session; all are on one side of a RoPE threshold."""
         tables = {}
-        self._told += [np.zeros(0, np.int64)] * (len(work) - len(self._told))
+        self._sent += [np.zeros(0, np.int64)] * (len(work) - len(self._sent))
         for row, (session, _) in enumerate(work):
-            if self._told[row] is not session.slots:
-                self._told[row] = session.slots
+            if self._sent[row] is not session.slots:
+                self._sent[row] = session.slots
                 tables[row] = session.slots.tobytes()
         return PackedForward(
             [session.length for session, _ in work],
@@ -66,12 +66,12 @@ class SessionViews:
         self._rows += [SessionView() for _ in range(len(step.lengths) - len(self._rows))]
         tokens = array("i", step.tokens)
         at = 0
-        for row, (echo, length, count) in enumerate(zip(self._rows, step.lengths, step.counts, strict=False)):
+        for row, (view, length, count) in enumerate(zip(self._rows, step.lengths, step.counts, strict=False)):
             if row in step.tables:
-                echo.moved()
-                echo._slots = np.frombuffer(step.tables[row], np.int64).copy()
-            echo.mask = bytearray(step.masks.get(row, b""))
-            echo.hidden = echo.mask.count(0)
-            echo.fed_before, echo.long = length, step.long
-            echo.tokens, at = tokens[at : at + count], at + count
+                view.moved()
+                view._slots = np.frombuffer(step.tables[row], np.int64).copy()
+            view.mask = bytearray(step.masks.get(row, b""))
+            view.hidden = view.mask.count(0)
+            view.fed_before, view.long = length, step.long
+            view.tokens, at = tokens[at : at + count], at + count
         return list(zip(self._rows, step.counts, strict=False))

@@ -1,6 +1,7 @@
 """Programs for CPUs: modules recorded once and run by our C++ kernels.
 
-Owns: the recorder, instructions, packed weights, layers and chains of layers in one call.
+Owns: the recorder, basic blocks of instructions, packed weights, layers and chains of layers in one call. Other
+packages use ``linear.pack`` and ``Packing``, ``fusion.Fusion`` and ``program.kernel``, nothing else.
 
 May import: ``cache.attention``, ``cache.pages``.
 

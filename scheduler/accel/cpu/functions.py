@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scheduler.accel.cpu.piece import Ids, Opcode, Slot
+from scheduler.accel.cpu.basic_block import Ids, Opcode, Slot
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 
 aten = torch.ops.aten
@@ -154,7 +154,7 @@ def _normalise(
     for code, part in ((Opcode.MUL, weight), (Opcode.ADD, bias)):
         if part is not None:
             again = len(ids) // part.numel()
-            constant = recorder.piece.constant(part.detach().float().flatten()).ids
+            constant = recorder.block.constant(part.detach().float().flatten()).ids
             slot = recorder.emit(code, slot.ids, constant.reshape(1, -1).repeat(again, 0).flatten())
     recorder.define(out, slot, axis)
 

@@ -18,7 +18,7 @@ import torch
 
 from cache.attention import cpu
 from cache.attention.attention import PackedAttention
-from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, alike
+from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, same_arguments
 from scheduler.accel.cpu.layer_program import LayerProgram
 from scheduler.accel.cpu.program import Program, ProgramKernel
 from scheduler.accel.cpu.recorder import Unrecordable
@@ -27,7 +27,7 @@ from scheduler.accel.cpu.recording import AttentionRequest, Linear, ModuleRecord
 log = logging.getLogger("warmturn.engine")
 
 
-class Fused:
+class FusedModule:
     """One module that runs as a program."""
 
     def __init__(
@@ -37,16 +37,16 @@ class Fused:
         self._original: Callable[..., Any] = module.forward
         self._recording = recording
         self._attention = attention
-        self._programs = [Program(piece, kernel) for piece in recording.pieces]
+        self._programs = [Program(block, kernel) for block in recording.blocks]
         limits = [matrix.limit for matrix in recording.matrices if matrix.limit is not None]
         self._limit = min(limits) if limits else None  # rows
         backend, asked = cpu.cpu_backend(), recording.asked
         self._layer: LayerProgram | None = None
         if backend is not None and len(asked) == 1:
-            self._layer = LayerProgram(recording.pieces, asked[0], attention, kernel, backend)
+            self._layer = LayerProgram(recording.blocks, asked[0], attention, kernel, backend)
         self._kernel = kernel
         self._chain: LayerChain | None = None  # that it is the first of
-        self._behind: list[Fused] = []  # those after it
+        self._behind: list[FusedModule] = []  # those after it
         self._hooks: list[Any] = []  # of all of these, filled by whoever hooks one
         self._ahead: ChainResult | None = None  # what the first one has computed for it
         self._own = vars(module)
@@ -98,7 +98,7 @@ class Fused:
     def compute(
         self, inputs: list[torch.Tensor], attend: Callable[[AttentionRequest, list[torch.Tensor]], torch.Tensor]
     ) -> Any:
-        """The pieces one after the other, ``attend`` between them."""
+        """The blocks one after the other, ``attend`` between them."""
         rows = inputs[0].shape[self._recording.axis]
         between: dict[tuple[str, int], torch.Tensor] = {}
         outputs: list[torch.Tensor] = []
@@ -120,15 +120,15 @@ class Fused:
         """Whether somebody else is called between the layers of the chain: what is changed in place is not noticed."""
         return any(self._hooks) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
-    def leads_to(self, other: Fused) -> bool:
+    def leads_to(self, other: FusedModule) -> bool:
         """Whether both can be in a chain, one right after the other."""
         if self._layer is None or other._layer is None or self._limit != other._limit:
             return False
         mine, theirs = (one.after.outputs[0][1] for one in (self._layer, other._layer))
         same = (mine.shape, mine.axis, mine.dtype) == (theirs.shape, theirs.axis, theirs.dtype)
-        return same and self._recording.alike(other._recording)
+        return same and self._recording.is_like(other._recording)
 
-    def lead(self, behind: list[Fused]) -> None:
+    def lead(self, behind: list[FusedModule]) -> None:
         """Be the first of a chain; of none, where nobody is behind it."""
         layers = [one._layer for one in (self, *behind) if one._layer is not None]
         self._behind, self._chain = behind, LayerChain(layers, self._kernel) if behind else None
@@ -146,7 +146,7 @@ class Fusion:
 
     def __init__(self, attention: PackedAttention, linear: Linear, kernel: ProgramKernel) -> None:
         self._attention, self._linear, self._kernel = attention, linear, kernel
-        self._fused: list[Fused] = []
+        self._fused: list[FusedModule] = []
 
     def __len__(self) -> int:
         return len(self._fused)
@@ -181,8 +181,8 @@ class Fusion:
 
     def _link(self, steps: Callable[[], Iterator[None]]) -> None:
         """Chain those that are called one after the other, each once in a step."""
-        after: dict[Fused, Fused] = {}
-        with listening(self._fused) as calls:
+        after: dict[FusedModule, FusedModule] = {}
+        with record_calls(self._fused) as calls:
             for _ in steps():
                 times = Counter(call.fused for call in calls)
                 for one, other in pairwise(calls):
@@ -196,10 +196,10 @@ class Fusion:
                 behind.append(last)
             first.lead(behind)
 
-    def _record(self, modules: list[torch.nn.Module], steps: Callable[[], Iterator[None]]) -> dict[Any, Fused]:
-        found: dict[Any, Fused] = {}
-        watches = [ModuleWatch(module, partial(record, self._attention, self._linear)) for module in modules]
-        with watching(watches):
+    def _record(self, modules: list[torch.nn.Module], steps: Callable[[], Iterator[None]]) -> dict[Any, FusedModule]:
+        found: dict[Any, FusedModule] = {}
+        watches = [ModuleRecorder(module, partial(record, self._attention, self._linear)) for module in modules]
+        with record_modules(watches):
             for _ in steps():
                 pass
         for watch in watches:
@@ -213,7 +213,7 @@ class Fusion:
 class FusedCall(NamedTuple):
     """One call of a fused module."""
 
-    fused: Fused
+    fused: FusedModule
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: Any
@@ -221,21 +221,21 @@ class FusedCall(NamedTuple):
     def leads_to(self, other: FusedCall) -> bool:
         """Whether ``other`` got what this one gave, and else the same."""
         got = bool(other.args) and other.args[0] is self.out
-        same = alike((self.args, self.kwargs), (other.args, other.kwargs))
+        same = same_arguments((self.args, self.kwargs), (other.args, other.kwargs))
         return got and same and self.fused.leads_to(other.fused)
 
 
 @contextmanager
-def listening(modules: list[Fused]) -> Iterator[list[FusedCall]]:
+def record_calls(modules: list[FusedModule]) -> Iterator[list[FusedCall]]:
     """Within it calls of fused modules are listed."""
     calls: list[FusedCall] = []
 
-    def heard(fused: Fused, *args: Any, **kwargs: Any) -> Any:
+    def record_call(fused: FusedModule, *args: Any, **kwargs: Any) -> Any:
         calls.append(FusedCall(fused, args, kwargs, fused.forward(*args, **kwargs)))
         return calls[-1].out
 
     for fused in modules:
-        fused.module.forward = partial(heard, fused)
+        fused.module.forward = partial(record_call, fused)
     try:
         yield calls
     finally:
@@ -243,7 +243,7 @@ def listening(modules: list[Fused]) -> Iterator[list[FusedCall]]:
             fused.install()
 
 
-class ModuleWatch:
+class ModuleRecorder:
     """One module that is recorded whenever it is called."""
 
     def __init__(self, module: torch.nn.Module, record: Callable[..., tuple[Any, ModuleRecording]]) -> None:
@@ -264,7 +264,7 @@ class ModuleWatch:
                 self._refused = error
         return self._original(*args, **kwargs)
 
-    def fused(self, kernel: ProgramKernel, attention: PackedAttention) -> Fused:
+    def fused(self, kernel: ProgramKernel, attention: PackedAttention) -> FusedModule:
         """The module as a program that says what the module said. Raises ``Unrecordable``."""
         if self._refused is not None or len(self._recordings) < 2:
             raise self._refused or Unrecordable("not called")
@@ -273,14 +273,14 @@ class ModuleWatch:
             raise Unrecordable("it does not do the same each time")
         if first.tokens == self._recordings[-1].tokens:
             raise Unrecordable("only one length was seen")
-        fused = Fused(self.module, first, kernel, attention)
+        fused = FusedModule(self.module, first, kernel, attention)
         for recording in self._recordings:
             recording.compare(fused.compute)
         return fused
 
 
 @contextmanager
-def watching(watches: list[ModuleWatch]) -> Iterator[None]:
+def record_modules(watches: list[ModuleRecorder]) -> Iterator[None]:
     """Within it calls of the watched modules are recorded."""
     for watch in watches:
         watch.module.forward = watch.forward

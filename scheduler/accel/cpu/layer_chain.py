@@ -37,10 +37,10 @@ class ChainResult(NamedTuple):
 
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether it is."""
-        return bool(args) and args[0] is self.hidden and alike(self.like, (args, kwargs))
+        return bool(args) and args[0] is self.hidden and same_arguments(self.like, (args, kwargs))
 
 
-def alike(one: Call, other: Call) -> bool:
+def same_arguments(one: Call, other: Call) -> bool:
     """Whether two calls differ in their first argument at most; what is equal but another object differs."""
     if len(one[0]) != len(other[0]) or len(one[1]) != len(other[1]):
         return False
@@ -153,7 +153,7 @@ class LayerChain:
         return True
 
     def _find_places(self) -> dict[tuple[str, int], _Places]:
-        """Where each input of a layer, and each output of its last piece, is told of in the table."""
+        """Where each input of a layer, and each output of its last block, is told of in the table."""
         found: defaultdict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
         table = [(number, external) for number, one in enumerate(self._programs) for external in one.externals]
         for place, (number, external) in enumerate(table):

@@ -1,7 +1,7 @@
-"""A layer in one call: the piece before attention, new keys and values stored in pages, attention, the piece after.
+"""A layer in one call: the block before attention, new keys and values stored in pages, attention, the block after.
 
 That is for steps in which every session feeds few tokens, and for layers whose keys are read in place; all others go
-piece by piece, with the attention function between them.
+block by block, with the attention function between them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cache.attention.backend import Signature
 from cache.attention.cpu import CpuBackend, CpuPlan
 from cache.pages.layers import Reach, ScoreOptions
 from cache.pages.packed import PackedCache
-from scheduler.accel.cpu.piece import External, Piece
+from scheduler.accel.cpu.basic_block import BasicBlock, External
 from scheduler.accel.cpu.program import Program, ProgramKernel
 
 if TYPE_CHECKING:
@@ -35,17 +35,17 @@ class LayerAttention(ctypes.Structure):
 
 
 class LayerProgram:
-    """The two pieces of one module around its attention."""
+    """The two blocks of one module around its attention."""
 
     def __init__(
         self,
-        pieces: list[Piece],
+        blocks: list[BasicBlock],
         asked: AttentionRequest,
         attention: PackedAttention,
         kernel: ProgramKernel,
         backend: CpuBackend,
     ) -> None:
-        before, after = (Program(piece, kernel) for piece in pieces)
+        before, after = (Program(block, kernel) for block in blocks)
         self.before, self.after = before, after
         self._asked = asked
         self._layer = attention.layers[asked.module.layer_idx]  # type: ignore[index]
@@ -65,7 +65,7 @@ class LayerProgram:
         self.address = ctypes.addressof(self.call)
 
     def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> list[torch.Tensor] | None:
-        """What the piece after attention leaves; None where this step, or this layer, is not for it."""
+        """What the block after attention leaves; None where this step, or this layer, is not for it."""
         plan = self.plan()
         if plan is None or not self.fits(cache):
             return None
@@ -79,7 +79,7 @@ class LayerProgram:
 
     @property
     def programs(self) -> tuple[Program, Program]:
-        """The pieces before and after attention."""
+        """The blocks before and after attention."""
         return self.before, self.after
 
     @property
@@ -127,7 +127,7 @@ class LayerProgram:
 
 
 class LayerWorkspace:
-    """What lies between the pieces of a layer; layers of one kind share it, since they run one after the other."""
+    """What lies between the blocks of a layer; layers of one kind share it, since they run one after the other."""
 
     def __init__(self, externals: list[External]) -> None:
         self._externals = externals

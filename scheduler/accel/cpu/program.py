@@ -1,4 +1,4 @@
-"""Pieces made into what program.cpp runs: which instructions stay, in which stages, and where each value lies.
+"""Blocks made into what program.cpp runs: which instructions stay, in which stages, and where each value lies.
 
 A stage is a run of instructions that every row takes alone, or one product with a weight. What is used in the stage
 that makes it lies in a scratch that all rows share, everything else in a row of the arena.
@@ -21,8 +21,8 @@ import torch
 
 from cache.attention.cpu import team_address
 from cache.compiler import NotBuilt, built
+from scheduler.accel.cpu.basic_block import BasicBlock, External, Opcode, Operation, Ref, Slot, Slots
 from scheduler.accel.cpu.matrix import GROUP, TYPES, Matrix
-from scheduler.accel.cpu.piece import External, Opcode, Operation, Piece, Ref, Slot, Slots
 
 log = logging.getLogger("warmturn.engine")
 _SCRATCH, _ARENA, _FIXED = range(3)
@@ -87,11 +87,11 @@ def kernel() -> ProgramKernel | None:
 
 
 class Program:
-    """One piece, ready to run."""
+    """One block, ready to run."""
 
-    def __init__(self, piece: Piece, kernel: ProgramKernel) -> None:
+    def __init__(self, block: BasicBlock, kernel: ProgramKernel) -> None:
         self._kernel = kernel
-        layout = _Layout(_stages(_needed(piece.operations)))
+        layout = _Layout(_stages(_needed(block.operations)))
         self.externals = layout.externals
         instructions = np.array(layout.instructions or np.zeros((0, 13)), np.int64)
         stages = np.array(layout.stages, np.int64)
@@ -132,7 +132,7 @@ class Program:
             self.place(number, tensor.data_ptr(), tensor.stride(external.axis))
 
     def place_outputs(self, rows: int) -> list[torch.Tensor]:
-        """New tensors for what the piece leaves, in order."""
+        """New tensors for what the block leaves, in order."""
         outputs = []
         for number, external in self.outputs:
             tensor = torch.empty((rows, *external.shape), dtype=external.dtype)
@@ -141,7 +141,7 @@ class Program:
         return outputs
 
     def place_between(self, room: Mapping[tuple[str, int], torch.Tensor]) -> None:
-        """What other pieces left or will read, by kind and number: ``[rows, elements]`` each."""
+        """What other blocks left or will read, by kind and number: ``[rows, elements]`` each."""
         for number, external in enumerate(self.externals):
             if (external.kind, external.number) in room:
                 tensor = room[external.kind, external.number]
@@ -167,14 +167,14 @@ def product(
     matrix: Matrix, bias: torch.Tensor | None, dtype: torch.dtype, kernel: ProgramKernel
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """``F.linear`` with one weight, as a program."""
-    piece = Piece(Slots())
-    row = piece.read(External("input", 0, dtype=dtype), matrix.inside)
-    out = piece.product(matrix, row.ids, matrix.out)
+    block = BasicBlock(Slots())
+    row = block.read(External("input", 0, dtype=dtype), matrix.inside)
+    out = block.product(matrix, row.ids, matrix.out)
     if bias is not None:
-        added = piece.pair(out.ids, piece.constant(bias.detach().float()).ids)
-        out = piece.compute(Opcode.ADD, matrix.out, *added)
-    piece.write(External("output", 0, dtype=dtype), Ref(out), matrix.out)
-    program = Program(piece, kernel)
+        added = block.pair(out.ids, block.constant(bias.detach().float()).ids)
+        out = block.compute(Opcode.ADD, matrix.out, *added)
+    block.write(External("output", 0, dtype=dtype), Ref(out), matrix.out)
+    program = Program(block, kernel)
 
     def forward(input: torch.Tensor) -> torch.Tensor:
         if input.dtype is not dtype:

@@ -1,4 +1,4 @@
-"""What a module does to the rows of a step, recorded by watching it once, as the pieces of a program.
+"""What a module does to the rows of a step, recorded by watching it once, as the blocks of a program.
 
 A row is one token. Beside every tensor that depends on the module's input two of integers are kept: which element of a
 row, and of which token, each of its elements is. Functions that only move data are called on those as well and so
@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from scheduler.accel.cpu.piece import External, Ids, Opcode, Piece, Slot, Slots
+from scheduler.accel.cpu.basic_block import BasicBlock, External, Ids, Opcode, Slot, Slots
 
 # A program keeps float32 where the module goes through one of these.
 _EXACT = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
@@ -43,7 +43,7 @@ MOVES = KEEPS | RESHAPES | _named(_REARRANGES)
 
 
 class Rows(NamedTuple):
-    """Of every element of a tensor: its number (see ``piece``) and its token; both have the tensor's shape."""
+    """Of every element of a tensor: its number (see ``block``) and its token; both have the tensor's shape."""
 
     elements: torch.Tensor
     tokens: torch.Tensor
@@ -69,7 +69,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self.computed = 0  # functions, but for those that only move data
         self.axes: list[int] = []  # of the tokens, in each input
         self.slots = Slots()
-        self.pieces = [Piece(self.slots)]
+        self.blocks = [BasicBlock(self.slots)]
         self._paused = False
         self._alive: list[Any] = [inputs, others]  # so that no other tensor gets the identity of one that was seen
         self._rows: dict[int, Rows] = {}
@@ -79,13 +79,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             axis = self.token_axis(tensor)
             self.axes.append(axis)
             external = External("input", number, _without(tensor.shape, axis), axis, tensor.dtype)
-            self.define(tensor, self.piece.read(external, tensor.numel() // tokens), axis)
+            self.define(tensor, self.block.read(external, tensor.numel() // tokens), axis)
             self._sharing[_memory(tensor)].add(0)  # whoever called
 
     @property
-    def piece(self) -> Piece:
+    def block(self) -> BasicBlock:
         """The one that is being recorded."""
-        return self.pieces[-1]
+        return self.blocks[-1]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -104,28 +104,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         if axis != x.dim() - 2 or len(ids) != weight.inside:
             raise Unrecordable("a product within a token")
         self.computed += 1
-        slot = self.piece.product(weight, ids, out.shape[-1])
+        slot = self.block.product(weight, ids, out.shape[-1])
         if bias is not None:
-            operands = self.piece.pair(slot.ids, self.piece.constant(bias.detach().float()).ids)
-            slot = self.piece.compute(Opcode.ADD, out.shape[-1], *operands)
+            operands = self.block.pair(slot.ids, self.block.constant(bias.detach().float()).ids)
+            slot = self.block.compute(Opcode.ADD, out.shape[-1], *operands)
         self.define(out, slot, axis)
 
     def attend(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """``out [1, T, H, D]`` is attention of ``inputs``: they end this piece, and another begins."""
+        """``out [1, T, H, D]`` is attention of ``inputs``: they end this block, and another begins."""
         for tensor in inputs:
             self.result(tensor)
         self.computed += 1
-        self.pieces.append(Piece(self.slots, self.piece))
+        self.blocks.append(BasicBlock(self.slots, self.block))
         axis = self.token_axis(out)
         external = External("attention", 0, _without(out.shape, axis), axis, out.dtype)
-        self.define(out, self.piece.read(external, out.numel() // self.tokens), axis)
+        self.define(out, self.block.read(external, out.numel() // self.tokens), axis)
 
     def result(self, tensor: torch.Tensor) -> int:
-        """``tensor`` is what this piece gives; the axis of its tokens."""
+        """``tensor`` is what this block gives; the axis of its tokens."""
         axis, ids = self._row(tensor, tensor.shape)
-        number = sum(op.code is Opcode.STORE for op in self.piece.operations)
+        number = sum(op.code is Opcode.STORE for op in self.block.operations)
         external = External("output", number, _without(tensor.shape, axis), axis, tensor.dtype)
-        self.piece.write(external, self.piece.whole(ids), len(ids))
+        self.block.write(external, self.block.whole(ids), len(ids))
         return axis
 
     # What torch's functions compute.
@@ -199,8 +199,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     def emit(self, code: Opcode, *ids: Ids) -> Slot:
         """One instruction on elements."""
-        refs = self.piece.pair(*ids) if len(ids) == 2 else (self.piece.whole(ids[0]),)
-        return self.piece.compute(code, len(ids[0]), *refs)
+        refs = self.block.pair(*ids) if len(ids) == 2 else (self.block.whole(ids[0]),)
+        return self.block.compute(code, len(ids[0]), *refs)
 
     def spread(self, shape: torch.Size, *operands: Any) -> tuple[int, list[Ids]]:
         """The token axis of ``shape``, and the elements of each operand as one row of it meets them."""
@@ -219,7 +219,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     def number(self, value: float, n: int) -> Ids:
         """One number, ``n`` times."""
-        return np.full(n, self.piece.constant(torch.tensor([value])).start)
+        return np.full(n, self.block.constant(torch.tensor([value])).start)
 
     def groups(self, tensor: torch.Tensor, dims: Any) -> tuple[int, Ids, int]:
         """The token axis, the elements of a row with ``dims`` last, and how many elements those hold together."""
@@ -237,13 +237,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     def reduce(self, code: Opcode, ids: Ids, count: int) -> Slot:
         """One number per group of ``count`` elements."""
-        return self.piece.compute(code, len(ids) // count, self.piece.whole(ids), extra=count)
+        return self.block.compute(code, len(ids) // count, self.block.whole(ids), extra=count)
 
     def _constant(self, operand: Any, shape: torch.Size, axis: int) -> Ids:
         value = operand.detach() if isinstance(operand, torch.Tensor) else torch.tensor(float(operand))
         if value.dim() >= len(shape) - axis and value.shape[axis - len(shape)] != 1:
             raise Unrecordable("a constant that tells tokens apart")
-        slot = self.piece.constant(value.float().flatten())
+        slot = self.block.constant(value.float().flatten())
         ids = torch.arange(slot.start, slot.start + slot.size).view(value.shape).expand(shape)
         return ids.select(axis, 0).flatten().numpy()
 

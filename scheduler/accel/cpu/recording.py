@@ -1,4 +1,4 @@
-"""One call of a module, recorded: what it was called with, the pieces of its program, and what it said."""
+"""One call of a module, recorded: what it was called with, the blocks of its program, and what it said."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from cache.attention.attention import PackedAttention
 from cache.pages.packed import PackedCache
+from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
 from scheduler.accel.cpu.functions import COMPUTED
 from scheduler.accel.cpu.matrix import Matrix
-from scheduler.accel.cpu.piece import Opcode, Operation, Piece
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 
 # A linear map as its weight and bias; None where the module is none.
@@ -51,7 +51,7 @@ class ModuleRecording:
     ignored: list[tuple[int, Kind]]  # tensors on which nothing depended
     untouched: list[tuple[int, type]]  # what the module did not look into
     cache_at: int | None
-    pieces: list[Piece]
+    blocks: list[BasicBlock]
     asked: list[AttentionRequest]
     outputs: list[torch.Tensor | None]
     form: TreeSpec
@@ -66,19 +66,19 @@ class ModuleRecording:
     @property
     def matrices(self) -> Iterator[Matrix]:
         """The weights that it is multiplied with."""
-        return (op.extra for piece in self.pieces for op in piece.operations if op.code is Opcode.MATMUL)
+        return (op.extra for block in self.blocks for op in block.operations if op.code is Opcode.MATMUL)
 
     @property
     def signature(self) -> Any:
         """What two recordings share that did the same, whatever the number of tokens."""
         inputs = [(number, *_kind(tensor)) for number, tensor in self.inputs]
         asked = [(one.layer, sorted(one.options)) for one in self.asked]
-        operations = [_signature(op) for piece in self.pieces for op in (None, *piece.operations)]
+        operations = [_signature(op) for block in self.blocks for op in (None, *block.operations)]
         kinds = [out is None for out in self.outputs]
         given = self.called, inputs, self.axes, self.same, self.ignored, self.untouched, self.cache_at
         return given, asked, operations, kinds, self.form
 
-    def alike(self, other: ModuleRecording) -> bool:
+    def is_like(self, other: ModuleRecording) -> bool:
         """Whether both match the same calls, and give one tensor each."""
         seen, others = (
             (one.called, one.same, one.ignored, one.untouched, one.axes, one.cache_at, one.form, one._input_kinds)
@@ -122,7 +122,7 @@ class ModuleRecording:
         return (inputs, cache, rows) if self.cache_at is None or isinstance(cache, PackedCache) else None
 
     def assemble(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """What the module gives, from what its last piece left."""
+        """What the module gives, from what its last block left."""
         if len(self.outputs) == 1 and self.form.is_leaf():
             return outputs[0]
         left = iter(outputs)
@@ -142,7 +142,7 @@ class ModuleRecording:
         _equal(tree_flatten(out)[0], self.outputs)
         self.inputs = [(number, tensor.to("meta")) for number, tensor in self.inputs]
         self.outputs = [None if out is None else out.to("meta") for out in self.outputs]
-        self.pieces = []
+        self.blocks = []
         for one in self.asked:
             one.given, one.out = [], None
 
@@ -190,7 +190,7 @@ def record(
         ignored=[(number, _kind(tensor)) for number, tensor in others],
         untouched=[(i, type(v)) for i, v in enumerate(given) if not isinstance(v, _KNOWN)],
         cache_at=caches[0][0] if caches else None,
-        pieces=recorder.pieces,
+        blocks=recorder.blocks,
         asked=asked,
         outputs=outputs,
         form=form,
@@ -225,7 +225,7 @@ def _look_at(module: torch.nn.Module, linear: Linear) -> None:
 
 
 def _results(recorder: Recorder, outputs: list[Any], inputs: list[torch.Tensor]) -> None:
-    """What the module gives ends its last piece: rows of its own, and enough of them to be worth a program."""
+    """What the module gives ends its last block: rows of its own, and enough of them to be worth a program."""
     if not any(isinstance(one, torch.Tensor) for one in outputs):
         raise Unrecordable("it returns nothing")
     given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
@@ -311,7 +311,7 @@ def _product(recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: 
 def _attention(
     recorder: Recorder, attention: PackedAttention, cache: PackedCache, asked: list[AttentionRequest]
 ) -> Iterator[None]:
-    """Within it an update of the cache and the attention that follows are one call between two pieces, and nobody may
+    """Within it an update of the cache and the attention that follows are one call between two blocks, and nobody may
     ask how long the cache is: the answer would be part of the program.
     """
     updated: list[tuple[torch.Tensor, torch.Tensor, int]] = []

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cache.attention.self_test import first_line
 from cache.compiler import NotBuilt, private_folder
+from cache.errors import first_line
 from cache.files import make_folder
 
 _MOST_GRAPHS = 16  # of one class: two for each kind of its modules, since a single token is a kind of its own
@@ -54,7 +54,7 @@ class CompiledClass:
             try:
                 return self._compiled(module, args, kwargs)
             except Exception as error:  # compilers raise what they like; a module that fails does so below as well
-                self.refused = first_line(getattr(error, "inner_exception", error))
+                self.refused = first_line(getattr(error, "inner_exception", error), 160)
         return _forward(module, args, kwargs)
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from tiny_models import greedy, make_tokenizer, model_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from scheduler.core.constraint import Constraint, GrammarError, Grammars, tokenizer_of
+from scheduler.core.constraint import Constraint, GrammarError, Grammars, grammar_tokenizer
 from scheduler.core.sampling import Sampler
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn
@@ -89,7 +89,7 @@ def ids_of(mask: Any) -> set[int]:
 
 def test_masks_are_those_of_a_slow_reference() -> None:
     tokenizer = pairs_tokenizer()
-    grammars = Grammars(lambda: tokenizer_of(tokenizer, (8,), len(tokenizer)))
+    grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (8,), len(tokenizer)))
     language = ["abcd", "abd", "cab", "abcdcd"]
     compiled = grammars.ask(HEAD + "start: " + " | ".join(map(json.dumps, language))).result()
     texts = {number: tokenizer.decode([number]) for number in range(8)}
@@ -101,7 +101,7 @@ def test_masks_are_those_of_a_slow_reference() -> None:
         ended = [constraint.accept(token) for token in path]
         said = "".join(texts[token] for token in path)
         allowed = {token for token, text in texts.items() if any(word.startswith(said + text) for word in language)}
-        assert ids_of(constraint.allowed()) == allowed | ({8} if said in language else set())
+        assert ids_of(constraint.compute_mask()) == allowed | ({8} if said in language else set())
         assert not path or ended[-1] == (not allowed)
         paths += [[*path, token] for token in allowed]
         looked_at += 1
@@ -111,8 +111,8 @@ def test_masks_are_those_of_a_slow_reference() -> None:
 def test_what_is_unwanted_goes_unless_nothing_else_is_left() -> None:
     kit = Kit()
     constraint = kit.grammars.constraint(kit.grammars.ask(HEAD + "start: /[ab]c/").result())
-    assert ids_of(constraint.allowed([97, 500])) == {98}
-    assert ids_of(constraint.allowed([97, 98])) == {97, 98}
+    assert ids_of(constraint.compute_mask([97, 500])) == {98}
+    assert ids_of(constraint.compute_mask([97, 98])) == {97, 98}
 
 
 def turn_with(constraint: Constraint, **fields: Any) -> Turn:
@@ -134,7 +134,7 @@ def test_logits_wider_than_the_vocabulary_are_never_drawn() -> None:
 
 def test_logits_narrower_than_the_vocabulary_do() -> None:
     tokenizer = make_tokenizer()
-    grammars = Grammars(lambda: tokenizer_of(tokenizer, (98,), 99))
+    grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (98,), 99))
     compiled = grammars.ask(HEAD + "start: /[ax]+/").result()
     turn = turn_with(grammars.constraint(compiled), sampling=Sampling(temperature=0.0))
     assert Sampler((98,)).draw(torch.zeros(1, 99), [turn]).read()[0].token == 97
@@ -218,10 +218,10 @@ def test_a_limit_cuts_a_reply() -> None:
 
 def test_a_model_without_ends_stops_where_the_grammar_must() -> None:
     tokenizer = make_tokenizer()
-    grammars = Grammars(lambda: tokenizer_of(tokenizer, (), 259))
+    grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (), 259))
     constraint = grammars.constraint(grammars.ask(HEAD + "start: /ab?/").result())
     assert not constraint.accept(97)
-    assert ids_of(constraint.allowed()) == {98, 259}  # no logit is 259
+    assert ids_of(constraint.compute_mask()) == {98, 259}  # no logit is 259
     assert constraint.accept(98)
 
 
@@ -392,7 +392,7 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch: pytest.Monk
     kit.run()
     assert compiled == busy[:2]
     assert [kit.outcomes[turn].text for turn in (first, others[1])] == ["a", "b"]
-    assert not kit.grammars._askers
+    assert not kit.grammars._users
     assert kit.grammars._bytes == sum(map(len, kit.grammars._kept))
 
 
@@ -438,18 +438,18 @@ def pieces_tokenizer(decoder: Any) -> PreTrainedTokenizerFast:
 
 def test_tokenizers_of_pieces_are_spelled_out() -> None:
     tokenizer = pieces_tokenizer(decoders.Metaspace())
-    grammars = Grammars(lambda: tokenizer_of(tokenizer, (1,), len(tokenizer) + 5))
+    grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (1,), len(tokenizer) + 5))
     constraint = grammars.constraint(grammars.ask(HEAD + "start: /a( ab| c)d?/").result())
     word = tokenizer.convert_tokens_to_ids("\u2581ab")
     assert not constraint.accept(tokenizer.convert_tokens_to_ids("a"))
     space = tokenizer.convert_tokens_to_ids("\u2581")
-    assert ids_of(constraint.allowed()) == {word, space}
+    assert ids_of(constraint.compute_mask()) == {word, space}
     assert not constraint.accept(word)
-    assert ids_of(constraint.allowed()) == {tokenizer.convert_tokens_to_ids("d"), 1}
+    assert ids_of(constraint.compute_mask()) == {tokenizer.convert_tokens_to_ids("d"), 1}
 
 
 def test_tokenizers_whose_tokens_do_not_add_up_are_refused() -> None:
     tokenizer = pieces_tokenizer(decoders.WordPiece())
-    grammars = Grammars(lambda: tokenizer_of(tokenizer, (1,), len(tokenizer)))
+    grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (1,), len(tokenizer)))
     with pytest.raises(GrammarError, match="tokenizer"):
         grammars.ask(LETTERS).result()

@@ -54,9 +54,9 @@ def test_one_tenant_does_not_fill_the_queue_for_the_others() -> None:
     kit.step()
     waiting = [kit.send([2], 1), kit.send([3], 1, session="s")]
     other = kit.send([4], 1, tenant="b")
-    (refused,) = kit.engine.refusals()
+    (refused,) = kit.engine.take_refusals()
     assert (refused.turn, refused.code) == (waiting[-1], "queue_full")
-    assert kit.engine.refusals() == []
+    assert kit.engine.take_refusals() == []
     with pytest.raises(ValueError, match="queue_full"):
         kit.send([5], 1, tenant="b")  # one of each waits
     kit.run()
@@ -152,7 +152,7 @@ def test_a_stop_token_ends_the_turn_and_shows_nothing() -> None:
 def test_min_tokens_and_an_end_of_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit()
     prompt, tokens = prompt_that_repeats_nothing(kit, 6)
-    monkeypatch.setattr(kit.engine._stop_checker, "_ends", frozenset({tokens[2]}))
+    monkeypatch.setattr(kit.engine._stop_checker, "_eos_token_ids", frozenset({tokens[2]}))
     monkeypatch.setattr(kit.engine._sampler, "_eos", (tokens[2],))
     outcome = kit.ask(prompt, stopping=Stopping(max_tokens=6))
     assert (outcome.tokens, outcome.finish_reason) == (tokens[:3], FinishReason.STOP)

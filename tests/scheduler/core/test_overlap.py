@@ -152,7 +152,7 @@ def test_a_token_that_cannot_be_decoded_ends_its_turn_during_the_next_step(
     kit.step()
     kit.step()
     assert (kit.scheduler.find(bad) is None) is last
-    (turn,) = {turn for turn, item in kit.engine._news if isinstance(item, DrawnToken) and turn.request.turn == bad}
+    (turn,) = {turn for turn, item in kit.engine._outputs if isinstance(item, DrawnToken) and turn.request.turn == bad}
     monkeypatch.setattr(turn.text, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("no text")))
     kit.run()
     assert kit.outcomes[bad].finish_reason is FinishReason.ERROR

@@ -57,16 +57,16 @@ def test_a_full_queue_refuses_and_keeps_what_it_has() -> None:
 
 def test_who_crowds_a_full_queue_is_the_newest_of_the_longest_line() -> None:
     queue = FairQueue(10)
-    assert queue.crowding("a") is None
+    assert queue.find_crowding("a") is None
     lines = {tenant: [turn_of(tenant) for _ in range(length)] for tenant, length in (("a", 4), ("b", 3), ("c", 1))}
     for turn in (turn for line in lines.values() for turn in line):
         queue.add(turn, set())
-    assert queue.crowding("a") is None
-    assert queue.crowding("b") is None  # it would be as long
-    assert queue.crowding("c") is lines["a"][-1]
-    assert queue.crowding("nobody yet") is lines["a"][-1]
+    assert queue.find_crowding("a") is None
+    assert queue.find_crowding("b") is None  # it would be as long
+    assert queue.find_crowding("c") is lines["a"][-1]
+    assert queue.find_crowding("nobody yet") is lines["a"][-1]
     lines["a"][-1].announced = True
-    assert queue.crowding("c") is lines["a"][-2]
+    assert queue.find_crowding("c") is lines["a"][-2]
 
 
 def test_where_preempted_turns_overfill_the_queue_nobody_makes_room() -> None:
@@ -74,7 +74,7 @@ def test_where_preempted_turns_overfill_the_queue_nobody_makes_room() -> None:
     for turn in (turn_of("a"), turn_of("a")):
         queue.add(turn, set())
     queue.put_back(turn_of("a"))
-    assert queue.crowding("b") is None
+    assert queue.find_crowding("b") is None
 
 
 def test_the_tenant_that_was_served_least_is_first() -> None:

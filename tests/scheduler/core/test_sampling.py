@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import make_tokenizer
 
-from scheduler.core.sampling import Sampler, SamplerOutput, _least, _least_of_all, _truncate
+from scheduler.core.sampling import Sampler, SamplerOutput, _min_probabilities, _min_probability, _truncate
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn
 from scheduler.protocol import Sampling, Stopping, Submit, pack_ids
@@ -141,10 +141,10 @@ def test_what_is_cut_off_is_the_same_on_any_device(width: int, spread: float) ->
         )
         for _ in probs
     ]
-    there = _least_of_all(probs, asked)[:, 0].tolist()
+    there = _min_probabilities(probs, asked)[:, 0].tolist()
     cut = _truncate(probs, asked)
     for row, sampling in enumerate(asked):
-        least = _least(probs[row].numpy(), sampling)
+        least = _min_probability(probs[row].numpy(), sampling)
         ordered = sorted(probs[row].tolist(), reverse=True)[: sampling.top_k or width]
         whole, before, kept = math.fsum(ordered), 0.0, 0
         while kept < len(ordered) and (kept == 0 or sampling.top_p == 1.0 or before < sampling.top_p * whole):

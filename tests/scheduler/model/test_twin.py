@@ -13,10 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 
 from cache.pages.layers import read_layers
 from scheduler.model.loader import prepare
-from scheduler.model.measurement import alone, made_up, session_of
+from scheduler.model.measurement import make_session, random_tokens, reference_logits
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.model.thresholds import Thresholds
-from scheduler.model.twin import Twin, _built, twin_of
+from scheduler.model.twin import Twin, _built, make_twin
 
 PAGE = 4
 REAL = 4096  # far past the probe's timelines
@@ -155,8 +155,8 @@ def test_where_nothing_is_late_nothing_is_measured() -> None:
 
 
 def twin(model: Any, context: int = 0) -> Twin:
-    session = session_of(made_up(model, (42,))[0], None)
-    return twin_of(model, lambda one: alone(one, session), context or model.config.max_position_embeddings)
+    session = make_session(random_tokens(model, (42,))[0], None)
+    return make_twin(model, lambda one: reference_logits(one, session), context or model.config.max_position_embeddings)
 
 
 def test_a_copy_shares_the_weights_and_leaves_the_model_as_it_was() -> None:
@@ -181,8 +181,8 @@ def test_sizes_of_weights_and_numbers_without_effect_are_no_thresholds() -> None
 def test_a_copy_without_changes_says_the_same(name: str) -> None:
     """Else a difference would be the copy's, not the threshold's."""
     model = make_model(name)
-    session = session_of(made_up(model, (42,))[0], None)
-    assert torch.equal(alone(_built(model, {}), session), alone(model, session))
+    session = make_session(random_tokens(model, (42,))[0], None)
+    assert torch.equal(reference_logits(_built(model, {}), session), reference_logits(model, session))
 
 
 def test_a_window_that_only_the_cache_has_is_found() -> None:

@@ -208,7 +208,7 @@ def test_an_exchange_that_is_broken_off_is_the_last(scene: Scene, monkeypatch: p
     with pytest.raises(RankLost):
         scene.pool.device.gather(rows)
     with pytest.raises(RankLost):
-        scene.ranks.tell(FreeMemory())
+        scene.ranks.broadcast(FreeMemory())
 
 
 def test_it_is_known_for_how_long_others_have_been_waited_for(scene: Scene) -> None:

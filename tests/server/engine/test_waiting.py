@@ -27,7 +27,7 @@ def test_both_refuse_the_same_tenants() -> None:
     for number in range(3000):
         tenant = draw.choice("aaaabbc")
         full = len(queue) >= CAPACITY
-        crowding = queue.crowding(tenant) if full else None
+        crowding = queue.find_crowding(tenant) if full else None
         assert waiting.full(tenant) == (full and crowding is None)
         if full:
             seen[crowding is None] += 1

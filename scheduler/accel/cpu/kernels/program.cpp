@@ -38,7 +38,7 @@ struct External {
     int64_t stride, type;  // elements from row to row; 0 float32, 1 bfloat16, 2 float16
 };
 
-// Between two pieces of a program: new keys and values are stored in pages, then attended to.
+// Between two blocks of a program: new keys and values are stored in pages, then attended to.
 struct Attention {
     int (*attend)(const void*);  // cache/attention/kernels/attention.cpp
     const void* call;

@@ -13,7 +13,7 @@ from tiny_models import logits, make_model
 from torch.nn.modules.module import register_module_forward_hook
 
 from scheduler.accel.cpu import layer_chain
-from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, alike
+from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, same_arguments
 from scheduler.forward.modes import PackedMode
 
 SHORT = [[(0, 1)], [(0, 1)], [(0, 30), (1, 30), (2, 10)], [(0, 1)], [(0, 30), (1, 11)], [(2, 2), (0, 5)], [(0, 29)]]
@@ -207,11 +207,11 @@ def test_a_mode_that_comes_back_has_its_chains(runs: list[bool]) -> None:
 
 def test_calls_are_alike_where_all_but_the_first_argument_is_the_same_object() -> None:
     x, y = torch.ones(2), torch.ones(2)
-    assert alike(((1, x), {"a": y, "b": None}), ((2, x), {"a": y, "b": None}))
-    assert not alike(((1, x), {"a": y}), ((1, y), {"a": y}))
-    assert not alike(((1, x), {"a": y}), ((1, x), {"a": x}))
-    assert not alike(((1,), {"a": y}), ((1,), {"b": y}))
-    assert not alike(((1,), {}), ((1, x), {}))
+    assert same_arguments(((1, x), {"a": y, "b": None}), ((2, x), {"a": y, "b": None}))
+    assert not same_arguments(((1, x), {"a": y}), ((1, y), {"a": y}))
+    assert not same_arguments(((1, x), {"a": y}), ((1, x), {"a": x}))
+    assert not same_arguments(((1,), {"a": y}), ((1,), {"b": y}))
+    assert not same_arguments(((1,), {}), ((1, x), {}))
     ahead = ChainResult(x, ((None,), {}), y)
     assert ahead.fits((x,), {})
     assert not ahead.fits((y,), {})

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from program_kit import Of, compiled, learn, ran, rows
 from torch import nn
 
-from scheduler.accel.cpu.piece import External, Ids, Opcode, Piece, Ref, Slots
+from scheduler.accel.cpu.basic_block import BasicBlock, External, Ids, Opcode, Ref, Slots
 from scheduler.accel.cpu.program import Program, _needed
 
 WIDTH = 40
@@ -54,10 +54,10 @@ def shaped(rng: random.Random, size: int) -> Ids:
     return ids
 
 
-def run(piece: Piece, out: Ref, size: int, given: dict[int, torch.Tensor]) -> torch.Tensor:
-    """What the piece computes for ``out``, ``[rows, size]``; ``given``: its inputs by number."""
-    piece.write(External("output", 0, (size,), dtype=torch.float32), out, size)
-    program = Program(piece, compiled())
+def run(block: BasicBlock, out: Ref, size: int, given: dict[int, torch.Tensor]) -> torch.Tensor:
+    """What the block computes for ``out``, ``[rows, size]``; ``given``: its inputs by number."""
+    block.write(External("output", 0, (size,), dtype=torch.float32), out, size)
+    program = Program(block, compiled())
     program.place_inputs([given[number] for number in sorted(given)])
     outputs = program.place_outputs(given[0].shape[0])
     program.run(given[0].shape[0])
@@ -67,27 +67,27 @@ def run(piece: Piece, out: Ref, size: int, given: dict[int, torch.Tensor]) -> to
 @pytest.mark.parametrize("seed", range(100))
 def test_any_two_operands_meet_as_they_should(seed: int) -> None:
     rng = random.Random(seed)
-    piece = Piece(Slots())
+    block = BasicBlock(Slots())
     sizes = [rng.choice([1, 4, 16, 20, 48, 64, 100]) for _ in range(3)]
     inputs = {number: rows(5, size, seed=number)[0] for number, size in enumerate(sizes)}
-    read = [piece.read(External("input", n, (size,), dtype=torch.float32), size) for n, size in enumerate(sizes)]
+    read = [block.read(External("input", n, (size,), dtype=torch.float32), size) for n, size in enumerate(sizes)]
     values = torch.cat([inputs[number] for number in range(3)], 1)
     assert [slot.start for slot in read] == [0, sizes[0], sizes[0] + sizes[1]]
     left, right = (shaped(rng, sum(sizes)) for _ in range(2))
     n = min(len(left), len(right))
     left, right = left[:n], right[:n]
-    out = piece.compute(Opcode.SUB, n, *piece.pair(left, right))
-    got = run(piece, Ref(out), n, inputs)
+    out = block.compute(Opcode.SUB, n, *block.pair(left, right))
+    got = run(block, Ref(out), n, inputs)
     assert torch.equal(got, values[:, torch.from_numpy(left)] - values[:, torch.from_numpy(right)])
 
 
 @pytest.mark.parametrize("count", [1, 3, 16, 17, 32, 50])
 @pytest.mark.parametrize("code", [Opcode.REDUCE_SUM, Opcode.REDUCE_MAX])
 def test_groups_of_any_size(code: Opcode, count: int) -> None:
-    piece = Piece(Slots())
-    row = piece.read(External("input", 0, (5 * count,), dtype=torch.float32), 5 * count)
+    block = BasicBlock(Slots())
+    row = block.read(External("input", 0, (5 * count,), dtype=torch.float32), 5 * count)
     x = rows(7, 5 * count)[0]
-    got = run(piece, Ref(piece.compute(code, 5, Ref(row), extra=count)), 5, {0: x})
+    got = run(block, Ref(block.compute(code, 5, Ref(row), extra=count)), 5, {0: x})
     groups = x.view(7, 5, count)
     torch.testing.assert_close(
         got, groups.sum(-1) if code is Opcode.REDUCE_SUM else groups.amax(-1), rtol=1e-5, atol=1e-5
@@ -95,12 +95,12 @@ def test_groups_of_any_size(code: Opcode, count: int) -> None:
 
 
 def test_what_nothing_depends_on_is_not_computed() -> None:
-    piece = Piece(Slots())
-    row = piece.read(External("input", 0, (WIDTH,), dtype=torch.float32), WIDTH)
-    kept = piece.compute(Opcode.TANH, WIDTH, Ref(row))
-    piece.compute(Opcode.EXP, WIDTH, Ref(piece.compute(Opcode.ABS, WIDTH, Ref(row))))
-    piece.write(External("output", 0, (WIDTH,), dtype=torch.float32), Ref(kept), WIDTH)
-    assert [op.code for op in _needed(piece.operations)] == [Opcode.LOAD, Opcode.TANH, Opcode.STORE]
+    block = BasicBlock(Slots())
+    row = block.read(External("input", 0, (WIDTH,), dtype=torch.float32), WIDTH)
+    kept = block.compute(Opcode.TANH, WIDTH, Ref(row))
+    block.compute(Opcode.EXP, WIDTH, Ref(block.compute(Opcode.ABS, WIDTH, Ref(row))))
+    block.write(External("output", 0, (WIDTH,), dtype=torch.float32), Ref(kept), WIDTH)
+    assert [op.code for op in _needed(block.operations)] == [Opcode.LOAD, Opcode.TANH, Opcode.STORE]
 
 
 # -- rows, threads, memory -------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""A piece of a program: instructions on the values of one row, from where they are read to where they are written.
+"""A basic block of a program: instructions on the values of one row, from where they are read to where they go.
 
 Values lie in slots. Every element of every slot has a number of its own, so that a tensor that was cut, turned and put
-together again is still a list of numbers, and ``Piece.ref`` finds the cheapest way to read them in that order.
+together again is still a list of numbers, and ``BasicBlock.ref`` finds the cheapest way to read them in that order.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Ref:
 
 @dataclass(eq=False)
 class External:
-    """Rows outside: an input of the module, what attention gave, or what a piece leaves. ``shape`` without its token
-    axis, ``axis`` where that is, ``dtype`` None for float32 between two pieces."""
+    """Rows outside: an input of the module, what attention gave, or what a block leaves. ``shape`` without its token
+    axis, ``axis`` where that is, ``dtype`` None for float32 between two blocks."""
 
     kind: str  # "input", "attention", "carried", "output"
     number: int
@@ -121,13 +121,13 @@ class Slots:
 
 
 @dataclass(eq=False)
-class Piece:
+class BasicBlock:
     """Instructions in the order in which they were recorded."""
 
     slots: Slots
-    before: Piece | None = None
+    before: BasicBlock | None = None
     operations: list[Operation] = field(default_factory=list)
-    _mine: dict[Slot, Slot] = field(default_factory=dict)  # what a slot of another piece is called here
+    _mine: dict[Slot, Slot] = field(default_factory=dict)  # what a slot of another block is called here
     _made: dict[bytes, Slot] = field(default_factory=dict)  # elements that were put in order
 
     def compute(self, code: Opcode, n: int, *refs: Ref, extra: Any = None) -> Slot:
@@ -183,7 +183,7 @@ class Piece:
         return a, b
 
     def local(self, slot: Slot) -> Slot:
-        """A slot that this piece may read: what another one computed is carried over, what it read is read again."""
+        """A slot that this block may read: what another one computed is carried over, what it read is read again."""
         if slot.values is not None:
             return slot
         if slot not in self._mine:
