@@ -59,7 +59,7 @@ def test_states_cannot_be_divided(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_hangs_ends_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    monkeypatch.setattr(followers, "_LONGEST", 1.0)
+    monkeypatch.setattr(followers, "_EXCHANGE_TIMEOUT", 1.0)
     monkeypatch.setattr(followers, "_end", ended.set)
     with loaded("llama", tmp_path, 2) as (found, model):
         assert found.followers is not None
