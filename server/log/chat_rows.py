@@ -14,8 +14,8 @@ import sqlalchemy as sql
 from server.log.database import Database
 from server.log.log_thread import LogThread
 from server.log.response_rows import StoredResponse, count, put, read, response_of
-from server.log.session_rows import find
-from server.log.stored import alive
+from server.log.session_rows import find_session
+from server.log.stored import unexpired
 from server.log.tables import CHAT_KEY, responses, sessions, stored_chats
 
 ID = re.compile(r"chatcmpl-([A-Za-z0-9._:@-]{1,128})-([0-9a-f]{24})\Z")
@@ -39,7 +39,7 @@ class StoredChat:
         return cls(json.loads(stored.body), json.loads(stored.inputs))
 
 
-def parsed(id: str) -> tuple[str, str] | None:
+def parse_chat_id(id: str) -> tuple[str, str] | None:
     """Session and key of a chat's id; None for what is no id of a chat on a session."""
     found = ID.match(id)
     return (found[1], CHAT_KEY + found[2]) if found else None
@@ -66,13 +66,13 @@ class ChatLog:
 
     async def get(self, tenant: str, id: str) -> StoredChat | None:
         """A chat; None if it is unknown."""
-        place = parsed(id)
+        place = parse_chat_id(id)
         if place is None:
             return None
         session, key = place
 
         def work(connection: sql.Connection) -> StoredChat | None:
-            row = find(connection, tenant, session, time.time())
+            row = find_session(connection, tenant, session, time.time())
             stored = None if row is None else read(connection, row, key)
             return None if stored is None else StoredChat.of(stored)
 
@@ -80,13 +80,13 @@ class ChatLog:
 
     async def update(self, tenant: str, id: str, metadata: Mapping[str, str]) -> StoredChat | None:
         """Other metadata; its session's stays. None if it is unknown."""
-        place = parsed(id)
+        place = parse_chat_id(id)
         if place is None:
             return None
         session, key = place
 
         def work(connection: sql.Connection) -> StoredChat | None:
-            row = find(connection, tenant, session, time.time(), lock=True)
+            row = find_session(connection, tenant, session, time.time(), lock=True)
             stored = None if row is None else read(connection, row, key)
             if row is None or stored is None:
                 return None
@@ -98,13 +98,13 @@ class ChatLog:
 
     async def delete(self, tenant: str, id: str) -> int | None:
         """Remove a chat; how many chats and responses its session has left, None if it is unknown."""
-        place = parsed(id)
+        place = parse_chat_id(id)
         if place is None:
             return None
         session, key = place
 
         def work(connection: sql.Connection) -> int | None:
-            row = find(connection, tenant, session, time.time(), lock=True)
+            row = find_session(connection, tenant, session, time.time(), lock=True)
             if row is None:
                 return None
             this = responses.c.session_id == row.id, responses.c.key == key
@@ -146,13 +146,13 @@ class ChatLog:
 
     async def _place(self, tenant: str, id: str) -> Place | None:
         """Where a chat stands in the list."""
-        named = parsed(id)
+        named = parse_chat_id(id)
         if named is None:
             return None
         session, key = named
 
         def work(connection: sql.Connection) -> Place | None:
-            row = find(connection, tenant, session, time.time())
+            row = find_session(connection, tenant, session, time.time())
             stored = None if row is None else read(connection, row, key)
             return None if row is None or stored is None else (stored.created, row.id, stored.row or 0)
 
@@ -165,7 +165,7 @@ class ChatLog:
         columns = responses.c.created, responses.c.session_id, responses.c.row
         query = sql.select(responses, sessions.c.tenant, sessions.c.session)
         query = query.join(sessions, sessions.c.id == responses.c.session_id)
-        query = query.where(sessions.c.tenant == tenant, alive(time.time()), stored_chats)
+        query = query.where(sessions.c.tenant == tenant, unexpired(time.time()), stored_chats)
         if place is not None:
             here, there = sql.tuple_(*columns), sql.tuple_(*map(sql.literal, place))
             query = query.where(here < there if descending else here > there)

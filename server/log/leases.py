@@ -189,7 +189,7 @@ class Leases:
 
         def work(connection: sql.Connection) -> bool | Holder:
             hurried(connection)
-            found = connection.execute(held(connection.dialect.name), {"of_name": name_of(key)}).one_or_none()
+            found = connection.execute(holder_query(connection.dialect.name), {"of_name": name_of(key)}).one_or_none()
             lives = False
             if found is not None:
                 holder = Holder(found.server, found.beat)
@@ -246,7 +246,7 @@ class Leases:
 
 
 @cache
-def held(dialect: str) -> sql.Select[Any]:
+def holder_query(dialect: str) -> sql.Select[Any]:
     """The lease of a session, with the last heartbeat of its server and how long ago that was."""
     columns = leases.c.id, leases.c.server, heartbeats.c.beat, (clock(dialect) - heartbeats.c.beat).label("age")
     query = sql.select(*columns).outerjoin(heartbeats, heartbeats.c.server == leases.c.server)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sql
 
-from server.log.stored import alive, label, metadata_of, summary_of
+from server.log.stored import label, metadata_of, summary_of, unexpired
 from server.log.tables import labels, sessions
 from server.log.timeline import SessionSummary, UnknownSession
 
@@ -55,7 +55,7 @@ def page(
     now: float,
 ) -> SessionPage:
     """``limit`` sessions behind ``after`` in order of last use. Raises UnknownSession for an ``after`` that is none."""
-    mine = sql.and_(sessions.c.tenant == tenant, alive(now))
+    mine = sql.and_(sessions.c.tenant == tenant, unexpired(now))
     query = sql.select(sessions).where(mine, *conditions(chosen))
     place = sql.tuple_(sessions.c.used, sessions.c.id)
     if after is not None:
@@ -89,7 +89,7 @@ def conditions(chosen: SessionFilter) -> list[sql.ColumnElement[bool]]:
 
 def family(connection: sql.Connection, tenant: str, session: str, now: float) -> SessionFamily:
     """The family of a session. Raises UnknownSession."""
-    mine = sql.and_(sessions.c.tenant == tenant, alive(now))
+    mine = sql.and_(sessions.c.tenant == tenant, unexpired(now))
     passed: list[str] = []  # a parent is a name, which may have been given again: to a fork of a fork
     name: str | None = session
     while name is not None and name not in passed:

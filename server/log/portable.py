@@ -12,7 +12,7 @@ import msgspec
 
 from scheduler.protocol import unpack_ids
 from server.log.logged_message import LoggedMessage
-from server.log.timeline import Row, Timeline, copied
+from server.log.timeline import Row, Timeline, copy_rows
 
 FORMAT = 1
 LARGEST = 2**31 - 1
@@ -58,9 +58,9 @@ class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ids
 
 
-def portable(timeline: Timeline, created: int) -> PortableLog:
+def export_timeline(timeline: Timeline, created: int) -> PortableLog:
     """A timeline as it leaves."""
-    *turns, rest = copied(timeline, None, "import", 0)
+    *turns, rest = copy_rows(timeline, None, "import", 0)
     return PortableLog(
         FORMAT,
         created,

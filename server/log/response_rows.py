@@ -14,7 +14,7 @@ import sqlalchemy as sql
 from server.log.database import Database
 from server.log.leases import Leases
 from server.log.log_thread import LogThread
-from server.log.session_rows import find, known
+from server.log.session_rows import find_session, require_session
 from server.log.stored import SessionRow
 from server.log.tables import responses, retries, sessions, unfinished
 
@@ -156,7 +156,7 @@ class ResponseLog:
 
     def _settled(self, tenant: str, session: str, key: str, unwanted: bool) -> StoredResponse | None:
         def look(connection: sql.Connection, lock: bool = False) -> FoundResponse:
-            row = find(connection, tenant, session, time.time(), lock=lock)
+            row = find_session(connection, tenant, session, time.time(), lock=lock)
             response = None if row is None else read(connection, row, key)
             if row is None or response is None or response.status not in UNFINISHED:
                 return FoundResponse(row, response)
@@ -173,8 +173,8 @@ class ResponseLog:
                     self._leases.wish_ended(connection, (tenant, session), key)
                 return response
             self._leases.revoke(connection, (tenant, session), server)
-            put(connection, row, self._server, failed(response))
-            return failed(response)
+            put(connection, row, self._server, as_failed(response))
+            return as_failed(response)
 
         found = self._database.read(look)
         if found.server is None or (found.runs and not unwanted):
@@ -185,7 +185,7 @@ class ResponseLog:
         """A response; None if it, or its session, is unknown."""
 
         def work(connection: sql.Connection) -> StoredResponse | None:
-            row = find(connection, tenant, session, time.time())
+            row = find_session(connection, tenant, session, time.time())
             return None if row is None else read(connection, row, key)
 
         return await self._thread.read(work)
@@ -194,7 +194,7 @@ class ResponseLog:
         """Write a response that has no turn (yet). Raises UnknownSession, SessionMoved."""
 
         def work(connection: sql.Connection) -> None:
-            row = known(find(connection, tenant, session, time.time(), lock=True))
+            row = require_session(find_session(connection, tenant, session, time.time(), lock=True))
             self._leases.check(connection, (tenant, session))
             put(connection, row, self._server, response)
 
@@ -204,7 +204,7 @@ class ResponseLog:
         """Remove a response; how many its session has left, None if it is unknown."""
 
         def work(connection: sql.Connection) -> int | None:
-            row = find(connection, tenant, session, time.time(), lock=True)
+            row = find_session(connection, tenant, session, time.time(), lock=True)
             if row is None:
                 return None
             this = responses.c.session_id == row.id, responses.c.key == key
@@ -216,7 +216,7 @@ class ResponseLog:
         """How many responses a session has."""
 
         def work(connection: sql.Connection) -> int:
-            row = find(connection, tenant, session, time.time())
+            row = find_session(connection, tenant, session, time.time())
             return 0 if row is None else count(connection, row)
 
         return await self._thread.read(work)
@@ -226,7 +226,7 @@ class ResponseLog:
         None where the key is unknown."""
 
         def work(connection: sql.Connection) -> tuple[str, StoredResponse | None] | None:
-            row = find(connection, tenant, session, time.time())
+            row = find_session(connection, tenant, session, time.time())
             if row is None:
                 return None
             of_key = sql.select(retries).where(retries.c.session_id == row.id, retries.c.key == key)
@@ -245,7 +245,7 @@ def count(connection: sql.Connection, session: SessionRow) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def failed(response: StoredResponse) -> StoredResponse:
+def as_failed(response: StoredResponse) -> StoredResponse:
     """A response that is lost."""
     body = {**json.loads(response.body), "status": "failed", "error": LOST}
     return StoredResponse(

@@ -43,7 +43,7 @@ def remember_key(connection: sql.Connection, row: SessionRow, idempotency: Idemp
     connection.execute(sql.insert(retries).values({**values, "number": row.rows + 1, "created": int(now)}))
 
 
-def replayed(connection: sql.Connection, row: SessionRow, key: str) -> CommittedTurn | None:
+def find_replay(connection: sql.Connection, row: SessionRow, key: str) -> CommittedTurn | None:
     """The turn of a key; None if there is none. Raises SessionDamaged."""
     kept = connection.execute(
         sql.select(retries).where(retries.c.session_id == row.id, retries.c.key == key)

@@ -18,13 +18,13 @@ from server.log.claims import Key
 from server.log.database import Durability, LogFull
 from server.log.leases import Leases
 from server.log.log_thread import LogThread
-from server.log.recovery.mending import opened
+from server.log.recovery.mending import open_log
 from server.log.response_rows import ResponseLog
 from server.log.servers import Servers
 from server.log.session_locks import SessionLocks
-from server.log.session_rows import bury
+from server.log.session_rows import delete_session
 from server.log.session_table import SessionTable, now
-from server.log.stored import alive
+from server.log.stored import unexpired
 from server.log.tables import ANYONE, ballast, retries, sessions
 
 KEY_SECONDS = 48 * 3600  # that an idempotency key is remembered
@@ -65,7 +65,7 @@ class SessionLog(SessionTable, SessionLocks):
         its sessions. ``on_unregistered`` is called where this server has not used this log before, or so long ago that
         nobody knows what was deleted since: its cache has to be emptied.
         """
-        self._database, self.salvage, self.older = opened(where, durability)
+        self._database, self.salvage, self.older = open_log(where, durability)
         thread = LogThread(self._database)
         leases = Leases(self._database, server, shared=not isinstance(where, Path))
         SessionTable.__init__(self, self._database, server, leases, thread)
@@ -92,7 +92,7 @@ class SessionLog(SessionTable, SessionLocks):
     async def pinned(self, moment: float) -> list[tuple[str, str, int]]:
         """(tenant, session, until) of every session with a pin that holds at a ``moment`` (Unix seconds)."""
         query = sql.select(sessions.c.tenant, sessions.c.session, sessions.c.pinned_until)
-        query = query.where(sessions.c.pinned_until > moment, alive(moment))
+        query = query.where(sessions.c.pinned_until > moment, unexpired(moment))
         return await self._thread.read(lambda connection: [(*row,) for row in connection.execute(query)])
 
     async def expire(self, moment: float) -> list[Key]:
@@ -138,7 +138,7 @@ class SessionLog(SessionTable, SessionLocks):
             busy = held | self._leases.elsewhere(connection) if rows else held
             over = [row for row in rows if (row.tenant, row.session) not in busy][:EXPIRED_AT_ONCE]
             for row in over:
-                bury(connection, row)
+                delete_session(connection, row)
             return [(row.tenant, row.session) for row in over]
 
         deleted = self._database.write(work)

@@ -21,24 +21,24 @@ UPDATE = sql.update(sessions).where(sessions.c.id == sql.bindparam("row_id"))
 ADD_ROW = sql.insert(turns)
 
 
-def find(
+def find_session(
     connection: sql.Connection, tenant: str, session: str, now: float | None = None, *, lock: bool = False
 ) -> SessionRow | None:
     """The session's row, unless it is past its TTL by ``now``. ``lock`` keeps other servers from it until the end of
     the transaction."""
     names = {"of_tenant": tenant, "of_session": session}
     row = connection.execute(OF_NAME_LOCKED if lock else OF_NAME, names).one_or_none()
-    return None if row is not None and now is not None and is_over(row, now) else row
+    return None if row is not None and now is not None and is_expired(row, now) else row
 
 
-def known(row: SessionRow | None) -> SessionRow:
+def require_session(row: SessionRow | None) -> SessionRow:
     """The row. Raises UnknownSession where there is none."""
     if row is None:
         raise UnknownSession
     return row
 
 
-def is_over(row: SessionRow, now: float) -> bool:
+def is_expired(row: SessionRow, now: float) -> bool:
     """Whether the session is past its TTL."""
     return row.expires is not None and row.expires <= int(now)
 
@@ -48,7 +48,7 @@ def version_of(row: SessionRow) -> int:
     return int(row.id) << 32 | int(row.rows)
 
 
-def begin(connection: sql.Connection, tenant: str, session: str, now: float, **facts: Any) -> SessionRow:
+def insert_session(connection: sql.Connection, tenant: str, session: str, now: float, **facts: Any) -> SessionRow:
     """Insert the row of a session without a timeline. ``facts`` are columns of ``sessions``."""
     values = {"tenant": tenant, "session": session, "created": int(now), "used": now, **facts}
     made = connection.execute(sql.insert(sessions).values(values)).inserted_primary_key
@@ -56,7 +56,7 @@ def begin(connection: sql.Connection, tenant: str, session: str, now: float, **f
     return connection.execute(sql.select(sessions).where(sessions.c.id == made[0])).one()
 
 
-def insert(
+def insert_with_rows(
     connection: sql.Connection,
     leases: Leases,
     tenant: str,
@@ -67,13 +67,13 @@ def insert(
     now: float,
 ) -> SessionSummary:
     """Insert a session with all its rows. Raises SessionExists, SessionMoved."""
-    there = find(connection, tenant, session, lock=True)
+    there = find_session(connection, tenant, session, lock=True)
     leases.check(connection, (tenant, session))
     if there is not None:
-        if not is_over(there, now):
+        if not is_expired(there, now):
             raise SessionExists
-        bury(connection, there)
-    row = begin(connection, tenant, session, now, **facts)
+        delete_session(connection, there)
+    row = insert_session(connection, tenant, session, now, **facts)
     timeline = Timeline()
     columns = []
     for new in rows:
@@ -113,7 +113,7 @@ def summary_now(connection: sql.Connection, session_id: int, now: float) -> Sess
     return summary_of(row, metadata_of(connection, [row.id])[row.id], now)
 
 
-def bury(connection: sql.Connection, row: SessionRow) -> None:
+def delete_session(connection: sql.Connection, row: SessionRow) -> None:
     """Delete all of a session, and put a tombstone in its place for every server: one for all lives of its name."""
     for table in (responses, retries, labels, turns):
         connection.execute(sql.delete(table).where(table.c.session_id == row.id))

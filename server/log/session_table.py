@@ -21,18 +21,18 @@ from server.log.leases import Leases
 from server.log.listing import SessionFamily, SessionFilter, SessionPage
 from server.log.log_thread import LogThread
 from server.log.logged_message import LoggedMessage
-from server.log.portable import PortableLog, portable, rows_of
+from server.log.portable import PortableLog, export_timeline, rows_of
 from server.log.response_rows import TurnExtras
-from server.log.retries import CommittedTurn, Idempotency, remember_key, replayed
+from server.log.retries import CommittedTurn, Idempotency, find_replay, remember_key
 from server.log.session_rows import (
     ADD_ROW,
     UPDATE,
-    begin,
-    bury,
-    find,
-    insert,
-    is_over,
-    known,
+    delete_session,
+    find_session,
+    insert_session,
+    insert_with_rows,
+    is_expired,
+    require_session,
     set_counts,
     set_metadata,
     summary_now,
@@ -47,11 +47,11 @@ from server.log.timeline import (
     SessionSummary,
     Timeline,
     TurnRecord,
-    copied,
+    copy_rows,
     edit_row,
     place_of_token,
     place_of_turn,
-    revised_row,
+    revise_row,
     rewind_row,
     turn_row,
 )
@@ -84,7 +84,7 @@ class SessionTable:
         """The session as of its last row, by whatever model; None if it is unknown."""
 
         def work(connection: sql.Connection) -> SessionRecord | None:
-            row = find(connection, tenant, session, moment := now())
+            row = find_session(connection, tenant, session, moment := now())
             if row is None:
                 return None
             timeline = self._timelines.read(connection, row).timeline
@@ -103,7 +103,7 @@ class SessionTable:
         """The same without its text, read without folding its rows."""
 
         def work(connection: sql.Connection) -> SessionSummary | None:
-            row = find(connection, tenant, session, moment := now())
+            row = find_session(connection, tenant, session, moment := now())
             return None if row is None else summary_of(row, metadata_of(connection, [row.id])[row.id], moment)
 
         return await self._thread.read(work)
@@ -134,8 +134,8 @@ class SessionTable:
         there is none. A key is remembered for two days, or as long as its session."""
 
         def work(connection: sql.Connection) -> CommittedTurn | None:
-            row = find(connection, tenant, session, now())
-            return None if row is None else replayed(connection, row, key)
+            row = find_session(connection, tenant, session, now())
+            return None if row is None else find_replay(connection, row, key)
 
         return await self._thread.read(work)
 
@@ -143,8 +143,8 @@ class SessionTable:
         """The current timeline and its turns, to be moved to another server. Raises UnknownSession."""
 
         def work(connection: sql.Connection) -> PortableLog:
-            row = known(find(connection, tenant, session, now()))
-            return portable(self._timelines.read(connection, row).timeline, row.created)
+            row = require_session(find_session(connection, tenant, session, now()))
+            return export_timeline(self._timelines.read(connection, row).timeline, row.created)
 
         return await self._thread.read(work)
 
@@ -169,24 +169,24 @@ class SessionTable:
         """
 
         def work(connection: sql.Connection) -> TurnRecord:
-            row = find(connection, tenant, session, lock=True)
+            row = find_session(connection, tenant, session, lock=True)
             self._leases.spend(connection, (tenant, session))
             moment = now()
-            if row is not None and is_over(row, moment) and expect != version_of(row):
-                bury(connection, row)
+            if row is not None and is_expired(row, moment) and expect != version_of(row):
+                delete_session(connection, row)
                 row = None
             if row is None:
                 if expect:
                     raise SessionMoved
                 parent, at = extras.parent or (None, None)
-                row = begin(connection, tenant, session, moment, ttl=extras.ttl, parent=parent, parent_turn=at)
+                row = insert_session(connection, tenant, session, moment, ttl=extras.ttl, parent=parent, parent_turn=at)
             elif expect is not None and expect != version_of(row):
                 raise SessionMoved
             cached = self._timelines.read(connection, row)
             added = turn_row(cached.timeline, turn, int(moment))
             if idempotency is not None:
                 remember_key(connection, row, idempotency, moment)
-            append(connection, row, cached, added, moment)
+            append_row(connection, row, cached, added, moment)
             if extras.metadata is not None:
                 set_metadata(connection, row.id, extras.metadata)
             if extras.response is not None:
@@ -216,7 +216,7 @@ class SessionTable:
         def work(connection: sql.Connection) -> SessionSummary:
             row = Row("create", int(moment := now()), "", messages=[*messages])
             facts = {"ttl": ttl, "pinned_until": pinned_until}
-            return insert(connection, self._leases, tenant, session, metadata or {}, facts, [row], moment)
+            return insert_with_rows(connection, self._leases, tenant, session, metadata or {}, facts, [row], moment)
 
         return await self._write(tenant, session, work)
 
@@ -234,7 +234,9 @@ class SessionTable:
 
         def work(connection: sql.Connection) -> SessionSummary:
             rows = [*rows_of(log, int(moment := now()))]
-            return insert(connection, self._leases, tenant, session, metadata or {}, {"ttl": ttl}, rows, moment)
+            return insert_with_rows(
+                connection, self._leases, tenant, session, metadata or {}, {"ttl": ttl}, rows, moment
+            )
 
         return await self._write(tenant, session, work)
 
@@ -243,13 +245,13 @@ class SessionTable:
         metadata and TTL. Raises UnknownSession, SessionExists, NoSuchPlace("turn")."""
 
         def work(connection: sql.Connection) -> SessionSummary:
-            row = known(find(connection, tenant, session, moment := now()))
+            row = require_session(find_session(connection, tenant, session, moment := now()))
             timeline = self._timelines.read(connection, row).timeline
-            rows = [*copied(timeline, turn, "fork", int(moment))]
+            rows = [*copy_rows(timeline, turn, "fork", int(moment))]
             at = len(timeline.turns) if turn is None else turn
             facts = {"ttl": row.ttl, "parent": session, "parent_turn": at}
             metadata = metadata_of(connection, [row.id])[row.id]
-            return insert(connection, self._leases, tenant, new, metadata, facts, rows, moment)
+            return insert_with_rows(connection, self._leases, tenant, new, metadata, facts, rows, moment)
 
         return await self._write(tenant, session, work)
 
@@ -266,7 +268,7 @@ class SessionTable:
         timeline, ``used`` and ``version`` stay as they are, so no claim is needed. Raises UnknownSession."""
 
         def work(connection: sql.Connection) -> SessionSummary:
-            row = known(find(connection, tenant, session, moment := now(), lock=True))
+            row = require_session(find_session(connection, tenant, session, moment := now(), lock=True))
             changed: dict[str, Any] = {}
             if ttl is not UNSET:
                 changed |= {"ttl": ttl, "expires": None if ttl is None else int(moment) + ttl}
@@ -323,7 +325,7 @@ class SessionTable:
         UnknownSession, SessionMoved, NoSuchPlace("index")."""
         kept = [*messages]
         return await self._change(
-            tenant, session, expect, lambda timeline, created: revised_row(timeline, keep, kept, created)
+            tenant, session, expect, lambda timeline, created: revise_row(timeline, keep, kept, created)
         )
 
     async def delete(self, tenant: str, session: str) -> int | None:
@@ -331,11 +333,11 @@ class SessionTable:
         be used again, and begins empty: which of its *lives* ended here."""
 
         def work(connection: sql.Connection) -> int | None:
-            row = find(connection, tenant, session, now(), lock=True)
+            row = find_session(connection, tenant, session, now(), lock=True)
             self._leases.check(connection, (tenant, session))
             if row is None:
                 return None
-            bury(connection, row)
+            delete_session(connection, row)
             return int(row.id)
 
         def delete() -> int | None:
@@ -373,18 +375,18 @@ class SessionTable:
         """Add the row that is made from the timeline as it is and the time, in Unix seconds."""
 
         def work(connection: sql.Connection) -> SessionSummary:
-            row = known(find(connection, tenant, session, moment := now(), lock=True))
+            row = require_session(find_session(connection, tenant, session, moment := now(), lock=True))
             self._leases.check(connection, (tenant, session))
             if expect is not None and expect != version_of(row):
                 raise SessionMoved
             cached = self._timelines.read(connection, row)
-            append(connection, row, cached, row_for(cached.timeline, int(moment)), moment)
+            append_row(connection, row, cached, row_for(cached.timeline, int(moment)), moment)
             return summary_now(connection, row.id, moment)
 
         return await self._write(tenant, session, work)
 
 
-def append(connection: sql.Connection, row: SessionRow, cached: CachedTimeline, new: Row, moment: float) -> None:
+def append_row(connection: sql.Connection, row: SessionRow, cached: CachedTimeline, new: Row, moment: float) -> None:
     """Write one row, and fold it."""
     columns = columns_of(row.tenant, row.session, row.id, row.rows + 1, new)
     connection.execute(ADD_ROW, columns)

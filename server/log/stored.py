@@ -105,7 +105,7 @@ def label(key: str, value: str) -> dict[str, str]:
     return {"key": json.dumps(key), "value": json.dumps(value)}
 
 
-def alive(now: float) -> sql.ColumnElement[bool]:
+def unexpired(now: float) -> sql.ColumnElement[bool]:
     """Which sessions are not past their TTL."""
     return sql.or_(sessions.c.expires.is_(None), sessions.c.expires > int(now))
 

@@ -156,6 +156,6 @@ heartbeats = sql.Table(
 ballast = sql.Table("ballast", metadata, Column("data", sql.LargeBinary, nullable=False))  # empty: see try_to_write
 
 
-def damaged() -> LogDamaged:
+def damage_error() -> LogDamaged:
     """The tables are not what they were made as."""
     return LogDamaged(f"the session log cannot be opened: its tables are damaged: {REMEDY}")

@@ -319,10 +319,10 @@ def edit_row(timeline: Timeline, index: int, content: str, now: int) -> Row:
     """Another content for a message; everything behind it is dropped. Raises NoSuchPlace("index")."""
     if not 0 <= index < len(timeline.messages):
         raise NoSuchPlace("index", len(timeline.messages) - 1)
-    return revised_row(timeline, index, [structs.replace(timeline.messages[index], content=content)], now)
+    return revise_row(timeline, index, [structs.replace(timeline.messages[index], content=content)], now)
 
 
-def copied(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterator[Row]:
+def copy_rows(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterator[Row]:
     """The rows that make the same timeline from nothing: one per turn, one for what is behind the last turn. With
     ``turns`` only up to the end of that many. Raises NoSuchPlace("turn")."""
     if turns is not None and not 0 <= turns <= len(timeline.turns):
@@ -350,7 +350,7 @@ def copied(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterat
     yield Row(kind, now, timeline.fingerprint, kept, tokens, keep_messages=messages, messages=rest)
 
 
-def revised_row(timeline: Timeline, keep: int, messages: Sequence[LoggedMessage], now: int) -> Row:
+def revise_row(timeline: Timeline, keep: int, messages: Sequence[LoggedMessage], now: int) -> Row:
     """The messages from number ``keep`` on are these now; the tokens go back to the end of the last reply before.
     Raises NoSuchPlace("index")."""
     if not 0 <= keep <= len(timeline.messages):

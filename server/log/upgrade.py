@@ -10,7 +10,7 @@ from server.log.tables import (
     MIGRATION_LOCK,
     OLDEST_FORMAT,
     chats_index,
-    damaged,
+    damage_error,
     heartbeats,
     leases,
     log_format,
@@ -36,7 +36,7 @@ def prepare(connection: sql.Connection) -> None:
     if not sql.inspect(connection).has_table(log_format.name):
         taken = metadata.tables.keys() & {*sql.inspect(connection).get_table_names()}
         if len(taken) > 2:
-            raise damaged()
+            raise damage_error()
         if taken:
             raise LogUnavailable(
                 f"the session log cannot be opened: the database has a table {min(taken)} of another program: "
@@ -46,7 +46,7 @@ def prepare(connection: sql.Connection) -> None:
         connection.execute(sql.insert(log_format).values(version=FORMAT))
     version = connection.execute(sql.select(log_format.c.version)).scalar()
     if not isinstance(version, int):
-        raise damaged()
+        raise damage_error()
     there = format_of_tables(connection)
     if version > FORMAT or (0 < version < OLDEST_FORMAT and there is None):
         raise LogUnavailable(
@@ -54,7 +54,7 @@ def prepare(connection: sql.Connection) -> None:
             f"{FORMAT}: use the version that wrote it, or begin with an empty log"
         )
     if version != there:
-        raise damaged()
+        raise damage_error()
     if version < FORMAT:
         upgrade(connection)
         connection.execute(sql.update(log_format).values(version=FORMAT))

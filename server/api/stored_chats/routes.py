@@ -13,7 +13,7 @@ from server.api.sessions.routes import delete_held_session
 from server.errors import ApiError
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
-from server.log.chat_rows import StoredChat, parsed
+from server.log.chat_rows import StoredChat, parse_chat_id
 from server.log.claims import SessionBusy
 from server.log.identity import Session
 from server.turns.context import ServerContext, context_of
@@ -78,7 +78,7 @@ async def delete_chat_completion(completion_id: str, request: Request) -> Respon
     """Delete a stored chat, and the session that it began if that has no other turns."""
     context, tenant = context_of(request), request.state.tenant
     left = await context.log.chats.delete(tenant, completion_id)
-    place = parsed(completion_id)
+    place = parse_chat_id(completion_id)
     if left is None or place is None:
         raise chat_not_found()
     if left == 0 and place[0].startswith(objects.BEGUN):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import sqlalchemy as sql
 
 from server.log.database import Database, Durability, LogDamaged, LogFull, LogUnavailable, url_of
-from server.log.recovery.salvage import Salvage, resume, salvaged
+from server.log.recovery.salvage import Salvage, resume, salvage_log
 from server.log.recovery.sqlite_pages import MAGIC, head_of
 from server.log.recovery.wal import WAL_MAGIC, Wal, content
 from server.log.upgrade import prepare
@@ -38,27 +38,27 @@ class OpenedLog(NamedTuple):
     older: bool = False
 
 
-def opened(where: Path | str, durability: Durability) -> OpenedLog:
+def open_log(where: Path | str, durability: Durability) -> OpenedLog:
     """Open a log, whatever has become of its file. Raises LogUnavailable."""
     path = file_of(where)
     if path is None:
-        return OpenedLog(prepared(where, durability))
+        return OpenedLog(open_database(where, durability))
     with OPENING, alone(path, shared=isinstance(where, str)):
         try:
             resume(path)
             if not is_torn(path):
                 with suppress(LogDamaged):
-                    database = prepared(where, durability)
+                    database = open_database(where, durability)
                     if older := is_older(database, path):
                         logger.error(OLDER)
                     return OpenedLog(database, None, older)
             if is_in_use(path):
                 raise LogDamaged("the session log cannot be opened: it is damaged, and another process uses it")
-            salvage = salvaged(path, durability)
+            salvage = salvage_log(path, durability)
         except OSError as error:
             raise LogUnavailable(f"the session log cannot be opened: {error.strerror}") from error
         logger.error(report(salvage))
-        database = prepared(where, durability)
+        database = open_database(where, durability)
         is_older(database, path)
         return OpenedLog(database, salvage)
 
@@ -81,7 +81,7 @@ def alone(path: Path, shared: bool) -> Iterator[None]:
         os.close(lock)
 
 
-def prepared(where: Path | str, durability: Durability) -> Database:
+def open_database(where: Path | str, durability: Durability) -> Database:
     """The database with its tables. Raises LogUnavailable."""
     database = Database(where, durability)
     try:

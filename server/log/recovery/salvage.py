@@ -49,7 +49,7 @@ class Salvage:
 
 
 class RecoveredLog:
-    """A new log that a wreck is copied to."""
+    """A new log that what is left of a damaged one is copied to."""
 
     def __init__(self, damaged: DamagedDatabase, database: Database, torn: bool) -> None:
         self._damaged = damaged
@@ -136,7 +136,7 @@ class RecoveredLog:
                 connection.execute(sql.insert(table), [dict(line) for line in lines.values()])
 
 
-def salvaged(path: Path, durability: Durability) -> Salvage:
+def salvage_log(path: Path, durability: Durability) -> Salvage:
     """Replace a damaged log by what is left of it; see the module. Raises LogUnavailable where there is no room, where
     the file is no log of this format, and where it is in use; nothing is changed then."""
     with DatabaseImage(path) as image:
@@ -166,9 +166,9 @@ def salvaged(path: Path, durability: Durability) -> Salvage:
             said = error.message if isinstance(error, LogUnavailable) else error.strerror
             raise LogUnavailable(f"{FULL}: {said}") from error
         stamp = new_stamp(path)
-        synced(part)
+        fsync_path(part)
         part.rename(ready := Path(f"{path}.salvaged-{stamp}"))
-        synced(path.parent)
+        fsync_path(path.parent)
         finish(path, ready, stamp)
         return Salvage(aside(path, stamp).name, copy.whole, copy.refused, copy.nameless, image.torn)
 
@@ -187,9 +187,9 @@ def finish(path: Path, ready: Path, stamp: str) -> None:
         damaged = Path(f"{path}{suffix}")
         if damaged.is_symlink() or damaged.exists():
             damaged.rename(f"{aside(path, stamp)}{suffix}")
-    synced(path.parent)
+    fsync_path(path.parent)
     ready.rename(path)
-    synced(path.parent)
+    fsync_path(path.parent)
 
 
 def resume(path: Path) -> None:
@@ -214,7 +214,7 @@ def new_stamp(path: Path) -> str:
     return stamp
 
 
-def synced(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """What a file or folder holds is on the disk."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

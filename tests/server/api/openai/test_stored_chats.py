@@ -13,7 +13,7 @@ import pytest
 from http_context import HELLO, HOST, Site, events, served
 from log_kit import Where, turn, with_log
 
-from server.log.chat_rows import parsed, row_of
+from server.log.chat_rows import parse_chat_id, row_of
 from server.log.response_rows import TurnExtras
 from server.log.session_log import SessionLog
 from server.log.tables import FORMAT
@@ -319,7 +319,7 @@ def test_a_log_of_format_5_gets_its_index(tmp_path: Path) -> None:
 
 
 def test_ids() -> None:
-    assert parsed(f"chatcmpl-a-b-{'0' * 24}") == ("a-b", f"chat-{'0' * 24}")
+    assert parse_chat_id(f"chatcmpl-a-b-{'0' * 24}") == ("a-b", f"chat-{'0' * 24}")
     for id in (
         "",
         "chatcmpl-",
@@ -328,4 +328,4 @@ def test_ids() -> None:
         f"chatcmpl-a-{'g' * 24}",
         "chatcmpl-a-b",
     ):
-        assert parsed(id) is None
+        assert parse_chat_id(id) is None
