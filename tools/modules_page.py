@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def first_sentence(path: Path) -> str:
     return " ".join(docstring(path).split("\n\n")[0].split())
 
 
+def wrapped(text: str, indent: str = "") -> str:
+    """A paragraph as Markdown, in lines of at most 100 characters; those behind the first one are indented."""
+    text = " ".join(text.replace("``", "`").split())
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def sections() -> Iterator[str]:
     """One per package and sub-package: its docstring, and a line for each of its modules."""
     for top in TOPS:
@@ -38,13 +45,9 @@ def sections() -> Iterator[str]:
             package = folder / "__init__.py"
             yield f"\n## `{name}/`\n"
             if package.exists():
-                yield docstring(package).replace("``", "`").replace("\n\n", "\n\n").strip() + "\n"
-            lines = [
-                f"- `{path.relative_to(folder).name}`: {first_sentence(path)}"
-                for path in sorted(folder.glob("*.py"))
-                if path.name != "__init__.py"
-            ]
-            yield "\n".join(lines).replace("``", "`") if lines else ""
+                yield "\n\n".join(wrapped(part) for part in docstring(package).strip().split("\n\n")) + "\n"
+            modules = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+            yield "\n".join(wrapped(f"- `{path.name}`: {first_sentence(path)}", indent="  ") for path in modules)
 
 
 def page() -> str:
