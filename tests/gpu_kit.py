@@ -26,9 +26,9 @@ class TritonDouble:
         """Whatever is asked."""
         return True
 
-    def plan(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int], last: bool) -> TritonPlan | None:
+    def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> TritonPlan | None:
         """The real one's."""
-        return TritonBackend.plan(cast(TritonBackend, self), step, layer, segments, last)
+        return TritonBackend.plan(cast(TritonBackend, self), step, layer, spans, last)
 
     def attend(
         self,
@@ -56,16 +56,16 @@ class TritonDouble:
     ) -> None:
         self.calls += 1
         tiles, rows = plan.tiles(self.tokens)
-        for tile, (segment, row, tokens) in enumerate(tiles.tolist()):
+        for tile, (span, row, tokens) in enumerate(tiles.tolist()):
             for token in range(tokens):
                 place = row + token
                 assert rows[tile * self.tokens + token] == place
                 position = int(plan.positions[row]) + token
                 seen = torch.arange(layer.first_key(position), position + 1)
-                slots = plan.table[segment, seen // tier.page_size].long()
+                slots = plan.table[span, seen // tier.page_size].long()
                 if plan.flags is not None:
                     flagged = seen < plan.flags.shape[1]
-                    shown = plan.flags[segment, seen.clamp(max=plan.flags.shape[1] - 1)] != 0
+                    shown = plan.flags[span, seen.clamp(max=plan.flags.shape[1] - 1)] != 0
                     seen, slots = seen[shown | ~flagged], slots[shown | ~flagged]
                 keys = tier.keys[source][slots, seen % tier.page_size]
                 values = tier.values[source][slots, seen % tier.page_size]

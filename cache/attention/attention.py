@@ -1,7 +1,7 @@
 """The attention function that transformers' modeling code calls in a packed step.
 
 Registered with ``AttentionInterface`` but without a mask function, so that transformers builds no ``[T, all
-keys]`` mask and hands on None. Each segment attends to its own session's keys only.
+keys]`` mask and hands on None. Each span attends to its own session's keys only.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ class PackedAttention:
         out = query.new_empty(step.tokens, query.shape[1], value.shape[-1])
         source = self._source(step, key, value)
         left = self._attend_in_place(step, layer, source, query[0], ScoreOptions(scale, softcap, sinks), out)
-        for number, first, keys, values in self._segments(step, index, key, value, left):
-            segment = step.segments[number]
-            rows = slice(segment.row, segment.row + segment.size)
+        for number, first, keys, values in self._spans(step, index, key, value, left):
+            span = step.spans[number]
+            rows = slice(span.row, span.row + span.size)
             seen = step.mask(number, layer, first)
             out[rows] = attend(query[0, :, rows], keys, values, seen, scale, softcap, sinks).transpose(0, 1)
         return out[None]
@@ -166,7 +166,7 @@ class PackedAttention:
         scores: ScoreOptions,
         out: torch.Tensor,
     ) -> frozenset[int]:
-        """Let the device's backends fill rows of ``out``, one after the other; the numbers of the segments left."""
+        """Let the device's backends fill rows of ``out``, one after the other; the numbers of the spans left."""
         left = step.numbers
         if source is None:
             return left
@@ -182,29 +182,29 @@ class PackedAttention:
                 left = plan.rest
         return left
 
-    def _segments(
+    def _spans(
         self, step: PackedStep, index: int, key: torch.Tensor, value: torch.Tensor, left: frozenset[int]
     ) -> Iterator[tuple[int, int, torch.Tensor, torch.Tensor]]:
-        """Per segment that is ``left``: its number, the position of its first key, and K, V ``[keys, H, D]``."""
+        """Per span that is ``left``: its number, the position of its first key, and K, V ``[keys, H, D]``."""
         layer = self.layers[index]
         source = self._source(step, key, value)
         if source is not None:
             size = step.tier.page_size
-            for number, segment in enumerate(step.segments):
+            for number, span in enumerate(step.spans):
                 if number not in left:
                     continue
-                first = step.first_page(segment, layer) * size
-                keys, values = step.tier.read(source, step.pages(segment, layer))
-                yield number, first, keys[: segment.stop - first], values[: segment.stop - first]
+                first = step.first_page(span, layer) * size
+                keys, values = step.tier.read(source, step.pages(span, layer))
+                yield number, first, keys[: span.stop - first], values[: span.stop - first]
             return
         origin = step.origins.get(id(key))
         self.transformed.add(index if origin is None else origin[0])
-        firsts = [layer.first_key(segment.start) for segment in step.segments]
-        if key.shape[2] != sum(s.stop - first for s, first in zip(step.segments, firsts, strict=True)):
+        firsts = [layer.first_key(span.start) for span in step.spans]
+        if key.shape[2] != sum(s.stop - first for s, first in zip(step.spans, firsts, strict=True)):
             raise Unsupported("a layer attends to keys that are not its session's")
         at = 0
-        for number, (segment, first) in enumerate(zip(step.segments, firsts, strict=True)):
-            end = at + segment.stop - first
+        for number, (span, first) in enumerate(zip(step.spans, firsts, strict=True)):
+            end = at + span.stop - first
             yield number, first, key[0, :, at:end].transpose(0, 1), value[0, :, at:end].transpose(0, 1)
             at = end
 

@@ -35,11 +35,11 @@ class Signature(NamedTuple):
 
 
 class Plan(Protocol):
-    """What a backend must know of the segments that it takes of one step. Valid as long as the step."""
+    """What a backend must know of the spans that it takes of one step. Valid as long as the step."""
 
     @property
     def rest(self) -> frozenset[int]:
-        """The numbers of the segments that it leaves to others."""
+        """The numbers of the spans that it leaves to others."""
 
 
 class Backend(Protocol[P]):
@@ -48,8 +48,8 @@ class Backend(Protocol[P]):
     def fits(self, signature: Signature) -> bool:
         """Whether it can attend, and was seen to do so right."""
 
-    def plan(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int], last: bool) -> P | None:
-        """How to attend in layers like ``layer`` to those of these segments that it is for, made once a step; None
+    def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> P | None:
+        """How to attend in layers like ``layer`` to those of these spans that it is for, made once a step; None
         where it is for none. ``last``: no other backend is asked for those that it leaves.
         """
 
@@ -63,7 +63,7 @@ class Backend(Protocol[P]):
         scores: ScoreOptions,
         out: torch.Tensor,
     ) -> None:
-        """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's segments,
+        """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's spans,
         into the same rows of ``out [T, H, Dv]`` (contiguous, dtype of ``query``). The caller has asked ``fits``.
         """
 

@@ -26,7 +26,7 @@ from cache.pages.packed import PackedStep
 
 log = logging.getLogger("warmturn.engine")
 
-SHORT = 32  # tokens of a segment up to which the kernel is the faster way; by tiles it is for any number
+SHORT = 32  # tokens of a span up to which the kernel is the faster way; by tiles it is for any number
 _PIECE = 32  # tokens that are attended to together: their sums stay in a near cache
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _TRIED = ((300, 1), (20, 3), (0, 20))  # tokens cached and new of each session of a step
@@ -40,7 +40,7 @@ class AttentionCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
         *((name, ctypes.c_int64) for name in ("query_row", "query_head", "key_slot", "key_token", "key_head")),
         *((name, ctypes.c_int64) for name in ("value_slot", "value_token", "value_head")),
-        *((name, ctypes.c_void_p) for name in ("out", "sinks", "first", "segments", "team")),
+        *((name, ctypes.c_void_p) for name in ("out", "sinks", "first", "spans", "team")),
         *((name, ctypes.c_int64) for name in ("count", "page", "heads", "key_heads", "key_dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("threads", "type")),
         ("scale", ctypes.c_float),
@@ -49,39 +49,39 @@ class AttentionCall(ctypes.Structure):
 
 
 class CpuPlan:
-    """Which segments of a step the kernel takes in layers of one kind, and what it must know of them.
+    """Which spans of a step the kernel takes in layers of one kind, and what it must know of them.
 
-    ``numbers`` are those segments, ``rest`` those that it leaves. Valid as long as the step.
+    ``numbers`` are those spans, ``rest`` those that it leaves. Valid as long as the step.
     """
 
-    def __init__(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int]) -> None:
+    def __init__(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int]) -> None:
         self.tier = step.tier
         tiles = _by_tiles(step.tier.shapes.values())
-        self.numbers = segments if tiles else frozenset(n for n in segments if step.segments[n].size <= SHORT)
-        self.rest = segments - self.numbers
+        self.numbers = spans if tiles else frozenset(n for n in spans if step.spans[n].size <= SHORT)
+        self.rest = spans - self.numbers
         self._alive: list[Any] = []  # what the addresses point to
         first = np.zeros(step.tokens, np.int64)
-        for segment in (step.segments[number] for number in self.numbers):
-            for i in range(segment.size):
-                first[segment.row + i] = layer.first_key(segment.start + i)
+        for span in (step.spans[number] for number in self.numbers):
+            for i in range(span.size):
+                first[span.row + i] = layer.first_key(span.start + i)
         rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, number)], np.int64)
         self._alive += [first, rows]
         self.call = AttentionCall(
-            first=first.ctypes.data, segments=rows.ctypes.data, count=len(rows), page=step.tier.page_size
+            first=first.ctypes.data, spans=rows.ctypes.data, count=len(rows), page=step.tier.page_size
         )
         self.call.threads = torch.get_num_threads()
         self.shape: PageShape | None = None  # that ``call`` is set to
 
     def _rows(self, step: PackedStep, number: int) -> Iterator[tuple[int, ...]]:
-        """A ``Segment`` of attention.cpp for each piece of a segment."""
-        segment = step.segments[number]
-        table, hidden = segment.session.table(step.tier.device), segment.session.hidden
-        flags = np.frombuffer(bytes(segment.session.mask), np.uint8) if hidden else None
+        """A ``Span`` of attention.cpp for each piece of a span."""
+        span = step.spans[number]
+        table, hidden = span.session.table(step.tier.device), span.session.hidden
+        flags = np.frombuffer(bytes(span.session.mask), np.uint8) if hidden else None
         self._alive += [table, flags]
         where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))
-        for at in range(0, segment.size, _PIECE):
-            size = min(_PIECE, segment.size - at)
-            yield table.data_ptr(), where, flagged, segment.row + at, size, segment.start + at
+        for at in range(0, span.size, _PIECE):
+            size = min(_PIECE, span.size - at)
+            yield table.data_ptr(), where, flagged, span.row + at, size, span.start + at
 
     def read(self, source: int, heads: int) -> None:
         """Point ``call`` to the pages of layer ``source``."""
@@ -126,9 +126,9 @@ class CpuBackend:
             return False
         return self._self_test.passes(signature)
 
-    def plan(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int], last: bool) -> CpuPlan | None:
-        """For short segments; where it computes by tiles for all."""
-        return once(step, (CpuPlan, layer.kind, segments), lambda: CpuPlan(step, layer, segments))
+    def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> CpuPlan | None:
+        """For short spans; where it computes by tiles for all."""
+        return once(step, (CpuPlan, layer.kind, spans), lambda: CpuPlan(step, layer, spans))
 
     def attend(
         self,

@@ -13,7 +13,7 @@ import torch
 from cache.attention.triton import TritonPlan
 from cache.memory.stream import put, refill
 from cache.memory.tier import MemoryTier
-from cache.pages.packed import PackedStep, Segment
+from cache.pages.packed import PackedStep, Span
 from cache.pages.session import SessionCache
 
 
@@ -57,7 +57,7 @@ class DecodeStep(PackedStep):
         self.token_ids, self.positions = self._numbers[0:1], self._numbers[1:2]
         self.write_index = self._numbers[2]
         nobody = SessionCache("", None)
-        self.segments = [Segment(nobody, row, 1) for row in range(rows)]
+        self.spans = [Span(nobody, row, 1) for row in range(rows)]
         self.origins = {}
         self._masks, self._gathers = {}, {}
         self.numbers = frozenset(range(rows))

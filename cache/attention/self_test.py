@@ -123,12 +123,12 @@ def random_step(spec: StepSpec, device: torch.device, shape: PageShape, random: 
 
 
 def reference(step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scores: ScoreOptions) -> torch.Tensor:
-    """The definition, segment by segment: float32 ``query [H, T, D]`` over layer 0, ``[T, H, Dv]``."""
+    """The definition, span by span: float32 ``query [H, T, D]`` over layer 0, ``[T, H, Dv]``."""
     out = []
-    for number, segment in enumerate(step.segments):
-        keys, values = (part.float()[: segment.stop] for part in step.tier.read(0, step.pages(segment, LAYERS[0])))
+    for number, span in enumerate(step.spans):
+        keys, values = (part.float()[: span.stop] for part in step.tier.read(0, step.pages(span, LAYERS[0])))
         groups = query.shape[0] // keys.shape[1]
-        rows = query[:, segment.row : segment.row + segment.size]
+        rows = query[:, span.row : span.row + span.size]
         logits = torch.einsum("hqd,khd->hqk", rows, keys.repeat_interleave(groups, 1)) * scores.scale
         if scores.softcap is not None:
             logits = scores.softcap * torch.tanh(logits / scores.softcap)
@@ -136,7 +136,7 @@ def reference(step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scor
         if seen is not None:
             logits = logits.masked_fill(~seen, float("-inf"))
         if scores.sinks is not None:
-            logits = torch.cat([logits, scores.sinks.reshape(-1, 1, 1).expand(-1, segment.size, 1)], -1)
-        weights = torch.softmax(logits, -1)[..., : segment.stop]
+            logits = torch.cat([logits, scores.sinks.reshape(-1, 1, 1).expand(-1, span.size, 1)], -1)
+        weights = torch.softmax(logits, -1)[..., : span.stop]
         out.append(torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(groups, 1)))
     return torch.cat(out)

@@ -26,25 +26,25 @@ _FAR = 1 << 30  # tokens: a window that holds everything
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256  # numbers of a head
 _SPLITS = 32  # programs, at most, that share the keys of one tile
-_DECODE_ROWS, _ROWS = 16, 64  # queries of a tile: where every segment has one token, and else
+_DECODE_ROWS, _ROWS = 16, 64  # queries of a tile: where every span has one token, and else
 
 
 class LaunchShape(NamedTuple):
-    """How a launch is cut: ``rows`` queries a tile, of ``tokens`` of one segment; ``splits`` programs for its keys."""
+    """How a launch is cut: ``rows`` queries a tile, of ``tokens`` of one span; ``splits`` programs for its keys."""
 
     rows: int
     tokens: int
     splits: int
 
 
-def launch_shape(group: int, key_heads: int, rows: int, segments: int, tokens: int, processors: int) -> LaunchShape:
-    """The shape of a launch over ``segments`` of together ``tokens``, about ``rows`` queries a tile.
+def launch_shape(group: int, key_heads: int, rows: int, spans: int, tokens: int, processors: int) -> LaunchShape:
+    """The shape of a launch over ``spans`` of together ``tokens``, about ``rows`` queries a tile.
 
     How long the histories are does not matter: one launch serves the same sessions at every length.
     """
     rows = max(rows, next_power_of_two(group))
     each = rows // group
-    tiles = segments if segments == tokens else segments + tokens // each
+    tiles = spans if spans == tokens else spans + tokens // each
     wanted = min(2 * processors // (tiles * key_heads), _SPLITS)
     return LaunchShape(rows, each, 1 << (wanted.bit_length() - 1) if wanted > 1 else 1)
 
@@ -55,7 +55,7 @@ def next_power_of_two(number: int) -> int:
 
 
 class TritonPlan:
-    """What the kernel must know of its segments; it leaves none. Valid as long as the step."""
+    """What the kernel must know of its spans; it leaves none. Valid as long as the step."""
 
     rest: frozenset[int] = frozenset()
 
@@ -66,18 +66,18 @@ class TritonPlan:
         positions: torch.Tensor,
         flags: torch.Tensor | None = None,
     ) -> None:
-        """``places``: row and tokens of each. ``table``: their slots, ``[segments, pages]`` int32. ``positions``: of
-        all tokens of the step, ``[T]`` int64. ``flags``: 0 for hidden tokens, ``[segments, flagged]`` uint8.
+        """``places``: row and tokens of each. ``table``: their slots, ``[spans, pages]`` int32. ``positions``: of
+        all tokens of the step, ``[T]`` int64. ``flags``: 0 for hidden tokens, ``[spans, flagged]`` uint8.
         """
         self.table, self.positions, self.flags = table, positions, flags
         self.longest = max((size for _, size in places), default=0)
         self.tokens = sum(size for _, size in places)
-        self.segments = len(places)
+        self.spans = len(places)
         self._places = places
         self._tiles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def tiles(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The segments in tiles of up to ``tokens``: segment, row and tokens of each ``[tiles, 3]`` int32; and the row
+        """The spans in tiles of up to ``tokens``: span, row and tokens of each ``[tiles, 3]`` int32; and the row
         of each place in them, -1 where it is empty, ``[tiles * tokens]`` int32.
         """
         if tokens not in self._tiles:
@@ -94,25 +94,25 @@ class TritonPlan:
         return self._tiles[tokens]
 
     @staticmethod
-    def key(segments: frozenset[int]) -> tuple[Any, ...]:
-        """Under which ``PackedStep.plans`` has that for these segments: layers of all kinds have the same."""
-        return TritonPlan, segments
+    def key(spans: frozenset[int]) -> tuple[Any, ...]:
+        """Under which ``PackedStep.plans`` has that for these spans: layers of all kinds have the same."""
+        return TritonPlan, spans
 
     @classmethod
-    def of(cls, step: PackedStep, segments: frozenset[int]) -> TritonPlan:
-        """The plan for these segments of a step."""
-        chosen = [step.segments[number] for number in sorted(segments)]
+    def of(cls, step: PackedStep, spans: frozenset[int]) -> TritonPlan:
+        """The plan for these spans of a step."""
+        chosen = [step.spans[number] for number in sorted(spans)]
         size, device = step.tier.page_size, step.tier.device
-        pages = [-(-segment.stop // size) for segment in chosen]
+        pages = [-(-span.stop // size) for span in chosen]
         table = np.zeros((len(chosen), max(pages, default=0)), np.int32)
-        for row, (count, segment) in enumerate(zip(pages, chosen, strict=True)):
-            table[row, :count] = segment.session.slots[:count]
+        for row, (count, span) in enumerate(zip(pages, chosen, strict=True)):
+            table[row, :count] = span.session.slots[:count]
         flags = None
-        if any(segment.session.hidden for segment in chosen):
-            flags = np.ones((len(chosen), max(segment.start for segment in chosen)), np.uint8)
-            for row, segment in enumerate(chosen):
-                flags[row, : segment.start] = np.frombuffer(bytes(segment.session.mask), np.uint8)
-        places = [(segment.row, segment.size) for segment in chosen]
+        if any(span.session.hidden for span in chosen):
+            flags = np.ones((len(chosen), max(span.start for span in chosen)), np.uint8)
+            for row, span in enumerate(chosen):
+                flags[row, : span.start] = np.frombuffer(bytes(span.session.mask), np.uint8)
+        places = [(span.row, span.size) for span in chosen]
         shown = None if flags is None else put(flags, device)
         return cls(places, put(table, device), step.positions[0], shown)
 
@@ -137,9 +137,9 @@ class TritonBackend:
             return False
         return self._self_test.passes(signature)
 
-    def plan(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int], last: bool) -> TritonPlan | None:
+    def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> TritonPlan | None:
         """For all of them."""
-        return once(step, TritonPlan.key(segments), lambda: TritonPlan.of(step, segments)) if segments else None
+        return once(step, TritonPlan.key(spans), lambda: TritonPlan.of(step, spans)) if spans else None
 
     def attend(
         self,
@@ -157,7 +157,7 @@ class TritonBackend:
         keys, values = tier.keys[source], tier.values[source]
         heads, key_heads, dim, width = query.shape[0], keys.shape[2], keys.shape[3], values.shape[3]
         most = _DECODE_ROWS if plan.longest == 1 or keys.element_size() == 4 else _ROWS
-        shape = launch_shape(heads // key_heads, key_heads, most, plan.segments, plan.tokens, self._processors)
+        shape = launch_shape(heads // key_heads, key_heads, most, plan.spans, plan.tokens, self._processors)
         tiles, rows = plan.tiles(shape.tokens)
         padded = max(16, next_power_of_two(width))
         parts, stats = out, self._none

@@ -1,4 +1,4 @@
-"""Attention of long segments by torch's flash kernels: one call a layer for all segments that feed many tokens.
+"""Attention of long spans by torch's flash kernels: one call a layer for all spans that feed many tokens.
 
 Their keys are gathered first: torch takes page tables from 2.12 on, and then only with pages of 256 tokens and more. It
 is a copy of numbers with each of which the call does hundreds of operations.
@@ -21,14 +21,14 @@ from cache.memory.stream import put
 from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
 
-LONG = 128  # tokens of a segment from which on this is the faster way
+LONG = 128  # tokens of a span from which on this is the faster way
 _WIDEST = 256  # numbers of a head
 
 
 class VarlenPlan:
-    """What the call must know of the segments ``numbers`` of a step in layers of one kind. Valid as long as the step.
+    """What the call must know of the spans ``numbers`` of a step in layers of one kind. Valid as long as the step.
 
-    ``rows`` of the step are theirs; ``places`` hold their keys, segment after segment, up to the last one each sees.
+    ``rows`` of the step are theirs; ``places`` hold their keys, span after span, up to the last one each sees.
     ``rest`` are left.
     """
 
@@ -36,10 +36,10 @@ class VarlenPlan:
         self, step: PackedStep, layer: AttentionLayer, numbers: frozenset[int], rest: frozenset[int] = frozenset()
     ) -> None:
         self.rest = rest
-        chosen = [step.segments[number] for number in sorted(numbers)]
-        firsts = [layer.first_key(segment.start) for segment in chosen]
-        sizes = [segment.size for segment in chosen]
-        keys = [segment.stop - first for segment, first in zip(chosen, firsts, strict=True)]
+        chosen = [step.spans[number] for number in sorted(numbers)]
+        firsts = [layer.first_key(span.start) for span in chosen]
+        sizes = [span.size for span in chosen]
+        keys = [span.stop - first for span, first in zip(chosen, firsts, strict=True)]
         device = step.tier.device
         ends = put(np.array([np.cumsum([0, *sizes]), np.cumsum([0, *keys])], np.int32), device)
         self.query_ends, self.key_ends = ends[0], ends[1]
@@ -69,15 +69,15 @@ class VarlenBackend:
             return False
         return self._self_test.passes(signature)
 
-    def plan(self, step: PackedStep, layer: AttentionLayer, segments: frozenset[int], last: bool) -> VarlenPlan | None:
-        """For segments whose tokens are all seen: the long ones of these, or all where it is the ``last``."""
+    def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> VarlenPlan | None:
+        """For spans whose tokens are all seen: the long ones of these, or all where it is the ``last``."""
 
         def make() -> VarlenPlan | None:
-            seen = (number for number in segments if not step.segments[number].session.hidden)
-            numbers = frozenset(number for number in seen if last or step.segments[number].size >= LONG)
-            return VarlenPlan(step, layer, numbers, segments - numbers) if numbers else None
+            seen = (number for number in spans if not step.spans[number].session.hidden)
+            numbers = frozenset(number for number in seen if last or step.spans[number].size >= LONG)
+            return VarlenPlan(step, layer, numbers, spans - numbers) if numbers else None
 
-        return once(step, (VarlenPlan, layer.kind, segments, last), make)
+        return once(step, (VarlenPlan, layer.kind, spans, last), make)
 
     def attend(
         self,

@@ -23,7 +23,7 @@ class NotInPlace(Exception):
     """Code that works on what is in the cache cannot be compiled: how much that is differs from step to step."""
 
 
-class Segment(NamedTuple):
+class Span(NamedTuple):
     """``size`` new tokens of one session, rows ``row .. row + size`` of the packed batch."""
 
     session: SessionCache
@@ -49,59 +49,59 @@ class PackedStep:
 
     def __init__(self, work: Sequence[tuple[SessionCache, int]], tier: MemoryTier) -> None:
         self.tier = tier
-        self.segments: list[Segment] = []
+        self.spans: list[Span] = []
         row = 0
         for session, count in work:
-            self.segments.append(Segment(session, row, count))
+            self.spans.append(Span(session, row, count))
             row += count
         self.tokens = row
-        self.numbers = frozenset(range(len(self.segments)))  # of the segments
+        self.numbers = frozenset(range(len(self.spans)))  # of the spans
         self._masks: dict[tuple[int, Reach, int | None, int], torch.Tensor | None] = {}
         self._gathers: dict[tuple[Reach, int | None], torch.Tensor] = {}
         self.origins: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
         self.plans: dict[Any, Any] = {}  # of attention backends: what they must know of it
-        positions = np.concatenate([np.arange(s.start, s.stop) for s in self.segments])
-        tokens = np.concatenate([np.asarray(s.session.owed(s.size), np.int64) for s in self.segments])
-        places = np.concatenate([self.places(s, s.start) for s in self.segments])
+        positions = np.concatenate([np.arange(s.start, s.stop) for s in self.spans])
+        tokens = np.concatenate([np.asarray(s.session.owed(s.size), np.int64) for s in self.spans])
+        places = np.concatenate([self.places(s, s.start) for s in self.spans])
         numbers = put(np.stack([tokens, positions, places]), tier.device)
         self.token_ids, self.positions = numbers[0:1], numbers[1:2]  # [1, T] each
         self.write_index = numbers[2]  # [T]
 
-    def first_page(self, segment: Segment, layer: AttentionLayer) -> int:
-        """Index in the page table of the first page that ``segment`` looks at in ``layer``."""
-        return layer.first_key(segment.start) // self.tier.page_size
+    def first_page(self, span: Span, layer: AttentionLayer) -> int:
+        """Index in the page table of the first page that ``span`` looks at in ``layer``."""
+        return layer.first_key(span.start) // self.tier.page_size
 
-    def pages(self, segment: Segment, layer: AttentionLayer) -> torch.Tensor:
-        """The slots of the pages that ``segment`` looks at in ``layer``, in order."""
-        last = -(-segment.stop // self.tier.page_size)
-        return segment.session.table(self.tier.device)[self.first_page(segment, layer) : last]
+    def pages(self, span: Span, layer: AttentionLayer) -> torch.Tensor:
+        """The slots of the pages that ``span`` looks at in ``layer``, in order."""
+        last = -(-span.stop // self.tier.page_size)
+        return span.session.table(self.tier.device)[self.first_page(span, layer) : last]
 
     def gather_index(self, layer: AttentionLayer) -> torch.Tensor:
-        """Slot * page_size + offset of every key that the step looks at in ``layer``, segment after segment."""
+        """Slot * page_size + offset of every key that the step looks at in ``layer``, span after span."""
         if layer.kind not in self._gathers:
-            places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.segments])
+            places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.spans])
             self._gathers[layer.kind] = put(places, self.tier.device)
         return self._gathers[layer.kind]
 
     def mask(self, number: int, layer: AttentionLayer, first: int) -> torch.Tensor | None:
-        """Which keys ``first .. stop`` each query of segment ``number`` may see, bool ``[size, keys]``; None:
+        """Which keys ``first .. stop`` each query of span ``number`` may see, bool ``[size, keys]``; None:
         all of them.
         """
         key = (number, layer.reach, layer.window, first)
         if key not in self._masks:
-            self._masks[key] = self._mask(self.segments[number], layer, first)
+            self._masks[key] = self._mask(self.spans[number], layer, first)
         return self._masks[key]
 
-    def _mask(self, segment: Segment, layer: AttentionLayer, first: int) -> torch.Tensor | None:
+    def _mask(self, span: Span, layer: AttentionLayer, first: int) -> torch.Tensor | None:
         device = self.tier.device
-        hidden = segment.session.hidden > 0
-        if segment.size == 1 and not hidden and first == layer.first_key(segment.start):
+        hidden = span.session.hidden > 0
+        if span.size == 1 and not hidden and first == layer.first_key(span.start):
             return None
-        query = torch.arange(segment.start, segment.stop, device=device)[:, None]
-        key = torch.arange(first, segment.stop, device=device)[None]
+        query = torch.arange(span.start, span.stop, device=device)[:, None]
+        key = torch.arange(first, span.stop, device=device)[None]
         seen = layer.sees(query, key)
         if hidden:
-            flags = np.frombuffer(bytes(segment.session.mask) + b"\x01" * segment.size, np.bool_)[first:]
+            flags = np.frombuffer(bytes(span.session.mask) + b"\x01" * span.size, np.bool_)[first:]
             seen &= torch.from_numpy(flags.copy()).to(device)
         return seen
 
@@ -109,11 +109,11 @@ class PackedStep:
         """Position minus place in the step, of each row: ``[T]`` int64."""
         return self.positions[0] - torch.arange(self.tokens, device=self.positions.device)
 
-    def places(self, segment: Segment, first: int) -> np.ndarray[Any, Any]:
+    def places(self, span: Span, first: int) -> np.ndarray[Any, Any]:
         """Slot * page_size + offset of positions ``first .. stop``, int64."""
         size = self.tier.page_size
-        positions = np.arange(first, segment.stop)
-        return segment.session.slots[positions // size] * size + positions % size
+        positions = np.arange(first, span.stop)
+        return span.session.slots[positions // size] * size + positions % size
 
 
 class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped

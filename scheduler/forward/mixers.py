@@ -18,9 +18,9 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from cache.pages import state as states
-from cache.pages.packed import PackedStep, Segment
+from cache.pages.packed import PackedStep, Span
 
-SegmentMask = Callable[[int, Any, int], torch.Tensor]  # layer, the session's cache, new tokens -> mask
+SpanMask = Callable[[int, Any, int], torch.Tensor]  # layer, the session's cache, new tokens -> mask
 
 _MASKS = ("attention_mask", "conv_mask")  # they describe a padded batch; a session has no padding
 
@@ -49,9 +49,9 @@ class MixerSplit:
     """
 
     def __init__(
-        self, module: torch.nn.Module, argument: str, flight: CurrentStep, mask: SegmentMask | None = None
+        self, module: torch.nn.Module, argument: str, flight: CurrentStep, mask: SpanMask | None = None
     ) -> None:
-        """``mask`` makes the attention mask of one segment, for a module that attends."""
+        """``mask`` makes the attention mask of one span, for a module that attends."""
         self.token_by_token = False
         self._flight = flight
         self._module = module
@@ -75,14 +75,14 @@ class MixerSplit:
             return self._forward(*args, **kwargs)
         inputs = self._named(args, kwargs)
         out: dict[int, Any] = {}
-        single = [s for s in step.segments if s.size == 1 and s.start > 0]
-        if len(single) > 1 and self._stackable([segment.session.state for segment in single]):
-            for segment, part in zip(single, self._together(inputs, single, step.tokens), strict=True):
-                out[segment.row] = part
-        for segment in step.segments:
-            if segment.row not in out:
-                out[segment.row] = self._alone(inputs, segment, step.tokens)
-        return _joined([out[segment.row] for segment in step.segments])
+        single = [s for s in step.spans if s.size == 1 and s.start > 0]
+        if len(single) > 1 and self._stackable([span.session.state for span in single]):
+            for span, part in zip(single, self._together(inputs, single, step.tokens), strict=True):
+                out[span.row] = part
+        for span in step.spans:
+            if span.row not in out:
+                out[span.row] = self._alone(inputs, span, step.tokens)
+        return _joined([out[span.row] for span in step.spans])
 
     def _stackable(self, caches: Sequence[Any]) -> bool:
         """Whether this layer's state is all in ``cache.pages.layers``, of one shape; others keep parts elsewhere."""
@@ -101,31 +101,31 @@ class MixerSplit:
                 bound.update(bound.pop(name, {}))
         return {name: None if name in _MASKS else value for name, value in bound.items()}
 
-    def _alone(self, inputs: dict[str, Any], segment: Segment, tokens: int) -> Any:
+    def _alone(self, inputs: dict[str, Any], span: Span, tokens: int) -> Any:
         """One session's tokens with its own state, whole or one at a time."""
-        end = segment.row + segment.size
-        slow = self.token_by_token and segment.start > 0
-        cuts = [(at, at + 1) for at in range(segment.row, end)] if slow else [(segment.row, end)]
+        end = span.row + span.size
+        slow = self.token_by_token and span.start > 0
+        cuts = [(at, at + 1) for at in range(span.row, end)] if slow else [(span.row, end)]
         parts = []
         for first, last in cuts:
             mine = {name: _sliced(value, slice(first, last), tokens) for name, value in inputs.items()}
             if self._mask is not None:
-                mine["attention_mask"] = self._mask(self._layer, segment.session.state, last - first)
-            parts.append(self._call(mine, segment.session.state))
+                mine["attention_mask"] = self._mask(self._layer, span.session.state, last - first)
+            parts.append(self._call(mine, span.session.state))
         if self._mask is not None and isinstance(parts[0], tuple):
             return (_joined([part[0] for part in parts]), *[None] * (len(parts[0]) - 1))  # no attention weights
         return _joined(parts)
 
-    def _together(self, inputs: dict[str, Any], segments: Sequence[Segment], tokens: int) -> Iterator[Any]:
+    def _together(self, inputs: dict[str, Any], spans: Sequence[Span], tokens: int) -> Iterator[Any]:
         """Single tokens of several sessions as one batch, their states of this layer stacked."""
-        caches = [segment.session.state for segment in segments]
+        caches = [span.session.state for span in spans]
         batch = states.stacked([cache.layers[self._layer] for cache in caches])
-        rows = [segment.row for segment in segments]
+        rows = [span.row for span in spans]
         mine = {name: _batched(value, rows, tokens) for name, value in inputs.items()}
         out = self._call(mine, _with_layer(caches[0], self._layer, batch))
         for cache, state in zip(caches, states.unstacked(batch, len(caches)), strict=True):
             cache.layers[self._layer] = state
-        for i in range(len(segments)):
+        for i in range(len(spans)):
             yield states.part_of(out, i)
 
     def _call(self, inputs: dict[str, Any], cache: Any) -> Any:
@@ -154,7 +154,7 @@ def _mapped(value: Any, tokens: int, part: Callable[[torch.Tensor], torch.Tensor
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Outputs of the segments, one after the other again."""
+    """Outputs of the spans, one after the other again."""
     if len(parts) == 1:
         return parts[0]
     return states.joined(parts, 1)

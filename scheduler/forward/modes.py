@@ -12,7 +12,7 @@ import torch
 
 from cache.attention.attention import PackedAttention, Unsupported
 from cache.pages.layers import AttentionLayer
-from cache.pages.packed import PackedStep, Segment, packed_class
+from cache.pages.packed import PackedStep, Span, packed_class
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.linear import Packing
 from scheduler.accel.cpu.program import kernel
@@ -140,9 +140,9 @@ class PagedMode(Mode):
         inputs[self.trace.argument] = self._cache(self.layers, step, self.in_place, by_row=self.trace.by_row)
         for split in self._splits:
             split.token_by_token = self.token_by_token
-        for segment in step.segments if self.stateful else ():
-            if segment.session.state is None:
-                segment.session.state = self.trace.fresh(self._text)
+        for span in step.spans if self.stateful else ():
+            if span.session.state is None:
+                span.session.state = self.trace.fresh(self._text)
         with self._flight.over(step), self.attention_context(step):
             logits: torch.Tensor = self.model(input_ids=step.token_ids, **inputs).logits[0]
         return logits if logits.shape[0] == len(keep) else logits[keep]
@@ -240,10 +240,10 @@ class MaskedMode(PagedMode):
     def _mask(self, step: PackedStep, layer: AttentionLayer) -> torch.Tensor:
         """0 where a query sees a key of its own session, the lowest number elsewhere (eager code adds masks)."""
         parts = []
-        for number, segment in enumerate(step.segments):
-            first = layer.first_key(segment.start)
+        for number, span in enumerate(step.spans):
+            first = layer.first_key(span.start)
             seen = step.mask(number, layer, first)
-            size = (segment.size, segment.stop - first)
+            size = (span.size, span.stop - first)
             parts.append(torch.ones(size, dtype=torch.bool, device=self.model.device) if seen is None else seen)
         seen = torch.block_diag(*(part.int() for part in parts)).bool()  # type: ignore[no-untyped-call]
         return additive(seen, self.model.dtype)
@@ -263,11 +263,11 @@ class SplitMode(MaskedMode):
 
     def _split(self, argument: str) -> list[MixerSplit]:
         return [
-            MixerSplit(module, argument, self._flight, self._segment_mask if _attends(module) else None)
+            MixerSplit(module, argument, self._flight, self._span_mask if _attends(module) else None)
             for module in self.trace.readers
         ]
 
-    def _segment_mask(self, index: int, cache: Any, tokens: int) -> torch.Tensor:
+    def _span_mask(self, index: int, cache: Any, tokens: int) -> torch.Tensor:
         """``[1, 1, tokens, keys]`` for one session's own cache, which may hold no more than a window of its past."""
         stored = cache.layers[index]
         past = stored.get_seq_length()
@@ -293,25 +293,25 @@ class AloneMode(Mode):
 
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
         """See ``Mode.forward``."""
-        logits = torch.cat([self._feed(step, segment) for segment in step.segments])
+        logits = torch.cat([self._feed(step, span) for span in step.spans])
         return logits[keep]
 
-    def _feed(self, step: PackedStep, segment: Segment) -> torch.Tensor:
-        rows = range(segment.row, segment.row + segment.size)
-        slow = self.token_by_token and segment.start > 0
+    def _feed(self, step: PackedStep, span: Span) -> torch.Tensor:
+        rows = range(span.row, span.row + span.size)
+        slow = self.token_by_token and span.start > 0
         parts = [slice(row, row + 1) for row in rows] if slow else [slice(rows.start, rows.stop)]
-        return torch.cat([self._run(step, segment, part) for part in parts])
+        return torch.cat([self._run(step, span, part) for part in parts])
 
-    def _run(self, step: PackedStep, segment: Segment, rows: slice) -> torch.Tensor:
+    def _run(self, step: PackedStep, span: Span, rows: slice) -> torch.Tensor:
         inputs = {name: value[:, rows] for name, value in self.positions(step).items()}
-        cache, kept = segment.session.state or (self.fresh(), None)
+        cache, kept = span.session.state or (self.fresh(), None)
         if cache is not None and self.trace.argument is not None:
             inputs[self.trace.argument] = cache
         for (module, name), value in zip(self.trace.attributes, kept or (), strict=kept is not None):
             setattr(module, name, value)
         out = self.model(input_ids=step.token_ids[:, rows], use_cache=True, return_dict=True, **inputs)
         cache = out.get(self.trace.argument, cache) if self.trace.argument is not None else None
-        segment.session.state = (cache, [getattr(module, name) for module, name in self.trace.attributes])
+        span.session.state = (cache, [getattr(module, name) for module, name in self.trace.attributes])
         logits: torch.Tensor = out.logits[0]
         return logits
 
@@ -352,9 +352,9 @@ class RecomputeMode(Mode):
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
         """See ``Mode.forward``."""
         parts = []
-        for segment in step.segments:
-            ids = torch.tensor([list(segment.session.token_ids[: segment.stop])], device=self.model.device)
-            parts.append(self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -segment.size :])
+        for span in step.spans:
+            ids = torch.tensor([list(span.session.token_ids[: span.stop])], device=self.model.device)
+            parts.append(self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -span.size :])
         return torch.cat(parts)[keep]
 
 

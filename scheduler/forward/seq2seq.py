@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from cache.pages import state as states
-from cache.pages.packed import PackedStep, Segment
+from cache.pages.packed import PackedStep, Span
 from scheduler.forward.modes import Mode
 
 
@@ -37,28 +37,28 @@ class EncoderDecoderMode(Mode):
         """See ``Mode.forward``."""
         found: dict[int, torch.Tensor] = {}
         for group in self._groups(step):
-            for segment, logits in zip(group, self._run(step, group), strict=True):
-                found[segment.row] = logits
-        return torch.cat([found[segment.row] for segment in step.segments])[keep]
+            for span, logits in zip(group, self._run(step, group), strict=True):
+                found[span.row] = logits
+        return torch.cat([found[span.row] for span in step.spans])[keep]
 
     def fresh(self) -> Any:
         """An empty cache: what the decoder says can be windowed, what it reads of the encoder never is."""
         own = DynamicCache(config=self.model.config.get_text_config(decoder=True))
         return EncoderDecoderCache(own, DynamicCache())
 
-    def _groups(self, step: PackedStep) -> list[list[Segment]]:
-        """Segments that may share a forward."""
-        alike: defaultdict[tuple[int, ...], list[Segment]] = defaultdict(list)
-        for segment in step.segments:
-            source = segment.session.source
+    def _groups(self, step: PackedStep) -> list[list[Span]]:
+        """Spans that may share a forward."""
+        alike: defaultdict[tuple[int, ...], list[Span]] = defaultdict(list)
+        for span in step.spans:
+            source = span.session.source
             assert source is not None
-            single = segment.size == 1 and segment.start > 0
-            alike[(segment.start, len(source)) if single else (-1, segment.row)].append(segment)
+            single = span.size == 1 and span.start > 0
+            alike[(span.start, len(source)) if single else (-1, span.row)].append(span)
         return list(alike.values())
 
-    def _run(self, step: PackedStep, group: Sequence[Segment]) -> list[torch.Tensor]:
-        """Logits ``[size, V]`` of each segment."""
-        kept = [segment.session.state or self._begin(segment) for segment in group]
+    def _run(self, step: PackedStep, group: Sequence[Span]) -> list[torch.Tensor]:
+        """Logits ``[size, V]`` of each span."""
+        kept = [span.session.state or self._begin(span) for span in group]
         hidden, cache = states.stacked(kept) if len(kept) > 1 else kept[0]
         ids = torch.cat([step.token_ids[:, s.row : s.row + s.size] for s in group])
         out = self.model(
@@ -70,12 +70,12 @@ class EncoderDecoderMode(Mode):
         )
         after = (hidden, out.past_key_values)
         parts = states.unstacked(after, len(group)) if len(group) > 1 else [after]
-        for segment, part in zip(group, parts, strict=True):
-            segment.session.state = part
+        for span, part in zip(group, parts, strict=True):
+            span.session.state = part
         return list(out.logits)
 
-    def _begin(self, segment: Segment) -> Any:
-        source = torch.tensor([list(segment.session.source or ())], device=self.model.device)
+    def _begin(self, span: Span) -> Any:
+        source = torch.tensor([list(span.session.source or ())], device=self.model.device)
         out = self.model.get_encoder()(input_ids=source, return_dict=True)
         self._output = type(out)  # some decoders look for more fields than the plain output has
         return out.last_hidden_state, self.fresh()
@@ -97,12 +97,12 @@ class RecomputedDecoderMode(EncoderDecoderMode):
     name = "encoder-decoder, recomputed"
     stateful = False
 
-    def _run(self, step: PackedStep, group: Sequence[Segment]) -> list[torch.Tensor]:
-        (segment,) = group
-        return [plain_forward(self.model, segment.session)[segment.stop - segment.size : segment.stop]]
+    def _run(self, step: PackedStep, group: Sequence[Span]) -> list[torch.Tensor]:
+        (span,) = group
+        return [plain_forward(self.model, span.session)[span.stop - span.size : span.stop]]
 
-    def _groups(self, step: PackedStep) -> list[list[Segment]]:
-        return [[segment] for segment in step.segments]
+    def _groups(self, step: PackedStep) -> list[list[Span]]:
+        return [[span] for span in step.spans]
 
 
 def plain_forward(model: Any, session: Any) -> torch.Tensor:

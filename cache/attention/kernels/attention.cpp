@@ -23,7 +23,7 @@ constexpr float NEVER = -INFINITY;
 constexpr float LOG2_E = 1.44269504f;
 constexpr float SLACK = 6.0f;  // by which scores may pass the largest one before them, until sums are brought to its scale
 
-struct Segment {  // one session's new tokens
+struct Span {  // one session's new tokens
     const int64_t* table;
     const uint8_t* flags;  // of the first `flagged` tokens: 0 for a hidden one
     int64_t flagged, row, size, start;
@@ -34,8 +34,8 @@ struct Call {
     int64_t query_row, query_head, key_slot, key_token, key_head, value_slot, value_token, value_head;
     void* out;             // [tokens, heads, value_dim]
     const float* sinks;    // [heads] or null
-    const int64_t* first;  // [tokens]: the first position that each may look at; never falls within a segment
-    const Segment* segments;
+    const int64_t* first;  // [tokens]: the first position that each may look at; never falls within a span
+    const Span* spans;
     void (*together)(void (*)(void*), void*, unsigned, const int64_t*);  // team.cpp; null: one thread
     int64_t count, page, heads, key_heads, key_dim, value_dim, threads, type;
     float scale, softcap;  // softcap 0: none
@@ -165,32 +165,32 @@ struct Work {
         key_width = c.key_dim < CHUNK ? CHUNK : c.key_dim;
     }
 
-    int64_t ranges(const Segment& s) const {
-        int64_t span = s.start + s.size - call.first[s.row], size = range(s, span);
-        return (span + size - 1) / size;
+    int64_t ranges(const Span& s) const {
+        int64_t length = s.start + s.size - call.first[s.row], size = range(s, length);
+        return (length + size - 1) / size;
     }
-    int64_t range(const Segment& s, int64_t span) const {
+    int64_t range(const Span& s, int64_t length) const {
         bool many = s.size > 8;  // queries: fewer ranges, as each holds results of all of them
-        int64_t least = many ? RANGE * (s.size / 8) : RANGE, most = many ? RANGES / 4 : RANGES, wanted = (span + most - 1) / most;
+        int64_t least = many ? RANGE * (s.size / 8) : RANGE, most = many ? RANGES / 4 : RANGES, wanted = (length + most - 1) / most;
         return wanted <= least ? least : (wanted + BLOCK - 1) / BLOCK * BLOCK;
     }
-    int64_t partial_floats(const Segment& s) const { return aligned(call.heads * s.size * (value_row.padded + 2)); }
-    int64_t query_floats(const Segment& s) const {
+    int64_t partial_floats(const Span& s) const { return aligned(call.heads * s.size * (value_row.padded + 2)); }
+    int64_t query_floats(const Span& s) const {
         int64_t plain = aligned(call.heads * s.size * key_width), tiled = call.key_heads * row_tiles(s) * tiled_floats();
         return plain > tiled ? plain : tiled;
     }
-    int64_t row_tiles(const Segment& s) const { return (s.size * group + 15) / 16; }
+    int64_t row_tiles(const Span& s) const { return (s.size * group + 15) / 16; }
     int64_t tiled_floats() const { return call.key_dim * 8; }  // 16 queries, two elements to a float
-    int64_t scratch_floats(const Segment& s) const {  // of a thread: queries, columns, values, rows filled up
+    int64_t scratch_floats(const Span& s) const {  // of a thread: queries, columns, values, rows filled up
         return query_floats(s) + BLOCK * (aligned(key_width) + value_row.padded + 2 * CHUNK) + 16 * key_width;
     }
-    Partial partial(const Segment& s, float* at) const {
+    Partial partial(const Span& s, float* at) const {
         int64_t rows = call.heads * s.size;
         return {at, at + rows * value_row.padded, at + rows * (value_row.padded + 1)};
     }
 
     // One range of one session, all heads: pages are read in the order in which they lie.
-    void run(const Segment& s, int64_t number, float* result, float* scratch) const {
+    void run(const Span& s, int64_t number, float* result, float* scratch) const {
         int64_t begin = call.first[s.row], stop = s.start + s.size, size = range(s, stop - begin);
         Partial part = partial(s, result);
         std::memset(part.sums, 0, sizeof(float) * call.heads * s.size * value_row.padded);
@@ -213,7 +213,7 @@ struct Work {
 #if defined(WITH_TILES)
     // The same by tiles: 16 rows at a time, keys as they lie, weights rounded to bfloat16. What was just written
     // cannot be loaded into a tile at once, so sums are one step behind the weights that they are made of.
-    void tiled(const Segment& s, int64_t from, int64_t end, Partial part, float* scratch) const {
+    void tiled(const Span& s, int64_t from, int64_t end, Partial part, float* scratch) const {
         uint32_t* queries = (uint32_t*)scratch;
         uint32_t* values[2] = {queries + query_floats(s), queries + query_floats(s) + BLOCK / 2 * call.value_dim};
         uint16_t* spare = (uint16_t*)(values[1] + BLOCK / 2 * call.value_dim);
@@ -294,7 +294,7 @@ struct Work {
     }
 
     // Scores to weights, and what was summed so far to their scale: `soften` for 16 rows at once, each in a lane.
-    void weigh(const Segment& s, const Block<T>& block, int64_t row, int64_t count, vf* scores, bf16* weights,
+    void weigh(const Span& s, const Block<T>& block, int64_t row, int64_t count, vf* scores, bf16* weights,
                Partial mine) const {
         vf most = splat(NEVER), total = {};
         std::memcpy(&most, mine.most, count * sizeof(float));
@@ -335,7 +335,7 @@ struct Work {
     }
 
     // Minus infinity for what a row's query does not see.
-    void conceal_lanes(const Segment& s, const Block<T>& block, int64_t row, int64_t count, vf* scores) const {
+    void conceal_lanes(const Span& s, const Block<T>& block, int64_t row, int64_t count, vf* scores) const {
         int64_t oldest = row / group, newest = (row + count - 1) / group;
         if (call.first[s.row + newest] <= block.first && s.start + oldest + 1 >= block.first + block.count &&
             block.first >= s.flagged)
@@ -356,7 +356,7 @@ struct Work {
     }
 
     // Per key head and 16 rows: [key_dim / 32][16 pairs of elements][16 rows], zeros where there are fewer rows.
-    void tile_queries(const Segment& s, uint32_t* to) const {
+    void tile_queries(const Span& s, uint32_t* to) const {
         std::memset(to, 0, call.key_heads * row_tiles(s) * tiled_floats() * sizeof(uint32_t));
         for (int64_t head = 0; head < call.heads; head++)
             for (int64_t i = 0; i < s.size; i++) {
@@ -427,7 +427,7 @@ struct Work {
 #endif
 
     // Queries, scaled: the rows of one key head lie together, query by query its group of heads.
-    void read_queries(const Segment& s, float* to) const {
+    void read_queries(const Span& s, float* to) const {
         std::memset(to, 0, sizeof(float) * query_floats(s));
         for (int64_t head = 0; head < call.heads; head++)
             for (int64_t i = 0; i < s.size; i++) {
@@ -437,7 +437,7 @@ struct Work {
             }
     }
 
-    void locate(const Segment& s, int64_t from, int64_t end, Block<T>& block) const {
+    void locate(const Span& s, int64_t from, int64_t end, Block<T>& block) const {
         block.first = from;
         block.count = end - from < BLOCK ? end - from : BLOCK;
         int64_t page = from / call.page, offset = from % call.page;
@@ -451,7 +451,7 @@ struct Work {
         }
     }
 
-    void one_head(const Segment& s, const Block<T>& block, int64_t head, const float* queries, Partial part,
+    void one_head(const Span& s, const Block<T>& block, int64_t head, const float* queries, Partial part,
                   float* scratch) const {
         float *columns = scratch, *plain = columns + BLOCK * key_width;
         T* spare = (T*)(plain + BLOCK * value_row.padded);
@@ -478,7 +478,7 @@ struct Work {
     }
 
     template <class V>
-    void all_rows(const Segment& s, const Block<T>& block, const float* queries, const float* columns,
+    void all_rows(const Span& s, const Block<T>& block, const float* queries, const float* columns,
                   const V* const* values, const Row& width, Partial part) const {
         int64_t rows = s.size * group;
         for (int64_t row = 0; row < rows; row += TILE) {
@@ -503,7 +503,7 @@ struct Work {
     }
 
     template <int ROWS, class V>
-    void some_rows(const Segment& s, const Block<T>& block, int64_t row, const float* query, const float* columns,
+    void some_rows(const Span& s, const Block<T>& block, int64_t row, const float* query, const float* columns,
                    const V* const* values, const Row& width, Partial tile) const {
         int64_t low = call.first[s.row + row / group] - block.first;
         int64_t high = s.start + (row + ROWS - 1) / group + 1 - block.first;
@@ -525,7 +525,7 @@ struct Work {
     }
 
     // The soft cap, and minus infinity for what query `i` does not see.
-    void conceal(const Segment& s, const Block<T>& block, int64_t i, float* scores) const {
+    void conceal(const Span& s, const Block<T>& block, int64_t i, float* scores) const {
         if (call.softcap != 0.0f)
             for (int j = 0; j < BLOCK; j += LANES)
                 store(scores + j, call.softcap * tangent(load(scores + j) / call.softcap));
@@ -538,7 +538,7 @@ struct Work {
     }
 
     // The ranges of one session into its rows of the output; `results` lie one after the other.
-    void merge(const Segment& s, float* results) const {
+    void merge(const Span& s, float* results) const {
         int64_t count = ranges(s), stride = partial_floats(s), rows = s.size * group;
         for (int64_t row = 0; row < call.heads * s.size; row++) {
             int64_t head = row / rows * group + row % group, i = row % rows / group;
@@ -570,21 +570,21 @@ struct Team {  // of threads that take tasks until none is left
     Work<T> work;
     int64_t tasks;
     struct Task {
-        int64_t segment, number;
+        int64_t span, number;
     }* list;
-    float **results, *scratch;  // results: per segment, where its ranges' results lie
+    float **results, *scratch;  // results: per span, where its ranges' results lie
     int64_t scratch_each;
-    std::atomic<int64_t>* left;  // per segment: ranges that are not done
+    std::atomic<int64_t>* left;  // per span: ranges that are not done
     std::atomic<int64_t> next{0}, members{0};
 
     static void member(void* team) { ((Team*)team)->take(); }
     void take() {
         float* mine = scratch + members.fetch_add(1) * scratch_each;
         for (int64_t i; (i = next.fetch_add(1)) < tasks;) {
-            const Segment& s = work.call.segments[list[i].segment];
-            float* result = results[list[i].segment];
+            const Span& s = work.call.spans[list[i].span];
+            float* result = results[list[i].span];
             work.run(s, list[i].number, result + list[i].number * work.partial_floats(s), mine);
-            if (left[list[i].segment].fetch_sub(1, std::memory_order_acq_rel) == 1) work.merge(s, result);
+            if (left[list[i].span].fetch_sub(1, std::memory_order_acq_rel) == 1) work.merge(s, result);
         }
     }
 };
@@ -594,7 +594,7 @@ int attend(const Call& call) {
     Work<T> work(call);
     int64_t tasks = 0, floats = 0, each = 0;
     for (int64_t n = 0; n < call.count; n++) {
-        const Segment& s = call.segments[n];
+        const Span& s = call.spans[n];
         tasks += work.ranges(s);
         floats += work.ranges(s) * work.partial_floats(s);
         if (work.scratch_floats(s) > each) each = work.scratch_floats(s);
@@ -612,10 +612,10 @@ int attend(const Call& call) {
     Counter* left = (Counter*)(results + call.count);
     Team<T> team{work, tasks, list, results, at + floats, each, left};
     for (int64_t n = 0, task = 0; n < call.count; n++) {
-        int64_t ranges = work.ranges(call.segments[n]);
+        int64_t ranges = work.ranges(call.spans[n]);
         new (left + n) Counter(ranges);
         results[n] = at;
-        at += ranges * work.partial_floats(call.segments[n]);
+        at += ranges * work.partial_floats(call.spans[n]);
         for (int64_t i = 0; i < ranges; i++) list[task++] = {n, i};
     }
     if (together) call.together(Team<T>::member, &team, unsigned(threads), nullptr);

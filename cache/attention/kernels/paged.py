@@ -1,7 +1,7 @@
 """Attention over pages in place, in Triton. ``cache.attention.triton`` imports it where there is a GPU.
 
-A tile is a few tokens of one segment with all query heads that share a key head, ``ROWS`` queries at most. Keys are
-read from their pages by the segment's page table. The keys of a tile are shared out among ``splits`` programs where
+A tile is a few tokens of one span with all query heads that share a key head, ``ROWS`` queries at most. Keys are
+read from their pages by the span's page table. The keys of a tile are shared out among ``splits`` programs where
 there are too few tiles to fill the device; ``merge`` then puts their parts together.
 """
 
@@ -23,10 +23,10 @@ def attend(
     out,  # [tokens, heads, VALUE]; in parts [tiles * (ROWS // GROUP), heads, splits, PADDED_VALUE] float32
     stats,  # in parts [tiles * (ROWS // GROUP), heads, splits, 2] float32: largest score, sum of weights
     sinks,  # [heads] float32
-    tables,  # [segments, pages] int32: the slots of a segment's pages
-    tiles,  # [tiles, 3] int32: segment, first row, tokens
+    tables,  # [spans, pages] int32: the slots of a span's pages
+    tiles,  # [tiles, 3] int32: span, first row, tokens
     positions,  # [tokens] int64
-    flags,  # [segments, flagged] uint8: 0 where a token is hidden; those behind are not
+    flags,  # [spans, flagged] uint8: 0 where a token is hidden; those behind are not
     flagged,
     table_stride,
     query_token,
@@ -57,7 +57,7 @@ def attend(
     FLAGS: tl.constexpr,
 ):
     tile, shared, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    segment, row, tokens = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+    span, row, tokens = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     start = tl.load(positions + row).to(tl.int32)  # of the tile's first token
     lane = tl.arange(0, ROWS)
     token, head = lane // GROUP, shared * GROUP + lane % GROUP
@@ -81,7 +81,7 @@ def attend(
     for at in range(begin, end, KEYS):
         position_of_key = at + tl.arange(0, KEYS)
         there = position_of_key < end
-        page = tl.load(tables + segment.to(tl.int64) * table_stride + position_of_key // PAGE, mask=there, other=0)
+        page = tl.load(tables + span.to(tl.int64) * table_stride + position_of_key // PAGE, mask=there, other=0)
         offset = position_of_key % PAGE
         where = page.to(tl.int64) * key_slot + offset * key_token + shared * key_head
         k = tl.load(key + where[None, :] + across[:, None], mask=there[None, :] & (across < DIM)[:, None], other=0.0)
@@ -91,7 +91,7 @@ def attend(
         seen = there[None, :] & (position_of_key[None, :] <= position[:, None])
         seen = seen & (position_of_key[None, :] >= earliest[:, None])
         if FLAGS:
-            which = segment.to(tl.int64) * flagged + position_of_key
+            which = span.to(tl.int64) * flagged + position_of_key
             shown = tl.load(flags + which, mask=there & (position_of_key < flagged), other=1)
             seen = seen & (shown != 0)[None, :]
         scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))  # in powers of two

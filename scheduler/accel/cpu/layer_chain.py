@@ -102,7 +102,7 @@ class LayerChain:
                 return None
             self._placed = self._place_of(cache, rows)
         for kind, numbers in self._kinds.items():
-            for name in ("first", "segments", "count"):
+            for name in ("first", "spans", "count"):
                 self._attended[name][numbers] = getattr(plans[kind].call, name)
         self._steps["places"] = cache.step.write_index.data_ptr()
         results = self._place_tensors(inputs, rows)

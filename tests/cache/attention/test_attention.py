@@ -91,7 +91,7 @@ class Scene:
             work.append((session, new))
         self.step = PackedStep(work, self.tier)
         self.query = torch.randn(1, 4, self.step.tokens, WIDTH)
-        new_rows = [(k[s.start :], v[s.start :]) for (k, v), s in zip(self.history, self.step.segments, strict=True)]
+        new_rows = [(k[s.start :], v[s.start :]) for (k, v), s in zip(self.history, self.step.spans, strict=True)]
         self.key = torch.cat([k for k, _ in new_rows]).transpose(0, 1)[None]
         self.value = torch.cat([v for _, v in new_rows]).transpose(0, 1)[None]
 
@@ -112,18 +112,18 @@ class Scene:
         """The same, session by session and pair by pair."""
         layer = self.layers[0]
         out = []
-        for segment, (keys, values) in zip(self.step.segments, self.history, strict=True):
-            q = torch.arange(segment.start, segment.stop)[:, None]
-            k = torch.arange(segment.stop)[None]
+        for span, (keys, values) in zip(self.step.spans, self.history, strict=True):
+            q = torch.arange(span.start, span.stop)[:, None]
+            k = torch.arange(span.stop)[None]
             seen = k <= q
             if layer.window is not None:
                 near = q - k < layer.window
                 same = q // layer.window == k // layer.window
                 seen = seen & (near if layer.reach is Reach.SLIDING else same)
-            for at, flag in enumerate(segment.session.mask):
+            for at, flag in enumerate(span.session.mask):
                 if not flag:
                     seen[:, at] = False
-            rows = slice(segment.row, segment.row + segment.size)
+            rows = slice(span.row, span.row + span.size)
             out.append(reference(self.query[0, :, rows], keys, values, seen, 0.5, **kwargs).transpose(0, 1))
         return torch.cat(out)[None]
 

@@ -78,9 +78,9 @@ class Scene:
 
     def alone(self, number: int, kernel: CpuBackend, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
         """What it computes of one session in a step of its own."""
-        segment = self.step.segments[number]
-        rows = slice(segment.row, segment.row + segment.size)
-        out = self.query.new_empty(segment.size, self.query.shape[0], self.dim)
+        span = self.step.spans[number]
+        rows = slice(span.row, span.row + span.size)
+        out = self.query.new_empty(span.size, self.query.shape[0], self.dim)
         step = PackedStep([self.sessions[number]], self.tier)
         kernel.attend(CpuPlan(step, layer, step.numbers), step, layer, 0, self.query[:, rows], scores, out)
         return out
@@ -88,19 +88,19 @@ class Scene:
     def wanted(self, layer: AttentionLayer, scores: ScoreOptions) -> torch.Tensor:
         """The definition, in float64."""
         out = []
-        for segment, (key, value) in zip(self.step.segments, self.history, strict=True):
+        for span, (key, value) in zip(self.step.spans, self.history, strict=True):
             group = self.query.shape[0] // key.shape[1]
-            queries = self.query[:, segment.row : segment.row + segment.size].double()
+            queries = self.query[:, span.row : span.row + span.size].double()
             logits = queries @ key.double().repeat_interleave(group, 1).permute(1, 2, 0) * scores.scale
             if scores.softcap is not None:
                 logits = scores.softcap * torch.tanh(logits / scores.softcap)
-            at = torch.arange(segment.stop)
-            seen = layer.sees(at[segment.start :, None], at[None])
-            seen[:, : segment.start] &= torch.tensor(list(segment.session.mask), dtype=torch.bool)
+            at = torch.arange(span.stop)
+            seen = layer.sees(at[span.start :, None], at[None])
+            seen[:, : span.start] &= torch.tensor(list(span.session.mask), dtype=torch.bool)
             logits = logits.masked_fill(~seen, float("-inf"))
             if scores.sinks is not None:
-                logits = torch.cat([logits, scores.sinks.double().view(-1, 1, 1).expand(-1, segment.size, 1)], 2)
-            weights = torch.softmax(logits, -1)[..., : segment.stop]
+                logits = torch.cat([logits, scores.sinks.double().view(-1, 1, 1).expand(-1, span.size, 1)], 2)
+            weights = torch.softmax(logits, -1)[..., : span.stop]
             out.append((weights @ value.double().repeat_interleave(group, 1).transpose(0, 1)).transpose(0, 1))
         return torch.cat(out)
 
@@ -147,7 +147,7 @@ def test_every_kind_of_layer(
     assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < 1e-5
 
 
-@pytest.mark.skipif(not has_tiles(), reason="no tiles here: long segments are torch's")
+@pytest.mark.skipif(not has_tiles(), reason="no tiles here: long spans are torch's")
 @pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize("softcap", [None, 30.0])
 @pytest.mark.parametrize("scale", [0.1, 1.0])  # the latter: each block's largest score may be far above the last one's
@@ -156,7 +156,7 @@ def test_every_kind_of_layer(
     [FULL, *(AttentionLayer(Reach(kind), size, True) for kind in ("sliding", "chunked") for size in (50, 100))],
     ids=str,
 )
-def test_long_segments_by_matrix_units(
+def test_long_spans_by_matrix_units(
     kernel: CpuBackend, layer: AttentionLayer, scale: float, softcap: float | None, hide: bool
 ) -> None:
     scene = Scene(PageShape(3, 64, 3, 32, torch.bfloat16), 9, [(0, 150), (700, 33), (70, 100), (30, 1)], hide=hide)
@@ -271,7 +271,7 @@ class Layered:
         self.rows: list[tuple[int, ...]] = []
 
     def run(self, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-        """The output, and in ``rows`` the segments of each call of the kernel."""
+        """The output, and in ``rows`` the spans of each call of the kernel."""
         attend = CpuBackend.attend
 
         def watched(self_: CpuBackend, plan: CpuPlan, *args: object) -> None:
@@ -282,7 +282,7 @@ class Layered:
         step = self.scene.step
         attention = PackedAttention([FULL])
         cache = PackedCache([FULL], step, frozenset({0}))
-        new = [(k[s.start :], v[s.start :]) for (k, v), s in zip(self.scene.history, step.segments, strict=True)]
+        new = [(k[s.start :], v[s.start :]) for (k, v), s in zip(self.scene.history, step.spans, strict=True)]
         key, value = (torch.cat(part).transpose(0, 1)[None] for part in zip(*new, strict=True))
         module = torch.nn.Module()
         module.layer_idx = 0  # type: ignore[assignment]
@@ -291,9 +291,7 @@ class Layered:
             return attention(module, self.scene.query[None], key, value, None, scaling=0.5)[0][0]
 
 
-def test_short_segments_are_the_kernels_and_long_ones_torchs(
-    kernel: CpuBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_spans_are_the_kernels_and_long_ones_torchs(kernel: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     layered = Layered()
     torchs: list[int] = []
 

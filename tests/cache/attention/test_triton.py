@@ -1,4 +1,4 @@
-"""What the kernel over pages is told: plans and launches; which backend gets which segments on a GPU."""
+"""What the kernel over pages is told: plans and launches; which backend gets which spans on a GPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Lazy(TritonDouble):
 
 
 class Choosy(TritonDouble):
-    """Takes no segments."""
+    """Takes no spans."""
 
     def plan(self, *args: Any) -> None:
         return None
@@ -88,15 +88,15 @@ def test_what_is_wrong_or_raises_is_said_once_and_not_used(
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 71])
 @pytest.mark.parametrize("key_heads", [1, 2, 8])
-@pytest.mark.parametrize(("segments", "tokens"), [(1, 1), (16, 16), (256, 256), (2, 33), (3, 2000)])
-def test_a_launch_fits_a_tile_and_fills_the_device(group: int, key_heads: int, segments: int, tokens: int) -> None:
+@pytest.mark.parametrize(("spans", "tokens"), [(1, 1), (16, 16), (256, 256), (2, 33), (3, 2000)])
+def test_a_launch_fits_a_tile_and_fills_the_device(group: int, key_heads: int, spans: int, tokens: int) -> None:
     for rows in (16, 64):
-        shape = launch_shape(group, key_heads, rows, segments, tokens, 132)
+        shape = launch_shape(group, key_heads, rows, spans, tokens, 132)
         assert shape.rows >= max(rows, group)
         assert shape.rows & (shape.rows - 1) == 0
         assert 1 <= shape.tokens * group <= shape.rows < (shape.tokens + 1) * group + group
         assert shape.splits in (1, 2, 4, 8, 16, 32)
-        assert shape.splits == 1 or segments * key_heads * shape.splits <= 2 * 132
+        assert shape.splits == 1 or spans * key_heads * shape.splits <= 2 * 132
     assert launch_shape(4, 8, 16, 1, 1, 132).splits == 32
     assert launch_shape(4, 8, 16, 64, 64, 132).splits == 1
 
@@ -119,22 +119,22 @@ class Device:
         monkeypatch.setattr(varlen, "VarlenPlan", made)
 
     def run(self, step: PackedStep, layer: AttentionLayer) -> set[int]:
-        """The segments that are done in one layer; what is done is right."""
+        """The spans that are done in one layer; what is done is right."""
         query = torch.randn(4, step.tokens, 8, generator=torch.Generator().manual_seed(3))
         out = query.new_full((step.tokens, 4, 8), float("nan"))
         left = PackedAttention([layer])._attend_in_place(step, layer, 0, query, PLAIN, out)
         want = reference(step, layer, query, PLAIN)
-        for number, segment in enumerate(step.segments):
-            rows = slice(segment.row, segment.row + segment.size)
+        for number, span in enumerate(step.spans):
+            rows = slice(span.row, span.row + span.size)
             if number in left:
                 assert out[rows].isnan().all()
             else:
                 assert (out[rows] - want[rows]).abs().max() < 1e-5
-        return set(range(len(step.segments))) - left
+        return set(range(len(step.spans))) - left
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_long_segments_are_torchs_and_short_ones_the_kernels(
+def test_long_spans_are_torchs_and_short_ones_the_kernels(
     layer: AttentionLayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = Device(monkeypatch)
@@ -145,7 +145,7 @@ def test_long_segments_are_torchs_and_short_ones_the_kernels(
     assert device.double.calls == 2
 
 
-def test_a_step_of_long_segments_needs_one_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_long_spans_needs_one_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
     assert device.run(step_of((20, 9), (0, 30)), LAYERS[0]) == {0, 1}
     assert device.plans == [[0, 1]]

@@ -34,7 +34,7 @@ def test_it_is_right_where_it_fits(function: Any, sinks: bool, monkeypatch: pyte
     assert VarlenBackend(CPU, function).fits(Signature(HALF, 4, 8, torch.float16, False, sinks, False))
 
 
-def test_what_is_told_for_some_segments_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_told_for_some_spans_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     step = random_step(
         StepSpec(((30, 2), (20, 9), (0, 5), (40, 7)), False), CPU, HALF, torch.Generator().manual_seed(1)
     )

@@ -64,7 +64,7 @@ def test_tokens_lie_one_after_the_other_with_their_own_positions() -> None:
     assert step.tokens == 14
     assert step.positions.tolist() == [[0, 1, 2, 9, 7, 8, 9, 10, 11, 12, 4, 5, 6, 7]]
     assert step.token_ids.tolist() == [[0, 1, 2, 109, 207, 208, 209, 210, 211, 212, 304, 305, 306, 307]]
-    assert [(s.row, s.size, s.start, s.stop) for s in step.segments] == [
+    assert [(s.row, s.size, s.start, s.stop) for s in step.spans] == [
         (0, 3, 0, 3),
         (3, 1, 9, 10),
         (4, 6, 7, 13),
@@ -85,11 +85,11 @@ def test_keys_that_are_gathered_are_those_that_are_seen(layer: AttentionLayer) -
         lowest = min(k for q in range(start, stop) for k in range(q + 1) if sees(layer, q, k))
         wanted += [place(session, at) for at in range(lowest, stop)]
     assert step.gather_index(layer).tolist() == wanted
-    for segment in step.segments:
-        first = step.first_page(segment, layer)
-        slots = [page.slot for page in segment.session.pages[first : -(-segment.stop // SIZE)]]
-        assert step.pages(segment, layer).tolist() == slots
-        assert first * SIZE <= layer.first_key(segment.start) < (first + 1) * SIZE
+    for span in step.spans:
+        first = step.first_page(span, layer)
+        slots = [page.slot for page in span.session.pages[first : -(-span.stop // SIZE)]]
+        assert step.pages(span, layer).tolist() == slots
+        assert first * SIZE <= layer.first_key(span.start) < (first + 1) * SIZE
 
 
 @pytest.mark.parametrize("aligned", [True, False])
@@ -100,14 +100,14 @@ def test_masks_pair_by_pair(layer: AttentionLayer, aligned: bool) -> None:
     work[1][0].hide(2, 4)
     work[2][0].hide(5, 6)
     step = PackedStep(work, tier)
-    for number, segment in enumerate(step.segments):
-        first = layer.first_key(segment.start)
+    for number, span in enumerate(step.spans):
+        first = layer.first_key(span.start)
         if aligned:
-            first = step.first_page(segment, layer) * SIZE
+            first = step.first_page(span, layer) * SIZE
         hidden = {1: {2, 3}, 2: {5}}.get(number, set())
         wanted = [
-            [sees(layer, query, key) and key not in hidden for key in range(first, segment.stop)]
-            for query in range(segment.start, segment.stop)
+            [sees(layer, query, key) and key not in hidden for key in range(first, span.stop)]
+            for query in range(span.start, span.stop)
         ]
         mask = step.mask(number, layer, first)
         if mask is None:

@@ -142,7 +142,7 @@ def test_positions_that_begin_anew_with_every_step(monkeypatch: pytest.MonkeyPat
 
     def forgetful(self: PackedStep, *args: Any) -> None:
         build(self, *args)
-        self.positions = torch.cat([torch.arange(segment.size) for segment in self.segments])[None]
+        self.positions = torch.cat([torch.arange(span.size) for span in self.spans])[None]
 
     monkeypatch.setattr(PackedStep, "__init__", forgetful)
     assert "error" in check_refused(make_model("llama"), read_layers(make_model("llama").config))

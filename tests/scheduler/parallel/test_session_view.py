@@ -47,7 +47,7 @@ def same(work: list[tuple[SessionCache, int]], echoed: list[tuple[SessionCache, 
     assert torch.equal(here.write_index, there.write_index)
     for layer in LAYERS:
         assert torch.equal(here.gather_index(layer), there.gather_index(layer))
-        for number, (mine, other) in enumerate(zip(here.segments, there.segments, strict=True)):
+        for number, (mine, other) in enumerate(zip(here.spans, there.spans, strict=True)):
             assert torch.equal(here.pages(mine, layer), there.pages(other, layer))
             first = layer.first_key(mine.start)
             one, two = here.mask(number, layer, first), there.mask(number, layer, first)
