@@ -10,7 +10,7 @@ from typing import Any
 
 from cache.pages import state as states
 from cache.pages.eviction import TenantShares, victim
-from cache.pages.pages import Page, PagePool
+from cache.pages.pool import Page, PagePool
 from cache.pages.prefix import PrefixIndexes
 from cache.pages.session import SessionCache
 from cache.pages.session_memory import Acquired

@@ -21,7 +21,7 @@ from tiny_models import logits, model_of
 from cache import files
 from cache.memory.tier import MemoryTier
 from cache.segments.chain import Owner
-from cache.segments.segment import SegmentReader, timeline_hash
+from cache.segments.segment_file import SegmentReader, timeline_hash
 from cache.tiers import archive as archive_module
 from cache.tiers import remover as remover_module
 from cache.tiers import write_behind as saver_module

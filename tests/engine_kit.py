@@ -17,7 +17,7 @@ from tiny_models import CONTEXT, MODES, greedy, make_tokenizer, model_of
 
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.segments.codec import Codec
 from cache.store import SessionStore
 from cache.tiers.archive import Archive

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cache.attention.attention import PackedAttention
+from cache.attention.packed_attention import PackedAttention
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.matrix import Matrix
 from scheduler.accel.cpu.program import ProgramKernel, kernel

@@ -10,7 +10,7 @@ import torch
 
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from scheduler.accel.cpu.linear import pack

@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 
 from cache.memory.tier import MemoryTier, PageShape
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.pages.session_memory import Acquired
 from cache.store import SessionStore

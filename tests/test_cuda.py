@@ -11,16 +11,16 @@ import torch
 from engine_kit import byte_grammars
 from tiny_models import greedy, make_model, make_tokenizer
 
-from cache.attention.attention import PackedAttention
 from cache.attention.backend import Backend, Signature
 from cache.attention.cpu import cpu_backend
+from cache.attention.packed_attention import PackedAttention
 from cache.attention.self_test import LAYERS, StepSpec, random_step, reference
 from cache.attention.triton import triton_backend
 from cache.attention.varlen import varlen_backend
 from cache.memory.stream import HostCopy, put
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, ScoreOptions, read_layers
-from cache.pages.pages import Page, PagePool
+from cache.pages.pool import Page, PagePool
 from cache.store import SessionStore
 from cache.tiers import transfer
 from scheduler.accel.gpu.compiled import CompileOptions

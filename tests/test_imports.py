@@ -107,7 +107,7 @@ def test_no_module_compares_a_models_name(module: str) -> None:
         ("server/x.py", "from scheduler.core.engine_core import Engine"),
         ("server/x.py", "import scheduler.logs2"),
         ("server/x.py", "from cache.tiers.disk import DiskTier"),
-        ("server/x.py", "def f():\n    from cache.pages.pages import PagePool"),
+        ("server/x.py", "def f():\n    from cache.pages.pool import PagePool"),
         ("scheduler/x.py", "from server.log.session_log import SessionLog"),
         ("scheduler/x.py", "import pydantic"),
         ("cache/x.py", "import scheduler.protocol"),

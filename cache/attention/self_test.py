@@ -14,7 +14,7 @@ from cache.errors import first_line
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 from cache.pages.session import SessionCache
 
 log = logging.getLogger("warmturn.engine")

@@ -11,7 +11,7 @@ import torch
 
 from cache.memory.stream import put
 from cache.pages import state as states
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 from cache.segments.chain import Owner, Segment
 
 CHECKPOINTS = 8  # per session, the newest: turns that can be edited or regenerated without a full recompute

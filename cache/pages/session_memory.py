@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any, NamedTuple, Protocol
 
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 
 

@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cache.segments.segment import Header, lengths_of, timeline_hash
+from cache.segments.segment_file import Header, lengths_of, timeline_hash
 from cache.tier import Tier
 
 Place = tuple[str, str]  # folder and name of a file

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cache.files import CorruptFile
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 from cache.pages.session import SessionCache, common_prefix
 from cache.pages.session_memory import SessionMemory
 from cache.segments.chain import ChainHead, Owner, Segment

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cache.segments.chain import Extent, Owner
-from cache.segments.segment import SegmentReader, lengths_of, timeline_hash, write
+from cache.segments.segment_file import SegmentReader, lengths_of, timeline_hash, write
 
 
 def excerpt(files: Path, extents: Iterable[Extent], owner: Owner, folder: Path) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cache import files
 from cache.files import CorruptFile
 from cache.segments.chain import LooseSegment, Owner, Place, found
-from cache.segments.segment import check, read_header
+from cache.segments.segment_file import check, read_header
 
 FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.kv")
 FOLDER = re.compile(r"[0-9a-f]{32}")

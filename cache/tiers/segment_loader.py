@@ -16,10 +16,10 @@ import torch
 
 from cache.files import CorruptFile
 from cache.pages import state as states
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.pages.session import CHECKPOINTS, SessionCache
 from cache.segments.chain import Segment, found
-from cache.segments.segment import SegmentReader, check, lengths_of, read_header
+from cache.segments.segment_file import SegmentReader, check, lengths_of, read_header
 from cache.tiers import transfer
 from cache.tiers.io_threads import WorkQueue
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cache.pages import state as states
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 
 
 def rows_of(pages: Sequence[Page], page_size: int, first: int, stop: int) -> torch.Tensor:

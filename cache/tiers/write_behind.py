@@ -15,11 +15,11 @@ import torch
 from cache import files
 from cache.memory.tier import MemoryTier
 from cache.pages import state as states
-from cache.pages.pages import Page, PagePool
+from cache.pages.pool import Page, PagePool
 from cache.pages.session import SessionCache
 from cache.segments.chain import Segment
 from cache.segments.codec import Codec
-from cache.segments.segment import Header, timeline_hash, write
+from cache.segments.segment_file import Header, timeline_hash, write
 from cache.tiers import transfer
 from cache.tiers.disk import DiskTier
 from cache.tiers.disk_fault import DiskFault

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from cache.attention.attention import PackedAttention, Unsupported
+from cache.attention.packed_attention import PackedAttention, Unsupported
 from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedStep, Span, packed_class
 from scheduler.accel.cpu.fusion import Fusion

@@ -12,7 +12,7 @@ import torch
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages import state as states
 from cache.pages.layers import AttentionLayer
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from cache.tiers import transfer

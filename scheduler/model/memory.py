@@ -11,7 +11,7 @@ import torch
 
 from cache import files
 from cache.memory.tier import MemoryTier, PageShape
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.pages.state import nbytes
 from cache.segments.codec import Codec
 from cache.store import SessionStore

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from cache.attention.attention import Unsupported
+from cache.attention.packed_attention import Unsupported
 from cache.errors import first_line
 from cache.memory.tier import PageShape
 from cache.pages.layers import AttentionLayer

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cache.attention.attention import Unsupported
+from cache.attention.packed_attention import Unsupported
 from cache.errors import first_line
 from cache.pages.layers import read_layers
 from cache.pages.session import SessionCache

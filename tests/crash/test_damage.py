@@ -17,7 +17,7 @@ from tiny_models import greedy, model_of
 
 from cache.files import CorruptFile
 from cache.segments.chain import Owner
-from cache.segments.segment import SegmentReader
+from cache.segments.segment_file import SegmentReader
 from cache.tiers.segment_folder import file_name, folder_of
 from server.log.database import SessionDamaged
 from server.log.logged_message import LoggedMessage

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cache.attention import cpu
-from cache.attention.attention import PackedAttention
+from cache.attention.packed_attention import PackedAttention
 from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, same_arguments
 from scheduler.accel.cpu.layer_program import LayerProgram
 from scheduler.accel.cpu.program import Program, ProgramKernel

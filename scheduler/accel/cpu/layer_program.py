@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cache.attention.attention import PackedAttention
 from cache.attention.backend import Signature
 from cache.attention.cpu import CpuBackend, CpuPlan
+from cache.attention.packed_attention import PackedAttention
 from cache.pages.layers import Reach, ScoreOptions
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.basic_block import BasicBlock, External

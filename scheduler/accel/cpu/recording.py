@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from cache.attention.attention import PackedAttention
+from cache.attention.packed_attention import PackedAttention
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
 from scheduler.accel.cpu.functions import COMPUTED

@@ -1,9 +1,9 @@
 """Repeated layers compiled by torch, for GPUs: there each small function of a layer's code is a launch of its own.
 
 All modules of one class run the same compiled code, in which attention over pages is one function that nobody looks
-into (``cache.attention.attention``). A class that cannot be compiled in one piece runs as it is, and the children of
-its modules are tried instead. Compiling happens while the load-time probe measures; what is met later and is not
-compiled yet runs as it is.
+into (``cache.attention.packed_attention``). A class that cannot be compiled in one piece runs as it is, and the
+children of its modules are tried instead. Compiling happens while the load-time probe measures; what is met later and
+is not compiled yet runs as it is.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ import torch
 
 from cache import compiler
 from cache.attention import cpu, self_test
-from cache.attention.attention import PackedAttention, attend
 from cache.attention.backend import Signature
 from cache.attention.cpu import CpuBackend, CpuPlan
+from cache.attention.packed_attention import PackedAttention, attend
 from cache.compiler import NotBuilt, built, has_tiles
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedCache, PackedStep
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 from cache.pages.session import SessionCache
 
 CPU = torch.device("cpu")
@@ -299,7 +299,7 @@ def test_short_spans_are_the_kernels_and_long_ones_torchs(kernel: CpuBackend, mo
         torchs.append(query.shape[1])
         return attend(query, *args)
 
-    monkeypatch.setattr("cache.attention.attention.attend", watched)
+    monkeypatch.setattr("cache.attention.packed_attention.attend", watched)
     got = layered.run(monkeypatch)
     assert layered.rows[-1] == (0, 2)
     assert torchs == [40]

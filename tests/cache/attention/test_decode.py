@@ -9,7 +9,7 @@ import torch
 from cache.attention.decode import DecodeStep, Tables
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.packed import PackedStep
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 from cache.pages.session import SessionCache
 
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ import pytest
 import torch
 from gpu_kit import TritonDouble, varlen_attn
 
-from cache.attention import attention, self_test, varlen
-from cache.attention.attention import PackedAttention
+from cache.attention import packed_attention, self_test, varlen
 from cache.attention.backend import Signature
 from cache.attention.backends import backends
+from cache.attention.packed_attention import PackedAttention
 from cache.attention.self_test import LAYERS, SelfTest, StepSpec, random_step, reference
 from cache.attention.triton import TritonPlan, launch_shape, triton_backend
 from cache.attention.varlen import VarlenBackend, VarlenPlan, varlen_backend
@@ -109,7 +109,7 @@ class Device:
         self.plans: list[list[int]] = []
         monkeypatch.setattr(self.double, "fits", lambda signature: kernel)
         monkeypatch.setattr(self.flash, "fits", lambda signature: flash and not signature.chunked)
-        monkeypatch.setattr(attention, "backends", lambda device: [self.flash, self.double])
+        monkeypatch.setattr(packed_attention, "backends", lambda device: [self.flash, self.double])
         monkeypatch.setattr(varlen, "LONG", 6)
 
         def made(step: PackedStep, layer: AttentionLayer, numbers: frozenset[int], *rest: Any) -> VarlenPlan:

@@ -11,7 +11,7 @@ import torch
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 from cache.pages.session import SessionCache
 
 CPU = torch.device("cpu")

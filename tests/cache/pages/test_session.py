@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cache.memory.tier import MemoryTier
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 from cache.pages.session import SessionCache, common_prefix
 
 CPU = torch.device("cpu")

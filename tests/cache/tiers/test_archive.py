@@ -15,7 +15,7 @@ from tiny_models import greedy
 from cache.memory.tier import MemoryTier
 from cache.segments.chain import Owner
 from cache.segments.codec import Codec
-from cache.segments.segment import read_header
+from cache.segments.segment_file import read_header
 from cache.tier import Tier, TierHolding
 from cache.tiers import segment_loader
 from cache.tiers import write_behind as saver_module

@@ -17,9 +17,9 @@ from tiny_models import greedy
 
 from cache import files
 from cache.memory.tier import MemoryTier
-from cache.segments import segment as segment_module
+from cache.segments import segment_file as segment_module
 from cache.segments.chain import Owner
-from cache.segments.segment import SegmentReader, write
+from cache.segments.segment_file import SegmentReader, write
 from cache.tier import Tier
 from cache.tiers import archive as archive_module
 from cache.tiers import write_behind as saver_module

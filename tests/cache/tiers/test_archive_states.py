@@ -11,7 +11,7 @@ import pytest
 from engine_kit import Kit, Outcome
 from tiny_models import greedy
 
-from cache.segments.segment import write
+from cache.segments.segment_file import write
 from cache.tier import Tier
 from cache.tiers import write_behind as saver_module
 

@@ -12,11 +12,11 @@ from transformers import DynamicCache, Llama4TextConfig
 from transformers.models.llama.modeling_llama import LlamaModel
 from transformers.models.llama4.modeling_llama4 import Llama4ForCausalLM, Llama4TextAttention
 
-from cache.attention.attention import PackedAttention
+from cache.attention.packed_attention import PackedAttention
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
 from cache.pages.packed import PackedCache, PackedStep
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from scheduler.accel.cpu.functions import COMPUTED

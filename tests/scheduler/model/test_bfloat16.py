@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cache.memory.tier import MemoryTier
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, prepare

@@ -16,7 +16,7 @@ from tiny_models import greedy, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from cache.attention import attention
+from cache.attention import packed_attention
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
 from scheduler.model.decode_graphs import DecodeGraphs, DeviceRead, DeviceReadWatch, Step, buckets
@@ -40,7 +40,7 @@ class Scene:
         monkeypatch.setattr(engine_kit, "in_place_of", lambda name: in_place)
         monkeypatch.setattr(engine_kit, "MemoryTier", partial(MemoryTier, scratch=True))
         double = TritonDouble()
-        monkeypatch.setattr(attention, "backends", lambda device: [double])
+        monkeypatch.setattr(packed_attention, "backends", lambda device: [double])
         mode: Any = verdict.mode
         monkeypatch.setattr(mode.attention, "_backends", {})
         self.kit = Kit(name)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cache.memory.tier import PageShape
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from scheduler import cgroups
 from scheduler.model import memory
 from scheduler.model.memory import TooSmall, build_store, physical_memory

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cache.memory.tier import MemoryTier, PageShape
-from cache.pages.pages import PagePool
+from cache.pages.pool import PagePool
 from cache.tiers import transfer
 from scheduler.parallel.commands import DEVICE, HOST, CopyPages, CreateTiers, FreeMemory, Ordered
 from scheduler.parallel.rank_link import RankLink, line_pair

@@ -9,7 +9,7 @@ import torch
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedStep
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 from cache.pages.session import SessionCache
 from scheduler.parallel.commands import Ordered, PackedForward
 from scheduler.parallel.session_view import SessionViews, SessionViewSender

@@ -20,7 +20,7 @@ from gpu_kit import TritonDouble
 from tiny_models import CONTEXT, greedy, make_model
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPTNeoXConfig, MixtralConfig
 
-from cache.attention import attention
+from cache.attention import packed_attention
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
 from scheduler.accel.gpu import compiled
@@ -217,7 +217,7 @@ class Graphed(Scene):
     ) -> None:
         super().__init__(monkeypatch, name, backend, model=model)
         double = TritonDouble()
-        monkeypatch.setattr(attention, "backends", lambda device: [double])
+        monkeypatch.setattr(packed_attention, "backends", lambda device: [double])
         mode: Any = self.mode
         monkeypatch.setattr(mode.attention, "_backends", {})
         self.graphs = DecodeGraphs(self.mode, self.kit.pool.device, 6, 200, capture)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cache.memory.tier import MemoryTier
-from cache.pages.pages import Page, PagePool
+from cache.pages.pool import Page, PagePool
 
 CPU = torch.device("cpu")
 SIZE = 2

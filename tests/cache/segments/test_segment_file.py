@@ -17,9 +17,9 @@ import xxhash
 
 from cache import files
 from cache.files import CorruptFile
-from cache.segments import segment
+from cache.segments import segment_file
 from cache.segments.codec import Codec
-from cache.segments.segment import Header, SegmentReader, check, read_header, timeline_hash, write
+from cache.segments.segment_file import Header, SegmentReader, check, read_header, timeline_hash, write
 
 COUNT = 5  # tokens of the segments here
 DTYPES = [
@@ -476,7 +476,7 @@ def test_a_header_larger_than_any_is_not_read_from_a_file_as_large(
         sizes.append(size)
         return files.read_at(fd, size, offset)
 
-    monkeypatch.setattr(segment, "read_at", read)
+    monkeypatch.setattr(segment_file, "read_at", read)
     with pytest.raises(CorruptFile, match="longer"):
         read_header(tmp_path, "a.kv")
     assert sizes == [32]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from cache.attention.attention import PackedAttention, Unsupported, attend
+from cache.attention.packed_attention import PackedAttention, Unsupported, attend
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import AttentionLayer, Reach
 from cache.pages.packed import PackedCache, PackedStep
-from cache.pages.pages import Page
+from cache.pages.pool import Page
 from cache.pages.session import SessionCache
 
 CPU = torch.device("cpu")
