@@ -18,6 +18,7 @@ from cache.store import SessionStore
 from cache.tiers.archive import Archive
 from cache.tiers.disk import DiskTier
 from cache.tiers.remote import RemoteTier
+from cache.tiers.segment_store import SegmentStore
 from scheduler import cgroups
 from scheduler.model.probe import Verdict
 from scheduler.parallel.commands import DEVICE, HOST
@@ -127,7 +128,7 @@ def build_archive(config: EngineConfig, store: SessionStore, fingerprint: str) -
         stored = sum(file.stat().st_size for file in folder.rglob("*.kv"))
         budget = config.disk_space if config.disk_space is not None else (disk.free + stored) // 10
         tier = DiskTier(folder, fingerprint, budget, floor, config.tenant_share)
-        lower = []  # nearest first
+        lower: list[SegmentStore] = []  # nearest first
         if config.remote is not None:
             lower.append(RemoteTier(config.remote, fingerprint, config.remote_space))
         return Archive(store, tier, Codec(config.kv_at_rest), lower)

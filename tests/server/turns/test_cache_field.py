@@ -18,7 +18,7 @@ from server.log.timeline import NewTurn, SessionRecord
 
 MORE = [{"role": "user", "content": "And now?"}]
 END = 2
-NOTHING = {"device": 0, "host": 0, "disk": 0, "remote": 0}
+NOTHING = dict.fromkeys(map(str, Tier), 0)
 
 
 def prompt_of(site: Site, number: int = -1) -> list[int]:
@@ -52,7 +52,7 @@ async def test_a_body_says_what_its_prompt_cost(site: Site, endpoint: str) -> No
     length = len(prompt_of(site))
     assert body["cache"] == {
         "prompt_tokens": length,
-        "reused": {"device": 1, "host": 1, "disk": 3, "remote": 2},
+        "reused": {**NOTHING, "device": 1, "host": 1, "disk": 3, "remote": 2},
         "recomputed": 0,
         "new": max(0, length - 7),
         "load_ms": 4.0,

@@ -25,8 +25,8 @@ LOG = list(range(100, 120))  # the last one was sampled and never fed
 
 
 def reused_tokens(*tokens: int) -> dict[Tier, int]:
-    """One number for each tier, nearest first."""
-    return dict(zip(Tier, tokens, strict=True))
+    """These of the device, the host, the disk and the remote tier; none of any other tier."""
+    return dict.fromkeys(Tier, 0) | dict(zip((Tier.DEVICE, Tier.HOST, Tier.DISK, Tier.REMOTE), tokens, strict=True))
 
 
 def record(tokens: Sequence[int] = LOG, fingerprint: str = FACTS.fingerprint) -> SessionRecord:
