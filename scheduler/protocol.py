@@ -1,19 +1,19 @@
 """What crosses the socket between the server process and the engine process.
 
 Frozen structs, encoded as msgpack by msgspec; no tensors, no pickle. The server sends one message per
-request; the engine answers with one ``StepOutputs`` per step. This module is the only part of
-``scheduler`` that ``server`` imports, and it imports nothing of ours but the names of tiers, and no torch.
+request; the engine answers with one ``StepOutputs`` per step. The server process imports this module, so
+it imports nothing of ours but the names of tiers and the sampling parameters, and no torch.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 
 from cache.tier import Tier, TierHolding, TierStats
+from scheduler.sampling_params import Generation, Sampling, Stopping
 
 # How far llguidance may go for one grammar, by its own names: the server checks with the same as the engine compiles
 # with. What costs memory or time in every step is kept low; a long list of optional properties needs many items.
@@ -35,69 +35,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens, or the context is full
     CANCELLED = "cancelled"  # stopped on purpose; or the client left, or the session was deleted
     ERROR = "error"  # an exception inside this turn, or the engine died
-
-
-LEAST_TOP_P = 1e-9
-
-
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn from the logits. Defaults are OpenAI's.
-
-    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 keep every token. Presence and frequency
-    penalties count generated tokens, the repetition penalty also those of the prompt. No reply holds one of
-    ``bad_words``, each a sequence of token ids.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    logit_bias: dict[int, float] = {}
-    bad_words: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    def greedy(self) -> bool:
-        """Whether only the likeliest token is drawn, of equals the first."""
-        return self.temperature == 0.0 or self.top_k == 1 or self.top_p <= LEAST_TOP_P
-
-    @property
-    def penalised(self) -> bool:
-        """Whether tokens that were met count less."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
-
-
-class Stopping(msgspec.Struct, frozen=True, kw_only=True):
-    """When a turn ends. ``max_tokens`` None means: until the context is full."""
-
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-    def allows_end(self, ids: Sequence[int], start: int) -> bool:
-        """Whether what comes next may end the reply ``ids[start:]``: it has its fewest tokens."""
-        return len(ids) - start >= self.min_tokens
-
-
-class Generation(msgspec.Struct, frozen=True):
-    """How tokens are drawn, and which texts end a reply, where a request is silent about it. Defaults are OpenAI's.
-
-    ``source`` tells whose values these are: ``model`` (the checkpoint's generation config), ``file`` (one that the
-    operator gave) or ``openai``. What the source does not say is OpenAI's.
-    """
-
-    source: str = "openai"
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    stop: tuple[str, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -35,18 +35,8 @@ from scheduler.forward.rope import LongRope
 from scheduler.model.measurement import describe
 from scheduler.model.probe import Verdict, probe
 from scheduler.model.runner import ModelRunner
-from scheduler.protocol import (
-    Cancel,
-    Delta,
-    FinishReason,
-    Receipt,
-    Refused,
-    Sampling,
-    StepOutputs,
-    Stopping,
-    Submit,
-    pack_ids,
-)
+from scheduler.protocol import Cancel, Delta, FinishReason, Receipt, Refused, StepOutputs, Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 PAGE = 4  # small, so that short tests cross many pages
 END = 258

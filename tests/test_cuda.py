@@ -31,7 +31,8 @@ from scheduler.core.text import Vocabulary
 from scheduler.model.decode_graphs import DecodeGraphs, capturer
 from scheduler.model.probe import probe
 from scheduler.model.runner import ModelRunner
-from scheduler.protocol import Sampling, Stopping, Submit, pack_ids
+from scheduler.protocol import Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 pytestmark = [
     pytest.mark.cuda,

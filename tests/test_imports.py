@@ -145,7 +145,7 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
     "cache": "errors tier files compiler memory segments pages attention tiers store inventory",
-    "scheduler": "protocol logs cgroups extras model_names meta_kernels cores checkup import_savings "
+    "scheduler": "sampling_params protocol logs cgroups extras model_names meta_kernels cores checkup import_savings "
     "accel.cpu accel.gpu forward parallel model core process follower __main__",
     "server": "errors config workers surrogates torchless log constraints schemas chat engine telemetry hub http "
     "middleware turns api.ops api.openai api.sessions api.stored_chats api.responses api.anthropic api dispatch "

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from scheduler.core.engine_core import LaunchedStep
 from scheduler.model.loader import prepare
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, Sampling, StepOutputs, Stopping, Submit, pack_ids
+from scheduler.protocol import EngineConfig, StepOutputs, Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
 from tools.floors import synchronize
 from tools.random_model import DEMO, TOKENS
 

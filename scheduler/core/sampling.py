@@ -12,7 +12,7 @@ import torch
 from cache.memory.stream import HostCopy, put
 from scheduler.core.token_counts import TokenCounts
 from scheduler.core.turn import Turn
-from scheduler.protocol import Sampling
+from scheduler.sampling_params import Sampling
 
 _STRETCH = 256  # tokens
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")  # of each byte of a mask

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scheduler.protocol import Generation
+from scheduler.sampling_params import Generation
 
 log = logging.getLogger("warmturn.engine")
 

@@ -41,7 +41,8 @@ from scheduler.model.weights import AllOperators, digest, stored_bytes
 from scheduler.parallel import division
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
-from scheduler.protocol import EngineConfig, Generation, Loading
+from scheduler.protocol import EngineConfig, Loading
+from scheduler.sampling_params import Generation
 
 log = logging.getLogger("warmturn.engine")
 

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeVar
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from scheduler.protocol import LEAST_TOP_P, Generation, Sampling, Stopping
+from scheduler.sampling_params import LEAST_TOP_P, Generation, Sampling, Stopping
 from server.schemas.formats import Formatted
 from server.schemas.messages import MAX_MESSAGES, Content, Messages
 from server.schemas.metadata import Metadata

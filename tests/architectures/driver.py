@@ -17,7 +17,8 @@ from cache.tier import Tier
 from scheduler.model.loader import LoadedModel
 from scheduler.model.memory import TooSmall
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, FinishReason, Sampling, Stopping, Submit, TokenLogprob, pack_ids
+from scheduler.protocol import EngineConfig, FinishReason, Submit, TokenLogprob, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 ROOMY = 32 << 20  # bytes of KV
 _STEP_LIMIT = 2_000

@@ -25,14 +25,13 @@ from scheduler.protocol import (
     ModelFailed,
     Ready,
     Refused,
-    Sampling,
     Shutdown,
     StepOutputs,
-    Stopping,
     Submit,
     ToEngine,
     pack_ids,
 )
+from scheduler.sampling_params import Sampling, Stopping
 
 PATIENCE_MS = 180_000
 ROOT = Path(__file__).parents[2]

@@ -23,17 +23,16 @@ from scheduler.protocol import (
     Ready,
     Receipt,
     Refused,
-    Sampling,
     Shutdown,
     Stats,
     StepOutputs,
-    Stopping,
     Submit,
     ToEngine,
     TokenLogprob,
     pack_ids,
     unpack_ids,
 )
+from scheduler.sampling_params import Sampling, Stopping
 
 FACTS = ModelFacts("M", 1, 4, "float32", "cpu", 9, 8, (1, 2), "packed", "ok", {"full": 2}, 64, 16, 10, "abc")
 TO_ENGINE = [

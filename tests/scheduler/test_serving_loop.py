@@ -8,7 +8,8 @@ from engine_kit import Kit
 
 from scheduler.core.session_commands import SessionCommands
 from scheduler.process import Channel, ServingLoop
-from scheduler.protocol import FinishReason, Refused, Shutdown, StepOutputs, Stopping, Submit, pack_ids
+from scheduler.protocol import FinishReason, Refused, Shutdown, StepOutputs, Submit, pack_ids
+from scheduler.sampling_params import Stopping
 
 
 class Script:

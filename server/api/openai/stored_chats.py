@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import Field
 
-from scheduler.protocol import Sampling
+from scheduler.sampling_params import Sampling
 from server.log.chat_rows import StoredChat
 from server.log.logged_message import LoggedMessage
 from server.schemas.metadata import Metadata

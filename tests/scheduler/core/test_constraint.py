@@ -21,7 +21,8 @@ from scheduler.core.constraint import Constraint, GrammarError, Grammars, gramma
 from scheduler.core.sampling import Sampler
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn
-from scheduler.protocol import FinishReason, Sampling, Stopping, Submit, pack_ids
+from scheduler.protocol import FinishReason, Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 HEAD = '%llguidance {"no_forcing": true}\n'
 SCHEMA: dict[str, Any] = {

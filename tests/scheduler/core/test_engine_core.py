@@ -13,7 +13,8 @@ from tiny_models import greedy, make_tokenizer
 from cache.tier import Tier
 from scheduler.core.limits import Limits
 from scheduler.core.session_commands import SessionCommands
-from scheduler.protocol import FinishReason, Forget, Forgotten, Sampling, Stopping, Submit, pack_ids, unpack_ids
+from scheduler.protocol import FinishReason, Forget, Forgotten, Submit, pack_ids, unpack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 
 def reused(outcome: Outcome) -> int:

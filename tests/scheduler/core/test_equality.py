@@ -14,7 +14,8 @@ from engine_kit import Kit
 from tiny_models import ARCHITECTURES, OTHERS, RECURRENT, greedy, logits, model_of
 
 from cache.tier import Tier
-from scheduler.protocol import FinishReason, Sampling
+from scheduler.protocol import FinishReason
+from scheduler.sampling_params import Sampling
 
 PRESSURE: dict[str, dict[str, Any]] = {
     "roomy": {"pages": 512},

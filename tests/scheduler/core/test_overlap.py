@@ -18,18 +18,8 @@ from scheduler.core.stop_checker import DrawnToken
 from scheduler.core.text import TextStream
 from scheduler.model.runner import ModelRunner
 from scheduler.process import ServingLoop
-from scheduler.protocol import (
-    Cancel,
-    FinishReason,
-    Forget,
-    Sampling,
-    Shutdown,
-    StepOutputs,
-    Stopping,
-    Submit,
-    ToEngine,
-    pack_ids,
-)
+from scheduler.protocol import Cancel, FinishReason, Forget, Shutdown, StepOutputs, Submit, ToEngine, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 WORDS = "%llguidance {}\nstart: /[abc]{2,5}/"
 

@@ -14,7 +14,8 @@ from tiny_models import make_tokenizer
 from scheduler.core.sampling import Sampler, SamplerOutput, _min_probabilities, _min_probability, _truncate
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn
-from scheduler.protocol import Sampling, Stopping, Submit, pack_ids
+from scheduler.protocol import Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 END = 9
 WIDTH = 12

@@ -14,7 +14,8 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
 from scheduler.core.engine_core import EngineCore
 from scheduler.model.loader import load, prepare
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, Sampling, Stopping, Submit, pack_ids
+from scheduler.protocol import EngineConfig, Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 ENDS: dict[str, Any] = {"eos_token_id": 258, "pad_token_id": 256, "decoder_start_token_id": 256}
 CONFIGS = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.model.generation_defaults import generation_of, read_generation
-from scheduler.protocol import Generation
+from scheduler.sampling_params import Generation
 
 
 def test_what_it_says_holds_and_what_it_does_not_say_is_openais() -> None:

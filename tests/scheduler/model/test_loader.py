@@ -18,7 +18,8 @@ from scheduler import process
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load, read_config, read_model
 from scheduler.model.measurement import describe
 from scheduler.model.weights import digest
-from scheduler.protocol import EngineConfig, Generation, Loading
+from scheduler.protocol import EngineConfig, Loading
+from scheduler.sampling_params import Generation
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,8 @@ from scheduler.model.load_errors import _EXTRAS
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.weights import digest, stored_bytes
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, Sampling, Stopping, Submit, pack_ids
+from scheduler.protocol import EngineConfig, Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "server" / "demo"  # trained weights: what quantising leaves of it can be measured

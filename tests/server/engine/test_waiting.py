@@ -8,7 +8,8 @@ import pytest
 
 from scheduler.core.queue import FairQueue
 from scheduler.core.turn import Turn
-from scheduler.protocol import Stopping, Submit, pack_ids
+from scheduler.protocol import Submit, pack_ids
+from scheduler.sampling_params import Stopping
 from server.engine.waiting import LONGEST, RECENT, WaitingTurns
 
 CAPACITY = 6

@@ -5,7 +5,8 @@ from typing import Any
 from fake_engine import FACTS
 from http_context import HELLO, Site, demo_tokens, events, reply_ids, served
 
-from scheduler.protocol import Sampling, Stopping, unpack_ids
+from scheduler.protocol import unpack_ids
+from scheduler.sampling_params import Sampling, Stopping
 
 
 @served()

@@ -7,7 +7,7 @@ import pytest
 from fake_engine import FACTS
 from http_context import HELLO, Site, served
 
-from scheduler.protocol import Generation, Sampling, Stopping
+from scheduler.sampling_params import Generation, Sampling, Stopping
 
 SAMPLING: dict[str, Any] = {
     "temperature": 0.3,
