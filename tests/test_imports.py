@@ -29,6 +29,7 @@ DOORS = (
     "scheduler.model_names",
     "scheduler.logs",
     "scheduler.protocol",
+    "scheduler.sampling_params",
 )
 
 
