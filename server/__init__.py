@@ -1,3 +1,3 @@
-"""HTTP, templates, tokenising, OpenAI objects, identity and log, command line. Never imports torch."""
+"""The server process: HTTP, chat templates, tokenizer, session log and command line. Never imports torch."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`warmturn`: parse the command line, then run the command. What is slow to import is imported by the commands."""
+"""The command `warmturn`: parses the command line and runs the command. Slow imports are left to the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP application, put together."""
+"""``create_app``: the FastAPI app with its routers, middleware and context."""
 
 from __future__ import annotations
 

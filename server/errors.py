@@ -1,4 +1,4 @@
-"""Errors as clients see them: an answer's status, message, type, parameter and code, in OpenAI's shape.
+"""Errors as clients see them: status, message, type, parameter and code, in OpenAI's shape.
 
     HTTPException (starlette)
     +-- ApiError            status, message, type, param and code are ours and safe to show

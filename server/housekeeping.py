@@ -1,4 +1,4 @@
-"""What is done for sessions while nobody asks: their time runs out, and the engine hears of it."""
+"""Background work on sessions: expiry, telling the engine about deleted and pinned sessions, heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hub that models come from: when it cannot be reached, that is known in seconds and not after many tries."""
+"""Checks whether the Hugging Face hub can be reached before a model is loaded from it; if not, sets offline mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server without its port: log, engine and app, and the order in which they come and go."""
+"""One server without its port: starts, loads and drains the session log, the engine and the app."""
 
 from __future__ import annotations
 

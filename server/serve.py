@@ -1,4 +1,4 @@
-"""`warmturn serve`: everything put together, from the bound port to the exit status."""
+"""`warmturn serve`: opens the port, runs an ``Instance`` behind uvicorn, and stops it at a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands at the port: the app once it is there, before that an answer that tells to come back."""
+"""The ASGI app on the port: the loaded app once it exists, before that a 503 with Retry-After."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Halves of surrogate pairs: JSON can escape one, as of an emoji that was cut, but no text holds it. Read as U+FFFD."""
+"""Lone surrogates in JSON text: JSON can escape half of a surrogate pair, UTF-8 cannot encode it. They are replaced by
+U+FFFD.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers in a process that never imports torch: a tenth of a gigabyte and seconds less.
+"""Loads tokenizers in a process that never imports torch, which saves 0.1 GB of memory and seconds of start.
 
 transformers takes torch for not installed then. The few files that it reads with torch's help, such as GGUF, are read
 once by a process of its own (``python -m server.torchless MODEL FOLDER``), which saves the tokenizer as plain files.

@@ -1,4 +1,4 @@
-"""Threads for blocking work that may hang: templates and tokenizers are programs of others, fed with anybody's text."""
+"""A thread pool for blocking calls that may hang, such as chat templates and tokenizers with text from clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API: one sub-package per family of endpoints.
+"""The HTTP API: one sub-package per family of endpoints.
 
 Each has its routes, the shapes of its requests and answers, and the writers of its replies. A module that serves
 endpoints has a ``router``; the app finds them here. They may import each other in the order ops, openai, sessions,

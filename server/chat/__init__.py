@@ -1,4 +1,4 @@
-"""Chat: between messages and token ids, in both directions.
+"""Chat: converts messages to token ids, and generated text to messages.
 
 Owns: tokenizer and chat template, prompts, continuations, a model's dialect of reasoning and tool
 calls, reading replies.

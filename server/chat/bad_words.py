@@ -1,4 +1,4 @@
-"""Words that a reply may not hold, as the token ids that spell them."""
+"""Encodes ``bad_words`` as sequences of token ids that a reply may not contain."""
 
 from __future__ import annotations
 

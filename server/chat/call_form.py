@@ -1,4 +1,6 @@
-"""How a model writes calls of tools: the literal texts around names and arguments, and the patterns that read them."""
+"""Call forms: the literal text that a model writes around the names and arguments of tool calls, and patterns for
+it.
+"""
 
 from __future__ import annotations
 

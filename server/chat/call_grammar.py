@@ -1,4 +1,4 @@
-"""The grammar of a reply that calls tools in the form in which its model writes calls."""
+"""Builds the grammar of a reply that calls tools, in the model's call form."""
 
 from __future__ import annotations
 

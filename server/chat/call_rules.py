@@ -1,4 +1,4 @@
-"""Which tools a reply may call, and whether it has to."""
+"""``CallRules``: which tools a reply may call, and whether it must call one."""
 
 from __future__ import annotations
 

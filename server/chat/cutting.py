@@ -1,4 +1,4 @@
-"""What is left of a reply that is cut in the middle."""
+"""The part of a reply that is left when a rewind cuts it."""
 
 from __future__ import annotations
 

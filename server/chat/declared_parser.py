@@ -1,4 +1,4 @@
-"""Reads a reply by a declared response template: transformers' parser, its events as parts."""
+"""Parses a reply with transformers' parser, by a declared response template."""
 
 from __future__ import annotations
 

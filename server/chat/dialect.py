@@ -1,4 +1,4 @@
-"""How a served model writes reasoning and calls of tools, and how its chat template takes them.
+"""``Dialect``: how a model writes reasoning and tool calls, and how its chat template takes them.
 
 Measured from the template (``server.chat.dialect_probe``), or declared by a response template; no model is known by its
 name. A template that knows nothing of tools gets them in words: described in the system message, calls and results

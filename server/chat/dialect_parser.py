@@ -1,4 +1,4 @@
-"""Reads a reply whose dialect is known by its marks: reasoning, content and calls told apart while it comes.
+"""Parses a reply by the marks of a measured dialect: splits streamed text into reasoning, content and tool calls.
 
 What is decided depends on the text alone, never on how it was cut into deltas. A call is told once its name is certain
 to be that of a tool, and its arguments as they come; until then its text is held back, and what turns out to be no call

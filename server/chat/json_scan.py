@@ -1,4 +1,4 @@
-"""Where a JSON object or list ends, found while its text still comes."""
+"""Finds the end of a JSON object or array in text that is still being streamed."""
 
 from __future__ import annotations
 

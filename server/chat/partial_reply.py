@@ -1,4 +1,4 @@
-"""One reply as far as it has come."""
+"""``PartialReply``: the part of one choice that has been generated so far, parsed."""
 
 from __future__ import annotations
 

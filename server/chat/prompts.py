@@ -1,4 +1,4 @@
-"""From what the client sent to token ids, and what the log must hold once the reply is there."""
+"""Builds prompts: token ids from a request's messages or text, and the messages to log with the reply."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How a conversation is rendered besides its messages: which tools the model may read of, and what its chat template is
-told. Both belong to a timeline: they hold from the message that brings them (its ``tools`` and ``template``) until
-another one brings others, so forks, rewinds and edits carry them along.
+"""The tools and chat template variables with which a conversation is rendered. Both belong to a timeline: a message
+that changes them stores the new ones (its ``tools`` and ``template``), and they hold until another message changes
+them. Forks, rewinds and edits thus keep them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A reply read while it comes: which of its text is reasoning, which is content, which are calls of tools."""
+"""The interface of reply parsers, which split streamed text into reasoning, content and tool calls; and the plain
+one.
+"""
 
 from __future__ import annotations
 

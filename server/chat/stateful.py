@@ -1,4 +1,4 @@
-"""Continuing a logged conversation: the token ids that new messages add to the ids that are already there.
+"""Continuations: the token ids that new messages add to a logged conversation.
 
 The log is the truth of a stateful session: what was sampled is never tokenised again and past turns are never
 rendered again. So the new messages are rendered *behind a sentinel* that stands in the place of the last reply, and

@@ -1,4 +1,4 @@
-"""Whether a chat template keeps its word: is the timeline that a turn leaves the beginning of the next turn's prompt?
+"""Measures whether a chat template is prefix-stable: whether each prompt begins with the timeline of the turn before.
 
 Measured on made-up conversations, once, after the tokenizer is loaded. Where it is not, a stateless chat finds no more
 of its history in the cache than up to where the template changed its mind.

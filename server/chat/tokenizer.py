@@ -1,4 +1,4 @@
-"""The tokenizer and its chat template: text to token ids and back, off the event loop."""
+"""``ChatTokenizer``: the tokenizer and its chat template. Text to token ids and back, off the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request makes of its tools: which of them its reply may call, and the grammar that sees to it."""
+"""Applies a request's ``tool_choice``: which tools its reply may call, and the reply's grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text as the JSON value that a schema wants it to be."""
+"""Converts text to the JSON value that a parameter's schema asks for."""
 
 from __future__ import annotations
 

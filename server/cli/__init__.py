@@ -1,4 +1,4 @@
-"""Commands that talk to a server or look at one: chat, sessions, bench, doctor.
+"""Commands that are clients of a server or examine one: chat, sessions, bench, doctor.
 
 Owns: terminal input and output.
 

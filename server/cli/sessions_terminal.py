@@ -1,4 +1,4 @@
-"""`warmturn sessions VERB ...`: each verb is one request; its answer is a table for people or JSON for programs."""
+"""`warmturn sessions VERB ...`: each verb sends one request and prints the answer as a table or as JSON."""
 
 from __future__ import annotations
 

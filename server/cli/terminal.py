@@ -1,4 +1,4 @@
-"""`warmturn chat`: a conversation in the terminal with a running server, on one session of it."""
+"""`warmturn chat`: a conversation in the terminal with a running server, on one session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of `warmturn cluster --env-file`: secrets, as variables in the format of systemd's EnvironmentFile."""
+"""Reads the file of `warmturn cluster --env-file`: secrets, in the format of systemd's EnvironmentFile."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """`warmturn cluster`: replicas of the server on Ray Serve. ``server.cluster.ray_serve:build`` makes the same
-application for whoever deploys it by Serve's own configuration files.
+application for deployments by Ray Serve's own configuration files.
 
 Everything goes by such a configuration, also here: with another number of replicas under ``deployments`` some are added
 or removed, and the others stay as they are. With other ``args`` all are replaced.

@@ -1,4 +1,4 @@
-"""One server of a Ray Serve deployment: all of ``warmturn serve`` but its port, which is the proxy's."""
+"""One replica of a Ray Serve deployment: a whole server without a port, as Ray's proxy has the port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Serve's router for sessions: the same replica each time, as long as it is there."""
+"""Ray Serve's request router: requests of one session go to the same replica as long as it exists."""
 
 from __future__ import annotations
 

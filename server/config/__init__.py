@@ -1,4 +1,4 @@
-"""Options: what an operator may set, and the command line made of it.
+"""Options: what an operator can set, and the command line made of it.
 
 Owns: every option once, with its type, unit, default and help text; the parser of command lines and
 environment.

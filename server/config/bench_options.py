@@ -1,4 +1,4 @@
-"""What `warmturn bench` is told."""
+"""The options of `warmturn bench`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `warmturn cluster` is told."""
+"""The options of `warmturn cluster`."""
 
 from __future__ import annotations
 

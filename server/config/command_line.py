@@ -1,4 +1,4 @@
-"""The command line, made from the fields of the options: a flag and an environment variable per field."""
+"""Parses the command line and the environment: one flag and one environment variable per field of the options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `warmturn doctor` is told."""
+"""The options of `warmturn doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of the environment that look like settings of ours and are none: misspelt ones must not be ignored."""
+"""Finds misspelt environment variables: names with our prefix that no command knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warmturn sessions VERB ...`: the verbs and their arguments. What they do is in ``server.cli.sessions_terminal``."""
+"""The verbs of `warmturn sessions` and their arguments. ``server.cli.sessions_terminal`` runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constraints: grammars that hold a reply to a form.
+"""Constraints: grammars that a reply must match.
 
 Owns: grammars of llguidance made from JSON schemas, regular expressions and choices, and which
 schemas can be enforced.

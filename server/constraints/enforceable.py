@@ -1,4 +1,4 @@
-"""JSON schemas in the keywords that a grammar enforces: other words for them are rewritten, or left out."""
+"""Rewrites JSON schemas to the keywords that a grammar enforces; keywords without effect are left out."""
 
 from __future__ import annotations
 

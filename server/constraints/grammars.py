@@ -1,4 +1,5 @@
-"""Grammars of llguidance, made of what requests ask for: each as the one string that ``Submit.grammar`` is.
+"""Builds llguidance grammars from JSON schemas, regular expressions, choices, Lark and GBNF, as strings for
+``Submit.grammar``.
 
 What makes them raises ``ValueError`` with the end of a sentence that begins with the parameter's name, and that
 repeats nothing of it.

@@ -1,4 +1,4 @@
-"""Which JSON schemas can be enforced, and at what cost: looked at as data, before anything is compiled.
+"""Checks JSON schemas before they are compiled: size limits, and keywords that cannot be enforced.
 
 Everything here walks without recursion, visits a value once, and raises ``ValueError`` with the end of a sentence that
 begins with the parameter's name. Messages hold nothing of the schema but keywords of JSON Schema.

@@ -1,4 +1,4 @@
-"""Regular expressions as text: how large they get, and what has to be rewritten before they are compiled."""
+"""Checks regular expressions for size, and rewrites what llguidance needs written differently."""
 
 from __future__ import annotations
 

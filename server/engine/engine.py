@@ -1,5 +1,5 @@
-"""The engine as the server process sees it: submit a turn, read its deltas, look after the KV of sessions. Nothing here
-knows of processes or sockets.
+"""``Engine``: the interface of the engine in the server process: submit a turn, read its deltas, manage the KV of
+sessions. Nothing here depends on processes or sockets.
 
 Exception
 +-- EngineUnavailable   no engine takes turns right now: try again in `retry_after` seconds

@@ -1,4 +1,4 @@
-"""Questions to the engine that somebody waits for: where the KV of a session lies, its export, its import."""
+"""Requests to the engine that wait for an answer: where the KV of a session is, its export, its import."""
 
 from __future__ import annotations
 

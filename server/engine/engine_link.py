@@ -1,4 +1,4 @@
-"""One engine process and the socket to it: started, spoken to, ended. One link lives as long as its process."""
+"""``EngineLink``: one engine process and the socket to it, from start to exit."""
 
 from __future__ import annotations
 

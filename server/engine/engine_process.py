@@ -1,4 +1,4 @@
-"""The engine kept alive: one engine process at a time, a fresh one when it dies unasked, and what it is asked."""
+"""``EngineProcess``: implements ``Engine`` over an engine process, which is restarted when it dies."""
 
 from __future__ import annotations
 

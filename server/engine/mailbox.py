@@ -1,4 +1,4 @@
-"""One running turn: where the engine's deltas wait until the response task reads them."""
+"""``Mailbox``: the queue of a turn's deltas, between the engine's socket and the task that writes the response."""
 
 from __future__ import annotations
 

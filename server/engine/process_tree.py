@@ -1,4 +1,4 @@
-"""The processes of a server on this machine: what they use and say (Linux; elsewhere most cannot be told)."""
+"""CPU time, memory and output of a server's processes on this machine (Linux; elsewhere most values are unknown)."""
 
 from __future__ import annotations
 

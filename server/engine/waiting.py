@@ -1,4 +1,4 @@
-"""The turns that wait in the engine, as the server counts them: who would find the queue full need not be read."""
+"""Counts the turns that wait in the engine's queue, so that requests can be refused early when it is full."""
 
 from __future__ import annotations
 

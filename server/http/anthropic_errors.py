@@ -1,4 +1,4 @@
-"""Anthropic's error body, and the paths whose errors have it."""
+"""Anthropic's error body, and the paths whose errors use it."""
 
 from __future__ import annotations
 

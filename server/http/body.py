@@ -1,4 +1,4 @@
-"""Reading a request's body: everything that can be wrong with bytes before they are a request; and its URL."""
+"""Reads and checks a request's headers, body and query before it is parsed as a request."""
 
 from __future__ import annotations
 

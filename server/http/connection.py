@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's, with an end to every wait for the client, and a limit on what a head may hold."""
+"""HTTP connections: uvicorn's protocol class with time limits for clients and a limit on the size of request heads."""
 
 from __future__ import annotations
 

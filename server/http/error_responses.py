@@ -1,4 +1,4 @@
-"""Every exception's way into an error body.
+"""Converts exceptions to error responses.
 
 Whatever is raised by the framework, the engine or the log becomes an ApiError here, in one place, and leaves in
 OpenAI's shape, or where Anthropic's API is in Anthropic's.

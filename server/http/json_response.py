@@ -1,4 +1,4 @@
-"""Answers that are one JSON object."""
+"""``json_response``: a response with one JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page at ``/ui``: the files of ``server/ui`` as they lie there. They are nobody's, so they need no key."""
+"""Static files of the page at ``/ui``, which is served without an API key."""
 
 from __future__ import annotations
 

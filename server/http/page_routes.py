@@ -1,4 +1,4 @@
-"""The page at ``/ui``, and the way to it."""
+"""Routes of the page at ``/ui``, and the redirect to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which session a request names, as far as its head tells: for whoever routes requests among servers.
+"""Extracts the session that a request's URL names, for load balancers that route by session.
 
 ``deploy/nginx.conf`` says the same in nginx's words.
 """

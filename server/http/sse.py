@@ -1,4 +1,4 @@
-"""Server-sent events, and waiting for things that a client may not wait for."""
+"""Server-sent events, and work that is cancelled when its client disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session log: who a session is, and exactly which tokens and messages it holds.
+"""The session log: the sessions, with their exact tokens and messages, in SQLite or PostgreSQL.
 
 Owns: tables, rows, timelines, leases among servers, stored responses, the data directory;
 ``recovery`` for damaged files.

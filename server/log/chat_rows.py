@@ -1,4 +1,4 @@
-"""Stored chats in the log: written with their turns into the table of responses, under keys that no response has."""
+"""Stored chats in the log: rows in the table of responses, written with their turns under keys of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims: a session is held by one turn or change at a time."""
+"""``Claims``: exclusive use of sessions within this process, each by one turn or change at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of everything that outlives the server, held by one server at a time."""
+"""The data dir: created with safe permissions, and locked by one server at a time."""
 
 from __future__ import annotations
 

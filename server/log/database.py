@@ -1,4 +1,4 @@
-"""The database under the log: a file of SQLite or a PostgreSQL server, its transactions and its troubles.
+"""``Database``: transactions on SQLite or PostgreSQL, and the errors they raise.
 
 LogUnavailable
 +-- LogFull         it cannot be written for want of storage

@@ -1,4 +1,4 @@
-"""Which session a request runs on, if it names one."""
+"""The session that a request names, and which ids are valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases: among the servers that share a log, one at a time writes a session.
+"""Leases: exclusive use of sessions among the servers that share a log.
 
 A lease is a row, and its number, which is never used twice, is the fencing number: what its holder writes is written
 only while that very row is there, in the same transaction. It lives as long as its server, which tells that it does by

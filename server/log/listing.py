@@ -1,4 +1,4 @@
-"""The list of a tenant's sessions, a page at a time, and the family of one of them."""
+"""Lists a tenant's sessions in pages, and the family of a session: its ancestors and their forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread of a session log: all of its blocking work runs there, so the writes of a server have one order."""
+"""``LogThread``: runs all blocking work of a session log, so that a server's writes have one order."""
 
 from __future__ import annotations
 

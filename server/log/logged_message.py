@@ -1,4 +1,4 @@
-"""A message as the log holds it."""
+"""``LoggedMessage``: a message as it is stored in the log, and its JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's timeline in the form in which it leaves one log and enters another: plain JSON.
+"""The portable form of a session's timeline, plain JSON, for export from one log and import to another.
 
 ``msgspec.json.encode`` writes it and ``msgspec.json.decode(data, type=PortableLog)`` reads it; bytes are base64 there.
 """

@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL that does not wait for ever: whoever is asked and says nothing is given up."""
+"""PostgreSQL connections with a timeout: a server that does not answer is given up."""
 
 from __future__ import annotations
 

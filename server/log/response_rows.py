@@ -1,4 +1,4 @@
-"""Stored responses in their table, beside the rows of the session that they are a turn of."""
+"""Stored responses: a table beside the rows of the sessions that they are turns of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which row of a session an idempotency key has made. Each function in the caller's transaction."""
+"""Idempotency keys: which row of a session a key belongs to. Functions run in the caller's transaction."""
 
 from __future__ import annotations
 

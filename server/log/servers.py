@@ -1,4 +1,4 @@
-"""The servers of a log, and what each of them has still to forget."""
+"""The servers that share a log, and the tombstones that each of them has not yet processed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks: a session belongs to one turn or change at a time, in this process and among the servers of its log."""
+"""Locks of sessions: a claim in this process and a lease among the servers of the log."""
 
 from __future__ import annotations
 

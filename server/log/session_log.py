@@ -1,4 +1,4 @@
-"""The durable log: who a session is, and exactly which tokens and messages it holds.
+"""``SessionLog``: opens, cleans up and closes the log, and gives access to its tables.
 
 The truth of every session, in SQLite or PostgreSQL: opened, cleaned up and closed here. The sessions themselves are in
 ``server.log.session_table``.

@@ -1,4 +1,4 @@
-"""One session in its tables: found, begun, brought up to date, ended. Each in the caller's transaction."""
+"""Reads and writes one session's rows: find, insert, update, delete. Functions run in the caller's transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions in the database: read, begun and changed.
+"""``SessionTable``: reads, creates and changes sessions; one transaction per method.
 
 What a session holds is the fold of its rows (``server.log.timeline``); how they are stored is in
 ``server.log.session_rows`` and ``server.log.stored``.

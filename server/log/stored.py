@@ -1,4 +1,4 @@
-"""Values as columns and back: rows with their checksums, and what a list shows of a session."""
+"""Conversion between values and columns: rows with checksums, metadata, session summaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of the log.
+"""The tables of the log, for SQLAlchemy.
 
 Format 4 is the oldest that is read. Format 5 added the receipts of turns, and leases. Format 6 added an index of stored
 chats. A log of an older format is brought up to date when it is opened, see ``server.log.upgrade``.

@@ -1,4 +1,4 @@
-"""A session's timeline: what its rows in the log fold to, and the row that each verb adds to them.
+"""A session's timeline: the sum of its rows, and the row that each change adds.
 
 A row says: keep so many turns, tokens and messages of what was there, then append these. So a turn writes its own
 tokens only, and edits and rewinds are rows like any other. Pure values; nothing here knows of a database.

@@ -1,4 +1,4 @@
-"""Folded timelines in memory, so that a turn reads only the rows that are new to this server."""
+"""A cache of timelines in memory, so that a turn reads only rows that are new to this server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a log made, or brought from an older format to this one."""
+"""Creates the tables of a log, and upgrades logs of older formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outermost layer: request ids, the count of every answer, and the last resort for exceptions."""
+"""The outermost middleware: request ids, access lines, metrics of answers, and uncaught exceptions."""
 
 from __future__ import annotations
 

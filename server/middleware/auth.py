@@ -1,6 +1,7 @@
-"""Who calls: keys, one per tenant, and without any the names of hosts, before anything else looks at the request.
+"""Authentication: API keys, one per tenant; without keys, a check of the Host header.
 
-A key comes as ``Authorization: Bearer KEY`` or, as Anthropic's clients send it, as ``x-api-key``."""
+A key comes as ``Authorization: Bearer KEY`` or, as Anthropic's clients send it, as ``x-api-key``.
+"""
 
 from __future__ import annotations
 

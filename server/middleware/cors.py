@@ -1,4 +1,4 @@
-"""CORS: which web pages of other origins may call the API, told to their browsers (Fetch standard, section 3.3)."""
+"""CORS: which web pages of other origins may call the API (Fetch standard, section 3.3)."""
 
 from __future__ import annotations
 

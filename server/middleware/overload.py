@@ -1,7 +1,8 @@
-"""Overload: what the engine would refuse is refused before anybody reads it.
+"""Refuses requests early while the engine's queue is full, before their bodies are parsed.
 
 A request that is parsed, rendered and tokenised only to find the queue full costs ten times what its refusal costs;
-with enough of them the server has no time left for those that it serves."""
+with enough of them the server has no time left for those that it serves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas: requests and answers in OpenAI's shape, which all other APIs are translated to.
+"""Schemas: requests and answers in OpenAI's format, which all other APIs are translated to.
 
 Owns: strict parsing of fields, messages, tools, response formats; items of responses and
 conversations.

@@ -1,4 +1,4 @@
-"""The request of text completions: prompts as they are, without a template."""
+"""The request schema of text completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reply must look like: ``response_format``, its extensions, vLLM's names for it; from the wire to a grammar."""
+"""Output formats of a reply: ``response_format`` and vLLM's structured outputs, and the grammar for each."""
 
 from __future__ import annotations
 

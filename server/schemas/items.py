@@ -1,4 +1,4 @@
-"""Items: what responses and conversations are made of, as the wire has them and as messages of the log hold them.
+"""Items of responses and conversations: their structs, and the conversion from logged messages.
 
 A message of the log that came from here has ``items``: for each item that it makes up, its id, how many characters of
 the message's text are its own, and "incomplete" where it is. So an item has the same id wherever it is shown. Messages

@@ -1,4 +1,4 @@
-"""The JSON object in a body: what msgspec refuses, and how large and deep it may be."""
+"""Parses the JSON object in a body, with limits on size and depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages of a chat as the wire has them, and as the log holds them."""
+"""The messages of a chat request, and their conversion to logged messages."""
 
 from __future__ import annotations
 

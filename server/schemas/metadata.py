@@ -1,4 +1,4 @@
-"""Metadata as OpenAI limits it: pairs of texts that a client hangs on a session or response."""
+"""Metadata with OpenAI's limits: pairs of strings on a session or response."""
 
 from __future__ import annotations
 

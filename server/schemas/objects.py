@@ -1,4 +1,6 @@
-"""The wire's answers, as structs: encoding one costs under a microsecond, and there is one per token."""
+"""Structs of OpenAI's answers. There is one per generated token, so they are msgspec structs, which encode in under a
+microsecond.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameters of a URL, as strict as bodies are."""
+"""Query parameters of a URL, as strict as bodies."""
 
 from __future__ import annotations
 

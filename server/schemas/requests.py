@@ -1,4 +1,5 @@
-"""The wire's requests. Strict: a field is honoured, or it is refused by its name; ``null`` means absent.
+"""Request schemas of chats, and the fields that all generating endpoints share. Strict: each field is honoured or
+refused by name; ``null`` means absent.
 
 What a later version will honour is in ``LATER``, with the values that ask for nothing and are therefore taken.
 """

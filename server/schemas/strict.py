@@ -1,4 +1,4 @@
-"""What all of the wire's requests are: objects of known fields, honoured or refused by name; ``null`` means absent.
+"""``Strict``: the base class of request schemas. Unknown fields are refused by name; ``null`` means absent.
 
 Where the server is told to ignore unknown fields, these are left out, and their names are kept for the receipt.
 """

@@ -1,4 +1,4 @@
-"""Tools as the wire's requests offer them, and which of them a reply may or must call."""
+"""The tools of a request, and ``tool_choice``."""
 
 from __future__ import annotations
 

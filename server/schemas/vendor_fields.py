@@ -1,4 +1,4 @@
-"""What clients of vLLM and llama.cpp send beside OpenAI's parameters, and what replies tell them for it."""
+"""Request fields of vLLM and llama.cpp beyond OpenAI's, and what replies contain for them."""
 
 from __future__ import annotations
 

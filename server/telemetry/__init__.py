@@ -1,4 +1,4 @@
-"""Telemetry: what the server tells of itself.
+"""Telemetry: metrics, traces and log lines of the server.
 
 Owns: metrics, traces, log lines.
 

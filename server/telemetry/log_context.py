@@ -1,4 +1,4 @@
-"""The server's log: what is said of the request that is being answered, one line for each, and lines for people."""
+"""Log records with the context of their request, the access line of each request, and lines for the terminal."""
 
 from __future__ import annotations
 

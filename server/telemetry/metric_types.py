@@ -1,4 +1,4 @@
-"""Figures as ``/metrics`` shows them: plain numbers while they are counted, families of series when they are read.
+"""Counters and histograms: plain numbers while counting, Prometheus families when read.
 
 prometheus-client's own counters take a lock and a linear search per observation, made for many threads; ours belong to
 the event loop alone, and there is one observation per token.

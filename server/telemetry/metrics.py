@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows, in a registry of its own.
+"""The metrics that ``/metrics`` shows.
 
 Everything is counted in plain numbers on the event loop and becomes series when it is asked for: what is counted once a
 token or once a request has to cost next to nothing.

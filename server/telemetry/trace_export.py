@@ -1,4 +1,4 @@
-"""Where spans go: OpenTelemetry's SDK, imported only when it is used."""
+"""Export of spans with OpenTelemetry's SDK, which is imported only when tracing is on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: one span of OpenTelemetry's GenAI conventions per generation, below FastAPI's span of its request.
+"""Traces: one span per generation, by OpenTelemetry's GenAI conventions, below FastAPI's span of the request.
 
 Nothing is traced, and nothing but OpenTelemetry's interface (which FastAPI needs anyway) is imported, unless the
 standard environment variables name a collector. Spans hold no text of prompts or replies.

@@ -1,4 +1,4 @@
-"""``--metrics-compat vllm``: our figures under vLLM's names, for dashboards and routers that look for these."""
+"""`--metrics-compat vllm`: the same metrics under vLLM's names, for dashboards and routers that expect these."""
 
 from __future__ import annotations
 

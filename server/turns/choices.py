@@ -1,4 +1,4 @@
-"""The turns of one request, one per choice, read as one stream."""
+"""``Choices``: the turns of one request, one per choice, read as one stream."""
 
 from __future__ import annotations
 

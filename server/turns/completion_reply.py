@@ -1,4 +1,4 @@
-"""Deltas as text completions: the chunks of a stream or one body, and the parallel lists of log-probabilities."""
+"""Writes replies of text completions: stream chunks or one body, and the lists of log-probabilities."""
 
 from __future__ import annotations
 

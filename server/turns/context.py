@@ -1,4 +1,4 @@
-"""What every route works with, and the checks that need to know the model."""
+"""``ServerContext``: the parts of a server that routes use, and checks of requests against the model."""
 
 from __future__ import annotations
 

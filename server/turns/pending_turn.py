@@ -1,4 +1,4 @@
-"""A request's turn until it runs: the request checked, its session claimed, an earlier answer looked up."""
+"""A pending turn: the request is checked, its session is claimed, and an earlier answer is looked up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache receipt: what a prompt cost, put together from what the engine reused and what the log holds.
+"""The cache receipt: what was reused of a prompt, from which tier, and why not more.
 
 Of a session's prompt, tokens are *reused* (some tier of the cache had them), *recomputed* (this session had computed
 them before, the cache did not have them) or *new*. A *miss* says why not everything that the session, or for an

@@ -1,4 +1,4 @@
-"""Retries: a turn that carries an ``Idempotency-Key`` runs once; whoever asks again is answered from the log."""
+"""Replay of turns by ``Idempotency-Key``: a repeated request is answered from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deltas as OpenAI objects: the chunks of a stream or one body; those of chats."""
+"""Writes replies in OpenAI's format: stream chunks or one body, of chats."""
 
 from __future__ import annotations
 

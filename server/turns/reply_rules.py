@@ -1,4 +1,4 @@
-"""What a reply may be and how its text is read: its grammar, words that it may not hold, its parser."""
+"""``ReplyRules``: the grammar that a reply must match, words that it may not contain, and its parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one request cost: counted while it runs, and told once, when it is over, to its span and its line of the log."""
+"""Counts the tokens and times of one request, and reports them to its span and its log line when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request being answered: its turns run, its reply is written, its session committed."""
+"""``TurnRunner``: runs the turns of one request, writes the reply, and commits the session."""
 
 from __future__ import annotations
 

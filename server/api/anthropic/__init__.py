@@ -1,4 +1,4 @@
-"""Anthropic's messages, translated to chats.
+"""Anthropic's Messages API; requests are translated to chats.
 
 Owns: routes, shapes, the writer of replies.
 

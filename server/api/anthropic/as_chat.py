@@ -1,4 +1,4 @@
-"""A request of Anthropic's as the chat that it is: the same messages, tools and limits, in the words of our chats."""
+"""Translates a request of Anthropic's Messages API to a chat request: messages, tools and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's answers, as structs: messages, the events of their streams, and counts."""
+"""Structs of Anthropic's responses: messages, stream events and token counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deltas as Anthropic's objects: the events of a stream, block by block, or one message."""
+"""Writes a reply in Anthropic's format: the events of a stream, block by block, or one message."""
 
 from __future__ import annotations
 

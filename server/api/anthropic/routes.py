@@ -1,4 +1,4 @@
-"""Anthropic's messages: chats in other words."""
+"""Routes of Anthropic's Messages API; requests are translated to chats."""
 
 from __future__ import annotations
 

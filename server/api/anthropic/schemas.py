@@ -1,4 +1,6 @@
-"""Anthropic's requests, as strict as ours: a field is honoured, or it is refused by its name; ``null`` means absent."""
+"""Request schemas of Anthropic's Messages API. Strict: each field is honoured or refused by name; ``null`` means
+absent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat completions, stateless and on a session."""
+"""Routes of chat completions, stateless and on a session."""
 
 from __future__ import annotations
 

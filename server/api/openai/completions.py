@@ -1,4 +1,4 @@
-"""Text completions: prompts as they are, without a template."""
+"""Routes of text completions: prompts are used as sent, without a chat template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one served model, with what was measured on it."""
+"""Routes of ``/v1/models``: the served model, with what was measured on it."""
 
 from __future__ import annotations
 

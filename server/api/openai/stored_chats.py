@@ -1,4 +1,4 @@
-"""Stored chats as the wire has them: what is kept of a chat with ``store: true``, pages of these, their requests."""
+"""Stored chats in OpenAI's format: the fields that are stored with ``store: true``, list pages, and request schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the server is, for probes and dashboards."""
+"""Routes of health checks and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs no turn: the tokenizer and the chat template by themselves, and the server's version."""
+"""Routes that run no turn: tokenize, detokenize, chat template, tokenizer info, and the server's version."""
 
 from __future__ import annotations
 

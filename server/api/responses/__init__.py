@@ -1,4 +1,4 @@
-"""OpenAI's responses and conversations.
+"""OpenAI's Responses and Conversations APIs.
 
 Owns: routes, shapes, events, responses in the background.
 

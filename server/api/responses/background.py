@@ -1,4 +1,4 @@
-"""Responses that run on their own: nobody's connection holds them, and anybody's may follow them."""
+"""Background responses: they run without a connection, and any request of their tenant can follow them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a response goes on: in a conversation, behind an earlier response, or in a session that begins with it.
+"""Finds or creates the session on which a response runs: a conversation's, its predecessor's, or a new one.
 
 Responses without a conversation have sessions of their own, *chains*: a follow-up goes on in its predecessor's, and
 begins another one with the same past where that has gone on already, or is busy, or belongs to a conversation, or

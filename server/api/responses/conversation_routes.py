@@ -1,4 +1,4 @@
-"""Conversations: sessions as lists of items."""
+"""Routes of conversations, which are sessions shown as lists of items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses that do not run here: looked at, and ended where they run. Nobody stays behind one that nobody runs."""
+"""Responses that run on another server of the same log: reads their state, and cancels them there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of one response, kept for those who come later: while it runs in memory, then beside it in the log."""
+"""Recording of a response's stream events for later readers: in memory while it runs, then stored in the log."""
 
 from __future__ import annotations
 

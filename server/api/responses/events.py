@@ -1,4 +1,4 @@
-"""The events of a streamed response, one struct each. ``sequence_number`` counts all events of a response from 0."""
+"""Structs of the events of a streamed response. ``sequence_number`` counts all events of a response from 0."""
 
 from __future__ import annotations
 

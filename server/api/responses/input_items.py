@@ -1,4 +1,4 @@
-"""The items of a request: read, given ids, looked up where they are references; and a page of items."""
+"""Reads the input items of a request: gives them ids, resolves references; and makes pages of items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items as requests carry them, and the messages of the log that they become."""
+"""Request schemas of items, and their translation to logged messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire's answers about responses and conversations, as structs. Times are Unix seconds."""
+"""Structs of the answers about responses and conversations. Times are Unix seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output of one response while it grows: its items, and the events that tell of them."""
+"""The output items of a response while it is generated, and the stream events about them."""
 
 from __future__ import annotations
 

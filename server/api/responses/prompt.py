@@ -1,4 +1,4 @@
-"""The prompt of a response: what its session holds, its instructions in front, its input behind.
+"""The prompt of a response: its instructions, the messages of its session, and its input.
 
 Instructions belong to one response: they lead the prompt of that one, and are left out of the next one's unless it
 brings its own. While a client sends the same ones each time, they are where they were, and every prompt begins with

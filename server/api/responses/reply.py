@@ -1,4 +1,4 @@
-"""Responses: the object, the events of its stream, and what is kept of it."""
+"""Writes a response: the object, its stream events, and the record that is stored."""
 
 from __future__ import annotations
 

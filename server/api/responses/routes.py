@@ -1,4 +1,4 @@
-"""Responses: made, streamed, run in the background, fetched, cancelled, deleted."""
+"""Routes of responses: create, stream, run in the background, retrieve, cancel, delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire's requests about responses and conversations, as strict as those of ``server.schemas.requests``."""
+"""Request schemas of responses and conversations, as strict as those of ``server.schemas.requests``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A capsule: one session as one file, that a server wrote and the same or another one reads.
+"""Capsules: the file format of an exported session, with its writer and its reader.
 
 It is a ZIP archive that any tool opens: nothing compressed, members in one order, all sizes in 64 bits, nothing else.
 

@@ -1,4 +1,4 @@
-"""Sessions as files: export and import of capsules."""
+"""Routes that export sessions as capsules and import them."""
 
 from __future__ import annotations
 

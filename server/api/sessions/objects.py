@@ -1,4 +1,4 @@
-"""The wire's answers about sessions, as structs. Times are Unix seconds, lengths are tokens."""
+"""Structs of the answers about sessions. Times are Unix seconds, lengths are tokens."""
 
 from __future__ import annotations
 

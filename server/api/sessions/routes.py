@@ -1,4 +1,4 @@
-"""Sessions: made, listed, looked at, changed, forked, rewound, edited, answered anew, deleted.
+"""Routes of sessions: create, list, inspect, update, fork, rewind, edit, regenerate, delete.
 
 Every verb that needs the timeline to stand still holds the session while it runs, so a running turn and a verb never
 mix: the later one is a 409. Looking and updating need no hold, and a deletion ends the turn and waits for it.

@@ -1,4 +1,4 @@
-"""The wire's requests about sessions: bodies and queries, as strict as those of ``server.schemas.requests``."""
+"""Request schemas of sessions, bodies and queries, as strict as those of ``server.schemas.requests``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capsules on their way in or out: the folder they pass through, and the two ends of the wire.
+"""Receives and sends capsules over HTTP, through a temporary folder on disk.
 
 Nothing of a capsule is held in memory beyond a chunk, and nothing stays in the folder when its request is over.
 """

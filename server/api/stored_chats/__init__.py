@@ -1,4 +1,4 @@
-"""Stored chats: what `store: true` kept.
+"""Stored chats: chat completions that were created with ``store: true``.
 
 Owns: their routes.
 

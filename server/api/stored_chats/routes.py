@@ -1,4 +1,4 @@
-"""Chats that were stored: listed, fetched, their metadata changed, deleted, as in OpenAI's API."""
+"""Routes of stored chats, as in OpenAI's API: list, retrieve, update metadata, delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warmturn bench`: multi-turn chats against a server that runs, or one that is started for it."""
+"""`warmturn bench`: multi-turn chats against a running server, or against one that it starts."""
 
 from __future__ import annotations
 

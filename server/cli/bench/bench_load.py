@@ -1,4 +1,6 @@
-"""The load of `warmturn bench`: chats whose clients send their whole history each turn, the same for every server."""
+"""The load of `warmturn bench`: clients that send their whole history with each turn, with any OpenAI-compatible
+server.
+"""
 
 from __future__ import annotations
 

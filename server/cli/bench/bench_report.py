@@ -1,4 +1,6 @@
-"""What `warmturn bench` says: a row of Markdown per load, the same as figures for programs, and what was measured."""
+"""The report of `warmturn bench`: a Markdown table with a row per load, the same figures as JSON, and the
+environment.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`warmturn doctor`: what keeps a server from starting or makes it slow, part by part, each within its time."""
+"""`warmturn doctor`: runs the checks, each with a time limit, and prints what keeps a server from starting or slows
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor on the machine: Python, torch and its GPUs, the processor, threads, memory, open files."""
+"""Checks of the machine: Python, torch and its GPUs, the processor, threads, memory, open files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor on a model: loaded and measured in an engine of its own, and how its template and tokenizer behave."""
+"""Checks of a model: loads it in an engine of its own and reports its mode, memory, chat template and tokenizer."""
 
 from __future__ import annotations
 

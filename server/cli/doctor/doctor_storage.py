@@ -1,4 +1,4 @@
-"""The doctor on what a server reaches and is reached by: port, data dir, its disk, log, remote tier, hub."""
+"""Checks of port, data dir, disk, session log, remote tier and the Hugging Face hub."""
 
 from __future__ import annotations
 

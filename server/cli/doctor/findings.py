@@ -1,4 +1,4 @@
-"""What the doctor finds: one line each, how bad it is, and what to do."""
+"""``Finding``: one result of a check, with its level, its text, and advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recovery: a damaged log opened again with everything that can still be read.
+"""Recovery: opens a damaged log with everything that can still be read.
 
 Owns: reading SQLite's pages and write-ahead log without SQLite, and writing what is sound into a
 new log.

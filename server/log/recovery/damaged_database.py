@@ -1,4 +1,4 @@
-"""What the records of a damaged log are: told by their shapes and by their checksums, whatever page they lie on."""
+"""Identifies the records of a damaged log by their shapes and checksums, whatever page they are on."""
 
 from __future__ import annotations
 

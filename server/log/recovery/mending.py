@@ -1,4 +1,4 @@
-"""How the log is opened: sound as it is, or damaged and salvaged first."""
+"""Opens the log; a damaged one is salvaged first."""
 
 from __future__ import annotations
 

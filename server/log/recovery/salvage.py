@@ -1,4 +1,4 @@
-"""A log whose file is damaged: what can still be read goes into a new one, and the damaged one is set aside.
+"""Salvage of a damaged log: the readable rows are copied to a new file, and the damaged one is renamed.
 
 In the order of what is certain: rows whose checksum holds under the name of their session are true. A session is whole
 if it has all its rows, up to the last number that anything tells of. Any other is kept as a name that cannot be read,

@@ -1,4 +1,4 @@
-"""What can still be read of a damaged file of SQLite: the records on its sound pages, and in its write-ahead log.
+"""Reads records from the intact pages of a damaged SQLite file and from its write-ahead log, without SQLite.
 
 Follows SQLite's file format (https://www.sqlite.org/fileformat2.html) page by page and trusts nothing else: not the
 schema, not the trees. Nothing is written.

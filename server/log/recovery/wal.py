@@ -1,4 +1,4 @@
-"""SQLite's write-ahead log, looked at before SQLite does, which takes a damaged frame for the end of it."""
+"""Reads SQLite's write-ahead log before SQLite does, as SQLite would drop all frames after a damaged one."""
 
 from __future__ import annotations
 
