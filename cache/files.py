@@ -82,8 +82,8 @@ def make_folder(path: Path) -> None:
 
 
 def open_file(folder: Path, name: str) -> int:
-    """A descriptor to read ``name`` with; the caller closes it. Doubt where it is not there, not a regular file, or
-    not this user's; never waits, whatever it is.
+    """A descriptor to read ``name`` with; the caller closes it. Raises CorruptFile where it is not there, not a regular
+    file, or not this user's; never waits, whatever it is.
     """
     if not _PLAIN.fullmatch(name):
         raise CorruptFile("not a file's name")
@@ -107,14 +107,14 @@ def open_file(folder: Path, name: str) -> int:
 
 
 def read_at(fd: int, size: int, offset: int) -> bytearray:
-    """Exactly ``size`` bytes at ``offset``, or Doubt. The caller has compared ``size`` with the file's."""
+    """Exactly ``size`` bytes at ``offset``, or CorruptFile. The caller has compared ``size`` with the file's."""
     data = bytearray(size)
     read_into(fd, memoryview(data), offset)
     return data
 
 
 def read_into(fd: int, buffer: memoryview, offset: int) -> None:
-    """Fill ``buffer`` (bytes, contiguous) from ``offset``, or Doubt where the file ends before."""
+    """Fill ``buffer`` (bytes, contiguous) from ``offset``, or CorruptFile where the file ends before."""
     done = 0
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)

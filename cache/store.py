@@ -117,11 +117,11 @@ class SessionStore:
         known = session in self._warm or session in self._hosted
         self._start(session)
         self._cut(session, reused)
-        cold = self.pool.cold(session.pages)
-        if not self._make_room(len(cold) + self._missing(session, len(prompt))):
+        off_device = self.pool.off_device(session.pages)
+        if not self._make_room(len(off_device) + self._missing(session, len(prompt))):
             self._keep(session) if known else self.discard(session)
             return None
-        self.pool.promote(cold)
+        self.pool.promote(off_device)
         session.moved()
         session.move(self.pool.device.device)
         session.checkpoint()
@@ -134,7 +134,7 @@ class SessionStore:
                 session.pinned_until = max(session.pinned_until, named.pinned_until)
                 self.discard(named)
             self.name(session, name)
-        return Acquired(session, reused, min(len(cold) * self.pool.page_size, reused))
+        return Acquired(session, reused, min(len(off_device) * self.pool.page_size, reused))
 
     def reserve(self, session: SessionCache, length: int) -> bool:
         """Pages for ``length`` tokens in all, the next one writable; False where running turns hold all the memory."""
@@ -152,7 +152,7 @@ class SessionStore:
         self._count(session)
         return True
 
-    def spoil(self, session: SessionCache) -> None:
+    def invalidate(self, session: SessionCache) -> None:
         """A step failed half-way: nothing of this running session's cache can be trusted."""
         self._cut(session, 0)
 
@@ -172,7 +172,7 @@ class SessionStore:
         self._hosted.pop(session, None)
         self._state_total -= self._state_bytes.pop(session, 0)
         if self.archive is not None:
-            self.archive.write_behind.unwant(session)
+            self.archive.write_behind.unschedule(session)
         self._index.remove(session.tenant, session.long, session)
         if session.name is not None and self._named.get((session.tenant, session.name)) is session:
             del self._named[session.tenant, session.name]
@@ -299,9 +299,9 @@ class SessionStore:
         self._hosted.pop(session, None)
         self._state_total -= self._state_bytes.pop(session, 0)
         if self.archive is not None:
-            self.archive.write_behind.unwant(session)
+            self.archive.write_behind.unschedule(session)
         if not session.warm:
-            self.pool.heat(session.pages)
+            self.pool.hold_warm(session.pages)
         session.running = session.warm = True
         self._running.add(session)
         self._count(session)
@@ -315,10 +315,10 @@ class SessionStore:
         session.running = False
         if self.archive is not None:
             session.checkpoint()
-            self.archive.write_behind.want(session)
+            self.archive.write_behind.schedule(session)
         self._index.put(session.tenant, session.long, session)
-        if self.pool.cold(session.pages):
-            self._rest(session)
+        if self.pool.off_device(session.pages):
+            self._move_to_host(session)
         else:
             self._warm[session] = None
         if self.stateful:
@@ -365,15 +365,15 @@ class SessionStore:
                     return False  # until writes are done
                 del self._warm[session]
                 self.evictions[Tier.DEVICE] += 1
-                self._rest(session)
-            self._shed()
+                self._move_to_host(session)
+            self._offload_stranded()
         return True
 
     def _victim(self, idle: Iterable[SessionCache]) -> SessionCache | None:
         """Who of ``idle`` leaves first; while writes are getting on, none that waits for its own."""
         write_behind = self.archive.write_behind if self.archive is not None else None
         if write_behind is not None and write_behind.working:
-            idle = (session for session in idle if not write_behind.wants(session))
+            idle = (session for session in idle if not write_behind.is_scheduled(session))
         return victim(idle, self._shares.over)
 
     def _count(self, session: SessionCache) -> None:
@@ -387,15 +387,15 @@ class SessionStore:
         held = {page for session in self._running for page in session.pages if page.tier is self.pool.device}
         return len(held | set(self.archive.held) if self.archive is not None else held)
 
-    def _rest(self, session: SessionCache) -> None:
+    def _move_to_host(self, session: SessionCache) -> None:
         """Idle, and from now on of the host."""
-        self.pool.cool(session.pages)
+        self.pool.release_warm(session.pages)
         session.move(self.pool.host.device)
         session.warm = False
         self._hosted[session] = None
         self._count(session)
 
-    def _shed(self) -> None:
+    def _offload_stranded(self) -> None:
         """Take stranded pages off the device: to the host, else by dropping hosted sessions, least recently
         used first.
         """

@@ -383,7 +383,7 @@ class Walk:
             self.failing, self.away = {}, 0.0
         archive = self.kit.archive
         until = time.monotonic() + 60
-        while archive.busy or (not failing and (archive.remover.left or self.disk.doomed)):
+        while archive.busy or (not failing and (archive.remover.left or self.disk.obsolete)):
             archive.poll()
             time.sleep(0.0005)
             assert time.monotonic() < until, "no end"
@@ -402,7 +402,7 @@ class Walk:
         there = {path.name for path in self._files()}
         assert known - there <= self.touched
         assert there - known <= self.touched
-        assert self.disk.leaving == 0
+        assert self.disk.obsolete_bytes == 0
         for segment in self.disk._known.values():
             ids, mask = segment.timeline()
             assert segment.after == timeline_hash(ids.tobytes(), bytes(mask))

@@ -94,7 +94,7 @@ def test_pages_go_to_the_host_and_back() -> None:
     rng = random.Random(1)
     for _ in range(3):
         moved = rng.sample(pages, 600)
-        pool.cool(moved)
+        pool.release_warm(moved)
         pool.demote()
         for tensor in pool.device.pools.values():  # the slots are others' now
             tensor[[slot for slot in range(900) if slot in pool.device._free]] = float("nan")
@@ -102,7 +102,7 @@ def test_pages_go_to_the_host_and_back() -> None:
             there = pool.host.gather(transfer.rows_of([page], PAGE, 0, PAGE))
             at = pages.index(page) * PAGE
             assert all(torch.equal(there[name], before[name][at : at + PAGE]) for name in before)
-        pool.heat(moved)
+        pool.hold_warm(moved)
         pool.promote(moved)
         after = pool.device.gather(transfer.rows_of(pages, PAGE, 0, 850 * PAGE))
         assert all(torch.equal(after[name], before[name]) for name in before)

@@ -52,7 +52,7 @@ class PagePool:
         return Page(self.device, self.device.alloc())
 
     def share(self, pages: Iterable[Page]) -> None:
-        """One more session holds these pages (not yet warm: see ``heat``)."""
+        """One more session holds these pages (not yet warm: see ``hold_warm``)."""
         for page in pages:
             page.refs += 1
 
@@ -64,25 +64,25 @@ class PagePool:
                 self.stranded.pop(page, None)
                 page.tier.release(page.slot)
             elif warm:
-                self._cool(page)
+                self._release_warm(page)
 
-    def heat(self, pages: Iterable[Page]) -> None:
+    def hold_warm(self, pages: Iterable[Page]) -> None:
         """One more warm session holds these pages. Call ``promote`` before they are read."""
         for page in pages:
             page.warm += 1
             self.stranded.pop(page, None)
 
-    def cool(self, pages: Iterable[Page]) -> None:
+    def release_warm(self, pages: Iterable[Page]) -> None:
         """One warm session less holds these pages."""
         for page in pages:
-            self._cool(page)
+            self._release_warm(page)
 
-    def _cool(self, page: Page) -> None:
+    def _release_warm(self, page: Page) -> None:
         page.warm -= 1
         if page.warm == 0 and page.tier is self.device:
             self.stranded[page] = None
 
-    def cold(self, pages: Iterable[Page]) -> list[Page]:
+    def off_device(self, pages: Iterable[Page]) -> list[Page]:
         """Those of ``pages`` that are not on the device."""
         return [page for page in pages if page.tier is not self.device]
 

@@ -3,7 +3,7 @@
 ``magic, u32 header length, u32 format, 16 bytes of checksum | header (msgpack) | zeros to 64 | payload``, all of it
 little-endian. In the payload the tensors lie in the order of the header, each from a multiple of 64 on, with zeros
 between. Everything is checked when it is read, sizes before anything is allocated: what comes out is what was written,
-or a Doubt.
+or a CorruptFile.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def timeline_hash(tokens: bytes, mask: bytes) -> bytes:
 
 
 def check(header: Header, **fields: object) -> None:
-    """Doubt, naming the field, unless ``header`` has these values: ``check(header, tenant=..., session=...)``."""
+    """Raises CorruptFile, naming the field, unless ``header`` has these values: ``check(header, tenant=...,
+    session=...)``.
+    """
     for name, value in fields.items():
         if getattr(header, name) != value:
             raise CorruptFile(f"another {name}")
@@ -156,7 +158,7 @@ def write(folder: Path, name: str, header: Header, tensors: Mapping[str, torch.T
 
 
 def read_header(folder: Path, name: str, *, limit_tokens: int = LIMIT_TOKENS) -> Header:
-    """The header of a segment, verified; the payload is not read. Doubt, or OSError."""
+    """The header of a segment, verified; the payload is not read. Raises CorruptFile or OSError."""
     with SegmentReader(folder, name, limit_tokens=limit_tokens) as reader:
         return reader.header
 
@@ -165,7 +167,7 @@ class SegmentReader:
     """One segment being read: ``header`` is verified when this is made, each tensor when it is read."""
 
     def __init__(self, folder: Path, name: str, *, limit_tokens: int = LIMIT_TOKENS) -> None:
-        """Doubt, or OSError. ``limit_tokens``: the longest timeline that is believed."""
+        """Raises CorruptFile or OSError. ``limit_tokens``: the longest timeline that is believed."""
         self._fd = open_file(folder, name)
         try:
             self.header, self._payload = _header(self._fd, limit_tokens)
@@ -186,8 +188,8 @@ class SegmentReader:
         return list(self._entries)
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor of its own memory, of the dtype and shape it was written with. Doubt where it is not there or not
-        what was written, or OSError.
+        """A tensor of its own memory, of the dtype and shape it was written with. Raises CorruptFile where it is not
+        there or not what was written, or OSError.
         """
         entry = self._entries.get(name)
         if entry is None:

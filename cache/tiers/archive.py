@@ -32,7 +32,7 @@ _LOADS = 4  # at once, each on a thread of its own: each holds pages that nobody
 _STUCK = 10.0  # seconds without a byte after which a load is not waited for
 _PENDING = 2 << 30  # bytes that may be on their way to disk, or a quarter of the device tier if that is less
 
-Told = Callable[[int, int], None]
+ExportCallback = Callable[[int, int], None]
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class Archive:
         pool = store.pool
         limit = min(_PENDING, pool.device.slots * pool.page_bytes // 4)
         self.write_behind = WriteBehind(pool, disk, self._writer, codec, limit)
-        self.write_behind.saved = self._saved
+        self.write_behind.saved = self._segment_written
         self.loader = SegmentLoader(pool, self._background.queue("kv-reader", _LOADS))
         self.syncs = [TierSync(disk, tier, self._background.queue(f"kv-{tier.tier}", 1)) for tier in lower]
         self._fetches: dict[Owner, Fetch] = {}
@@ -104,7 +104,7 @@ class Archive:
         self._background.poll()
         self.write_behind.rest(idle)
         self.write_behind.pump()
-        self.write_behind.look()
+        self.write_behind.check_room()
         self._store.trim()
         for owner in [owner for owner in self._forgetting if not self.disk.uses(owner)]:
             self._remove(owner, self._forgetting.pop(owner))
@@ -173,18 +173,18 @@ class Archive:
         """
         owner = Owner(tenant, name, True) if name is not None else None
         if owner is None or self._store.find(tenant, owner.session) is not None:
-            return self._sought(tenant, name, owner, prompt)
-        if any(sync.recalls(owner) for sync in self.syncs):  # one after the other, nearest first
+            return self._find_fetch(tenant, name, owner, prompt)
+        if any(sync.awaits_download(owner) for sync in self.syncs):  # one after the other, nearest first
             return Fetch(begun=False)
-        fetch = self._sought(tenant, name, owner, prompt)
-        if (fetch is None or fetch.begun) and self.disk.hurt(owner):
+        fetch = self._find_fetch(tenant, name, owner, prompt)
+        if (fetch is None or fetch.begun) and self.disk.has_damage(owner):
             fetch = fetch or Fetch(done=True)
             fetch.miss = fetch.miss or "damaged"
         return fetch
 
-    def _sought(self, tenant: str, name: str | None, owner: Owner | None, prompt: array[int]) -> Fetch | None:
+    def _find_fetch(self, tenant: str, name: str | None, owner: Owner | None, prompt: array[int]) -> Fetch | None:
         """See ``fetch``."""
-        head, shared = self._best(tenant, owner, prompt)
+        head, shared = self._best_head(tenant, owner, prompt)
         if head is None:
             return None
         have = self._store.match(tenant, prompt, name)
@@ -204,7 +204,7 @@ class Archive:
             return Fetch(done=True, miss="recompute_cheaper")
         return self._fetch(head, length)
 
-    def _best(self, tenant: str, owner: Owner | None, prompt: array[int]) -> tuple[ChainHead | None, int]:
+    def _best_head(self, tenant: str, owner: Owner | None, prompt: array[int]) -> tuple[ChainHead | None, int]:
         """The stored timeline that shares the most with ``prompt``."""
         long = self._store.is_long(len(prompt))
         head, shared = self.disk.match(tenant, prompt, long)
@@ -239,10 +239,10 @@ class Archive:
                 self.restore_rates.loaded(load.nbytes, load.seconds)
             else:
                 fetch.miss = "damaged"
-                if load.doubt:
-                    self.disk.condemn(extents[load.broken].segment)
-            self._settle(load, ids, mask, tip, owner)
-            self.disk.let_go(tip)
+                if load.is_damaged:
+                    self.disk.mark_damaged(extents[load.broken].segment)
+            self._finish_load(load, ids, mask, tip, owner)
+            self.disk.release(tip)
             fetch.tokens, fetch.seconds, fetch.done = load.tokens, load.seconds, True
 
         fetch.load = SegmentLoad(acquired.session, pieces, fetch.have, length, self._skeleton)
@@ -250,7 +250,9 @@ class Archive:
         self.loader.start(fetch.load, finish)
         return fetch
 
-    def _settle(self, load: SegmentLoad, ids: array[int], mask: bytearray, tip: Segment | None, owner: Owner) -> None:
+    def _finish_load(
+        self, load: SegmentLoad, ids: array[int], mask: bytearray, tip: Segment | None, owner: Owner
+    ) -> None:
         """The session of a finished load is idle from now on, under its own name where that is free; it is dropped
         where it was forgotten meanwhile.
         """
@@ -259,7 +261,7 @@ class Archive:
             load.tokens = 0
             self._store.discard(session)
             return
-        segment_loader.settle(load, ids, mask)
+        segment_loader.apply_load(load, ids, mask)
         if load.tokens and tip is not None:
             session.saved, session.saved_length = tip.at(session.length), session.length
         if owner.named:
@@ -269,9 +271,9 @@ class Archive:
             session.pinned_until = max(session.pinned_until, head.pinned_until)
         self._store.release(session)
 
-    def take(self, owner: Owner, folder: Path, fingerprint: str, told: Callable[[int, str | None], None]) -> None:
-        """Make the files of an ``export`` in ``folder`` the KV of a session, which serves nobody else. ``told`` gets
-        the tokens that are cached now, and why they are not all.
+    def take(self, owner: Owner, folder: Path, fingerprint: str, callback: Callable[[int, str | None], None]) -> None:
+        """Make the files of an ``export`` in ``folder`` the KV of a session, which serves nobody else. ``callback``
+        gets the tokens that are cached now, and why they are not all.
         """
 
         ticket = object()
@@ -279,21 +281,21 @@ class Archive:
 
         def found(outcome: Segment | Exception) -> None:
             if self._taking.pop(ticket, None) is None:  # forgotten meanwhile
-                return told(0, None)
+                return callback(0, None)
             if isinstance(outcome, Exception):
-                return told(0, outcome.reason if isinstance(outcome, CorruptFile) else "unreadable")
+                return callback(0, outcome.reason if isinstance(outcome, CorruptFile) else "unreadable")
             ids, mask = outcome.timeline()
             acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), reuse=False, long=outcome.long)
             if acquired is None:
-                return told(0, "no_room")
+                return callback(0, "no_room")
             acquired.session.private = True
             pieces = [
                 SegmentRange(folder, s.name, s.first, first, stop, s.after) for s, first, stop in outcome.extents()
             ]
 
             def finish(load: SegmentLoad) -> None:
-                self._settle(load, ids, mask, None, owner)
-                told(load.tokens, None if load.broken is None else "damaged")
+                self._finish_load(load, ids, mask, None, owner)
+                callback(load.tokens, None if load.broken is None else "damaged")
 
             load = SegmentLoad(acquired.session, pieces, 0, len(ids), self._skeleton)
             self._arriving[load] = owner
@@ -303,23 +305,23 @@ class Archive:
 
     # -- down -------------------------------------------------------------------------------------------------------
 
-    def forget(self, owner: Owner, told: Callable[[], None]) -> None:
-        """Remove what the tiers hold of a session; ``told`` is called when the files are gone, never where one could
-        not be unlinked.
+    def forget(self, owner: Owner, callback: Callable[[], None]) -> None:
+        """Remove what the tiers hold of a session; ``callback`` is called when the files are gone, never where one
+        could not be unlinked.
         """
         self.disk.forget(owner)
         for sync in self.syncs:
-            sync.refuse(owner)
+            sync.block(owner)
         self._arriving = {load: whose for load, whose in self._arriving.items() if whose != owner}
         self._taking = {ticket: whose for ticket, whose in self._taking.items() if whose != owner}
-        self._forgetting.setdefault(owner, []).append(told)
+        self._forgetting.setdefault(owner, []).append(callback)
 
-    def _remove(self, owner: Owner, told: list[Callable[[], None]]) -> None:
+    def _remove(self, owner: Owner, callback: list[Callable[[], None]]) -> None:
         """Nothing of a forgotten session is in use any more: its files go, here and then in each tier below."""
-        marks = [(sync, sync.refuse(owner)) for sync in self.syncs]
+        marks = [(sync, sync.block(owner)) for sync in self.syncs]
 
         def gone() -> None:
-            for tell in told:
+            for tell in callback:
                 tell()
 
         def unlinked() -> None:
@@ -341,7 +343,7 @@ class Archive:
             self._cutting.discard(owner)
             sizes = [None] * len(shared) if isinstance(outcome, Exception) else outcome
             for segment, size in zip(shared, sizes, strict=True):
-                self.disk.recut(segment, size)
+                self.disk.complete_cut(segment, size)
             self.remover.remove(owner, unlinked)
 
         work = list(zip(shared, timelines, strict=True))
@@ -362,32 +364,32 @@ class Archive:
             head.pinned_until = until
 
     def export(
-        self, owner: Owner, session: SessionCache | None, ids: array[int] | None, folder: Path, told: Told
+        self, owner: Owner, session: SessionCache | None, ids: array[int] | None, folder: Path, callback: ExportCallback
     ) -> None:
         """Put what is stored of a session's timeline ``ids`` (None: whatever it is) into a new ``folder`` as 000000.kv,
-        000001.kv...; ``told`` gets the number of files and the tokens in them. A fork that no turn has run on yet has
-        nothing of its own: then it is what its tenant's other sessions share with it.
+        000001.kv...; ``callback`` gets the number of files and the tokens in them. A fork that no turn has run on yet
+        has nothing of its own: then it is what its tenant's other sessions share with it.
         """
-        tip = self._written(session)
+        tip = self._newest_segment(session)
         if tip is None and (head := self.disk.head(owner)) is not None:
             tip = head.tip
         if ids is not None and _shared(tip, ids) < len(ids) - 1:  # the last token of a reply is not fed
             tip = max(tip, *self._relatives(owner.tenant, ids), key=lambda end: _shared(end, ids))
         if tip is None:
-            return told(0, 0)
+            return callback(0, 0)
         length = tip.stop if ids is None else _shared(tip, ids)
         length = tip.reach(length, self._store.stateful)
         extents = tip.extents(length)
         self.disk.hold(tip)
 
         def copied(outcome: int | Exception) -> None:
-            self.disk.let_go(tip)
-            told(*((0, 0) if isinstance(outcome, Exception) else (outcome, length)))
+            self.disk.release(tip)
+            callback(*((0, 0) if isinstance(outcome, Exception) else (outcome, length)))
 
         self._writer.submit(lambda: excerpt(self.disk.folder, extents, owner, folder), copied)
         return None
 
-    def _written(self, session: SessionCache | None) -> Segment | None:
+    def _newest_segment(self, session: SessionCache | None) -> Segment | None:
         """The newest file of a session in memory, which is being written if it is idle and not all of it is stored."""
         if session is not None and not session.running:
             self.write_behind.write_now(session)
@@ -396,9 +398,9 @@ class Archive:
     def _relatives(self, tenant: str, ids: array[int]) -> tuple[Segment | None, Segment | None]:
         """What others have stored that shares the most with ``ids``: the nearest in memory, and on disk."""
         head, _ = self.disk.match(tenant, ids, self._store.is_long(len(ids)))
-        return self._written(self._store.nearest(tenant, ids)), None if head is None else head.tip
+        return self._newest_segment(self._store.nearest(tenant, ids)), None if head is None else head.tip
 
-    def _saved(self, written: SessionCache, segment: Segment) -> None:
+    def _segment_written(self, written: SessionCache, segment: Segment) -> None:
         """A file is there, of what ``written`` held; a named session may have become another one meanwhile."""
         owner = segment.owner
         session = self._store.find(owner.tenant, owner.session) if owner.named else written

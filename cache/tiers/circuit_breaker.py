@@ -40,7 +40,7 @@ class CircuitBreaker:
         if self.away:
             raise OSError("the remote tier failed a moment ago and is left alone for now")
         future: Future[T] = Future()
-        thread = Thread(target=_settle, args=(future, work), name="remote", daemon=True)
+        thread = Thread(target=_complete, args=(future, work), name="remote", daemon=True)
         thread.start()
         # Waited for with a limit: `future.result` alone could not tell our limit from a timeout within `work`.
         thread.join(seconds)
@@ -59,7 +59,7 @@ class CircuitBreaker:
         raise failure
 
 
-def _settle(future: Future[T], work: Callable[[], T]) -> None:
+def _complete(future: Future[T], work: Callable[[], T]) -> None:
     try:
         future.set_result(work())
     except BaseException as error:

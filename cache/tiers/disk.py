@@ -18,8 +18,8 @@ from cache.tiers.segment_folder import ForeignSegments, SegmentFolder, folder_of
 class DiskTier:
     """The segments of one model (one ``fingerprint``), whose files are on a ``segment_folder``.
 
-    Belongs to one thread and does no I/O but the scan: what nobody needs any more is collected in ``doomed`` (with its
-    bytes) for a thread that unlinks it, and how much is free is told to it by whoever measured that. Eviction takes
+    Belongs to one thread and does no I/O but the scan: what nobody needs any more is collected in ``obsolete`` (with
+    its bytes) for a thread that unlinks it, and how much is free is told to it by whoever measured that. Eviction takes
     what other models left, then the head that was used longest ago, first one of a tenant that holds more than its
     ``share`` of the budget, pinned ones last; what is being read or goes on being written stays.
 
@@ -36,13 +36,13 @@ class DiskTier:
         self.damaged = 0  # files that failed their checks
         self.evictions = 0  # sessions that had to make room
         self.heads: OrderedDict[Owner, ChainHead] = OrderedDict()  # least recently used first
-        self.doomed: dict[Path, int] = {}
+        self.obsolete: dict[Path, int] = {}
         self.free: int | None = None  # bytes of the file system, as of the last measurement
-        self.leaving = 0  # bytes of what is doomed or being unlinked
+        self.obsolete_bytes = 0  # bytes of what is doomed or being unlinked
         self._floor = floor
         self._shares = TenantShares(share, budget)  # bytes
-        self._strangers: list[ForeignSegments] = []  # least recently used last
-        self._hurt: set[str] = set()  # folders that have lost files to damage, and got none since
+        self._other_models: list[ForeignSegments] = []  # least recently used last
+        self._damaged_folders: set[str] = set()  # folders that have lost files to damage, and got none since
         self._planned: dict[Segment, None] = {}  # begun, not complete
         self._holds: Counter[Segment] = Counter()  # the ends of chains that are being read
         self._known: dict[Place, Segment] = {}  # living and local
@@ -59,9 +59,9 @@ class DiskTier:
         """What is stored of a session."""
         return self.heads.get(owner)
 
-    def hurt(self, owner: Owner) -> bool:
+    def has_damage(self, owner: Owner) -> bool:
         """Whether files of a session were damaged, and none was written since."""
-        return bool(self._hurt) and folder_of(owner) in self._hurt
+        return bool(self._damaged_folders) and folder_of(owner) in self._damaged_folders
 
     def segments_in(self, folders: Collection[str]) -> list[Segment]:
         """The files that lie in these folders."""
@@ -86,12 +86,12 @@ class DiskTier:
         self._planned[segment] = None
         return True
 
-    def lacks(self, nbytes: int) -> bool:
+    def is_short_of(self, nbytes: int) -> bool:
         """Whether so many bytes would leave less of the file system free than the floor."""
         if self.free is None:
             return False
         coming = nbytes + sum(segment.nbytes for segment in self._planned)
-        return coming + self._floor > self.free + self.leaving
+        return coming + self._floor > self.free + self.obsolete_bytes
 
     def complete(self, segment: Segment, nbytes: int) -> None:
         """The file is there: it is the newest of its owner from now on, unless it was forgotten meanwhile."""
@@ -99,30 +99,30 @@ class DiskTier:
         self._count(segment, nbytes - segment.nbytes)
         segment.nbytes = nbytes
         segment.local = True
-        self._enter(segment)
-        self._hurt.discard(segment.folder)
+        self._register(segment)
+        self._damaged_folders.discard(segment.folder)
         if segment.lost:
-            self._bury(segment)
+            self._remove_segment(segment)
         else:
-            self._lead(segment.owner, segment, time.time())
+            self._set_head(segment.owner, segment, time.time())
 
-    def abandon(self, segment: Segment) -> None:
+    def abort(self, segment: Segment) -> None:
         """The file could not be written."""
         del self._planned[segment]
-        self._bury(segment)
+        self._remove_segment(segment)
 
     def forget(self, owner: Owner) -> None:
         """Drop what is stored of a session; what others go on from stays theirs."""
         for segment in self._planned:
             segment.dead |= segment.owner == owner
-        self._hurt.discard(folder_of(owner))
+        self._damaged_folders.discard(folder_of(owner))
         head = self.heads.get(owner)
         if head is not None:
             self._drop(head)
 
     def orphans(self, owner: Owner) -> list[Segment]:
         """The segments of a forgotten session that others go on from, each cut to what these share with it and held;
-        the files are to be cut alike, and then ``recut`` is told.
+        the files are to be cut alike, and then ``complete_cut`` is told.
         """
         if folder_of(owner) not in self._folders:
             return []
@@ -139,40 +139,40 @@ class DiskTier:
             self._index.put(owner.tenant, head.tip.long, head)
         return found
 
-    def recut(self, segment: Segment, nbytes: int | None) -> None:
+    def complete_cut(self, segment: Segment, nbytes: int | None) -> None:
         """An orphan's file has been cut; None: it could not be, and goes."""
         if nbytes is None:
-            self.condemn(segment)
+            self.mark_damaged(segment)
         elif not segment.dead:
             self._count(segment, nbytes - segment.nbytes)
             segment.nbytes = nbytes
-        self.let_go(segment)
+        self.release(segment)
 
-    def condemn(self, segment: Segment) -> None:
+    def mark_damaged(self, segment: Segment) -> None:
         """A file failed its checks: every session that builds on it is cut back to what comes before it."""
         if segment.dead:
             return
         self.damaged += 1
         for head in [head for head in self.heads.values() if segment in head.tip.chain()]:
-            self._hurt.add(folder_of(head.owner))
+            self._damaged_folders.add(folder_of(head.owner))
             if segment.parent is not None:
-                self._lead(head.owner, segment.parent, head.used)
+                self._set_head(head.owner, segment.parent, head.used)
             else:
                 self._drop(head)
         if not segment.dead:  # somebody still refers to it
-            self._bury(segment)
+            self._remove_segment(segment)
 
     def hold(self, segment: Segment) -> None:
         """Keep a chain on disk while it is read."""
         segment.refs += 1
         self._holds[segment] += 1
 
-    def let_go(self, segment: Segment) -> None:
+    def release(self, segment: Segment) -> None:
         """The reverse of ``hold``."""
         self._holds[segment] -= 1
         if not self._holds[segment]:
             del self._holds[segment]
-        self._unrefer(segment)
+        self._drop_reference(segment)
 
     def uses(self, owner: Owner) -> bool:
         """Whether files of a session are being written or read."""
@@ -195,10 +195,10 @@ class DiskTier:
         """Find again what an earlier process has written; temporary, damaged and superseded files are removed. Raises
         OSError, BlockingIOError where another process has the folder.
         """
-        self._strangers = self.segment_folder.open()
-        fresh, doubtful, unread = self.segment_folder.read()
-        for place in doubtful:
-            self._reject(place)
+        self._other_models = self.segment_folder.open()
+        fresh, damaged, unread = self.segment_folder.read()
+        for place in damaged:
+            self._discard_damaged(place)
         self.measured(self.segment_folder.measure())
         self.adopt(fresh, unread=unread)
 
@@ -208,36 +208,36 @@ class DiskTier:
         """Take files into the tree, but for those that go on from ``unread`` ones. Their sessions were used last when
         they were written, or at ``used``.
         """
-        grown = [segment for place in fresh for segment in self._grow(place, fresh, unread)]
-        for segment in sorted(grown, key=lambda segment: segment.sequence):
+        joined = [segment for place in fresh for segment in self._join(place, fresh, unread)]
+        for segment in sorted(joined, key=lambda segment: segment.sequence):
             head = self.heads.get(segment.owner)
             if segment.orphan:
                 continue
             if head is None or head.tip.sequence < segment.sequence:
                 created = fresh[segment.folder, segment.name].created
-                self._lead(segment.owner, segment, created if used is None else used)
-        for segment in grown:
+                self._set_head(segment.owner, segment, created if used is None else used)
+        for segment in joined:
             self._collect(segment)
-        for segment in grown:
+        for segment in joined:
             head = self.heads.get(segment.owner)
             if head is not None and head.tip is segment:
-                head.partial = segment.refs > 1 or segment.folder in self._hurt
+                head.partial = segment.refs > 1 or segment.folder in self._damaged_folders
         self.heads = OrderedDict(sorted(self.heads.items(), key=lambda item: item[1].used))
         self._make_room(0)
 
-    def decline(self, places: Iterable[Place]) -> None:
+    def discard_files(self, places: Iterable[Place]) -> None:
         """Files that were to be adopted, and that nobody wants any more."""
         for place in places:
             path = self.folder / place[0] / place[1]
-            if place not in self._known and path not in self.doomed:
-                self._doom(path, 0)
+            if place not in self._known and path not in self.obsolete:
+                self._mark_obsolete(path, 0)
 
     def measured(self, free: int | None, removed: int = 0) -> None:
         """Take in a measurement, made when ``removed`` bytes of what was doomed had been unlinked."""
         self.free = free
-        self.leaving -= removed
+        self.obsolete_bytes -= removed
 
-    def _grow(self, place: Place, fresh: dict[Place, LooseSegment], unread: Collection[Place]) -> list[Segment]:
+    def _join(self, place: Place, fresh: dict[Place, LooseSegment], unread: Collection[Place]) -> list[Segment]:
         """The segment of a file and those before it that were not known yet; a broken chain ends before the break."""
         line = [place]
         while line[-1] in fresh and line[-1] not in self._known and len(line) <= len(fresh):
@@ -247,28 +247,28 @@ class DiskTier:
             line.append(parent)
         if line[-1] in unread:
             return []
-        grown = []
+        joined = []
         for at in reversed(line):
             if at not in fresh or at in self._known:
                 continue
             segment, parent = fresh[at].segment, fresh[at].parent
             if not fresh[at].joins(self._known.get(parent) if parent is not None else None):
-                self._reject(at)
+                self._discard_damaged(at)
                 continue
-            self._enter(segment)
+            self._register(segment)
             if segment.parent is not None:
                 segment.parent.refs += 1
             self._count(segment, segment.nbytes)
-            grown.append(segment)
-        return grown
+            joined.append(segment)
+        return joined
 
-    def _reject(self, place: Place) -> None:
+    def _discard_damaged(self, place: Place) -> None:
         """A file that cannot be trusted goes; counted once."""
         path = self.folder / place[0] / place[1]
-        self._hurt.add(place[0])
-        if path not in self.doomed:
+        self._damaged_folders.add(place[0])
+        if path not in self.obsolete:
             self.damaged += 1
-            self.doomed[path] = 0
+            self.obsolete[path] = 0
 
     # -- making room ------------------------------------------------------------------------------------------------
 
@@ -276,20 +276,20 @@ class DiskTier:
         """Evict until ``nbytes`` more fit the budget and leave the floor free; False, and nobody evicted, where they
         cannot beside what has to stay: the chain of ``parent``, and what is being written or read.
         """
-        lacking = self.used + sum(stranger.nbytes for stranger in self._strangers) + nbytes - self.budget
+        lacking = self.used + sum(other_model.nbytes for other_model in self._other_models) + nbytes - self.budget
         if self.free is not None:
             coming = nbytes + sum(segment.nbytes for segment in self._planned)
-            lacking = max(lacking, coming + self._floor - self.free - self.leaving)
+            lacking = max(lacking, coming + self._floor - self.free - self.obsolete_bytes)
         if lacking <= 0:
             return True
         kept = self._kept(parent)
         spare = self.used - sum(segment.nbytes for segment in kept)
-        if lacking > spare + sum(stranger.nbytes for stranger in self._strangers):
+        if lacking > spare + sum(other_model.nbytes for other_model in self._other_models):
             return False
-        while lacking > 0 and self._strangers:
-            stranger = self._strangers.pop()
-            self._doom(stranger.folder, stranger.nbytes)
-            lacking -= stranger.nbytes
+        while lacking > 0 and self._other_models:
+            other_model = self._other_models.pop()
+            self._mark_obsolete(other_model.folder, other_model.nbytes)
+            lacking -= other_model.nbytes
         aim = self.used - lacking
         while self.used > aim and (head := self._victim(kept)) is not None:
             self._drop(head)
@@ -309,13 +309,13 @@ class DiskTier:
                 segment = segment.parent
         return {segment for segment in kept if segment.local or segment in self._planned}
 
-    def _doom(self, path: Path, nbytes: int) -> None:
-        self.doomed[path] = nbytes
-        self.leaving += nbytes
+    def _mark_obsolete(self, path: Path, nbytes: int) -> None:
+        self.obsolete[path] = nbytes
+        self.obsolete_bytes += nbytes
 
     # -- the tree ---------------------------------------------------------------------------------------------------
 
-    def _lead(self, owner: Owner, segment: Segment, used: float) -> None:
+    def _set_head(self, owner: Owner, segment: Segment, used: float) -> None:
         """Make ``segment`` the newest of ``owner``."""
         segment.refs += 1
         head = self.heads.get(owner)
@@ -324,16 +324,16 @@ class DiskTier:
         else:
             self._index.remove(owner.tenant, head.tip.long, head)
             old, head.tip, head.used, head.partial = head.tip, segment, used, False
-            self._unrefer(old)
+            self._drop_reference(old)
         self.heads.move_to_end(owner)
         self._index.put(owner.tenant, segment.long, head)
 
     def _drop(self, head: ChainHead) -> None:
         del self.heads[head.owner]
         self._index.remove(head.owner.tenant, head.tip.long, head)
-        self._unrefer(head.tip)
+        self._drop_reference(head.tip)
 
-    def _unrefer(self, segment: Segment) -> None:
+    def _drop_reference(self, segment: Segment) -> None:
         segment.refs -= 1
         self._collect(segment)
 
@@ -341,26 +341,26 @@ class DiskTier:
         """Remove a segment that nobody refers to, and then maybe those before it."""
         here: Segment | None = segment
         while here is not None and here.refs == 0 and here.local:
-            self._bury(here, collect=False)
+            self._remove_segment(here, collect=False)
             here = here.parent
 
-    def _bury(self, segment: Segment, collect: bool = True) -> None:
+    def _remove_segment(self, segment: Segment, collect: bool = True) -> None:
         segment.dead = True
         self._count(segment, -segment.nbytes)
         if segment.local:
             segment.local = False
-            self._leave(segment)
-            self._doom(self.folder / segment.folder / segment.name, segment.nbytes)
+            self._unregister(segment)
+            self._mark_obsolete(self.folder / segment.folder / segment.name, segment.nbytes)
         if segment.parent is not None:
             segment.parent.refs -= 1
             if collect:
                 self._collect(segment.parent)
 
-    def _enter(self, segment: Segment) -> None:
+    def _register(self, segment: Segment) -> None:
         self._known[segment.folder, segment.name] = segment
         self._folders[segment.folder].append(segment)
 
-    def _leave(self, segment: Segment) -> None:
+    def _unregister(self, segment: Segment) -> None:
         del self._known[segment.folder, segment.name]
         self._folders[segment.folder].remove(segment)
         if not self._folders[segment.folder]:
@@ -399,4 +399,4 @@ class DiskTier:
             assert head.tip.local
             assert not head.tip.lost
         assert self._index.check_integrity() == sum(bool(head.shareable) for head in self.heads.values())
-        assert self.leaving >= sum(self.doomed.values())
+        assert self.obsolete_bytes >= sum(self.obsolete.values())

@@ -20,7 +20,7 @@ from cache.segments.segment_file import SegmentReader, lengths_of, timeline_hash
 
 def excerpt(files: Path, extents: Iterable[Extent], owner: Owner, folder: Path) -> int:
     """Put the timeline of ``extents``, files below ``files``, into the new ``folder`` as 000000.kv, 000001.kv...: how
-    many there are. A file that is wholly ``owner``'s is linked, others are cut. Raises Doubt or OSError.
+    many there are. A file that is wholly ``owner``'s is linked, others are cut. Raises CorruptFile or OSError.
     """
     folder.mkdir(mode=0o700)
     ids, mask, count = array("i"), bytearray(), 0
@@ -55,7 +55,7 @@ def cut(
     orphan: bool = False,
 ) -> int:
     """Write what a file holds of the timeline ``ids``, ``mask``, which ends in it, as ``owner``'s; may take its own
-    place. The new file's bytes. Raises Doubt or OSError.
+    place. The new file's bytes. Raises CorruptFile or OSError.
     """
     with SegmentReader(source, name) as reader:
         header, stop = reader.header, len(ids)

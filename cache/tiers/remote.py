@@ -207,7 +207,7 @@ class RemoteTier:
                 raise FileNotFoundError
             place = place.rpartition("/")[0]
 
-    def _look(self, fs: Any, place: str) -> list[_Entry]:
+    def _list_folder(self, fs: Any, place: str) -> list[_Entry]:
         """What is in ``place``; nothing where there is no such place."""
         fs.invalidate_cache()
         try:
@@ -216,7 +216,7 @@ class RemoteTier:
         except FileNotFoundError:
             return []
 
-    def _look_deep(self, fs: Any, place: str) -> list[_Entry]:
+    def _list_tree(self, fs: Any, place: str) -> list[_Entry]:
         """All files below ``place``, a thousand an answer."""
         fs.invalidate_cache()
         try:
@@ -231,7 +231,7 @@ class RemoteTier:
 
     def _list(self, place: str) -> list[_Entry]:
         """What is directly in ``place``."""
-        found = self._run(lambda fs: self._look(fs, place))
+        found = self._run(lambda fs: self._list_folder(fs, place))
         return [entry for entry in found if entry.parent == place.strip("/")]
 
     def _clear(self, fingerprint: str, folder: str, names: set[str] | None) -> int:
@@ -266,7 +266,7 @@ class RemoteTier:
     def _files(self, place: str) -> Iterator[_Entry]:
         """Everything two levels below ``place``."""
         if self._object_store:
-            yield from self._breaker.run(lambda: self._look_deep(self._made(), place), 100 * self._patience)
+            yield from self._breaker.run(lambda: self._list_tree(self._made(), place), 100 * self._patience)
             return
         for folder in self._list(place):
             if folder.folder and FOLDER.match(folder.name):

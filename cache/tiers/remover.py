@@ -26,7 +26,7 @@ class _Removed(NamedTuple):
 
 
 class Remover:
-    """Takes what the disk tier has ``doomed`` to the thread of ``queue``."""
+    """Takes what the disk tier has ``obsolete`` to the thread of ``queue``."""
 
     def __init__(self, disk: DiskTier, queue: WorkQueue) -> None:
         self.errors = 0
@@ -37,33 +37,35 @@ class Remover:
 
     def pump(self) -> None:
         """Begin to remove what is doomed, unless that has just failed."""
-        if (self.left or self._disk.doomed) and time.monotonic() >= self._resting_until:
+        if (self.left or self._disk.obsolete) and time.monotonic() >= self._resting_until:
             self.remove()
 
-    def remove(self, owner: Owner | None = None, told: Callable[[], None] | None = None) -> None:
-        """Begin to remove what is doomed; ``told`` is called when no file of ``owner`` is left."""
-        doomed, self._disk.doomed = self.left | self._disk.doomed, {}
+    def remove(self, owner: Owner | None = None, callback: Callable[[], None] | None = None) -> None:
+        """Begin to remove what is doomed; ``callback`` is called when no file of ``owner`` is left."""
+        obsolete, self._disk.obsolete = self.left | self._disk.obsolete, {}
         self.left = {}
 
         def finish(outcome: _Removed | Exception) -> None:
             if isinstance(outcome, Exception):
-                outcome = _Removed(list(doomed), None)
-            left = {path: doomed[path] for path in outcome.left}
-            self._disk.measured(outcome.free, sum(doomed.values()) - sum(left.values()))
+                outcome = _Removed(list(obsolete), None)
+            left = {path: obsolete[path] for path in outcome.left}
+            self._disk.measured(outcome.free, sum(obsolete.values()) - sum(left.values()))
             if left:
                 self.left |= left
                 self.errors += 1
                 self._resting_until = time.monotonic() + _PAUSE
-            if told is not None and (owner is None or folder_of(owner) not in {path.parent.name for path in self.left}):
-                told()
+            if callback is not None and (
+                owner is None or folder_of(owner) not in {path.parent.name for path in self.left}
+            ):
+                callback()
 
-        self._queue.submit(lambda: _Removed(remove_all(list(doomed)), self._disk.segment_folder.measure()), finish)
+        self._queue.submit(lambda: _Removed(remove_all(list(obsolete)), self._disk.segment_folder.measure()), finish)
 
 
-def remove_all(doomed: list[Path]) -> list[Path]:
+def remove_all(obsolete: list[Path]) -> list[Path]:
     """Unlink files, and their folders where these are empty then; remove folders of other models whole. Those left."""
     left: list[Path] = []
-    for path in doomed:
+    for path in obsolete:
         if path.suffix != ".kv":
             shutil.rmtree(path, ignore_errors=True)
             continue

@@ -19,12 +19,12 @@ _LOCK_SECONDS = 10.0  # for a process that is just ending
 
 
 class FolderContents(NamedTuple):
-    """The headers of all files; ``doubtful`` ones cannot be trusted, and ``unread`` ones were refused by the system,
+    """The headers of all files; ``damaged`` ones cannot be trusted, and ``unread`` ones were refused by the system,
     which says nothing about them.
     """
 
     fresh: dict[Place, LooseSegment]
-    doubtful: list[Place]
+    damaged: list[Place]
     unread: set[Place]
 
 
@@ -49,7 +49,7 @@ def file_name(sequence: int, id: str) -> str:
 
 class SegmentFolder:
     """Files at ``root / fingerprint / <owner> / <sequence>-<id>.kv``. Knows nothing of what was found: any thread may
-    ``look`` and ``measure``. One process at a time has the ``root``.
+    ``read_segment`` and ``measure``. One process at a time has the ``root``.
     """
 
     def __init__(self, root: Path, fingerprint: str) -> None:
@@ -64,12 +64,12 @@ class SegmentFolder:
         files.make_folder(self.folder)
         root = self.folder.parent
         self._lock = files.lock(root, _LOCK_SECONDS)
-        strangers = []
+        other_models = []
         for entry in os.scandir(root):
             if FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) and entry.name != self.folder.name:
                 size = sum(file.stat(follow_symlinks=False).st_size for file in Path(entry.path).rglob("*.kv"))
-                strangers.append(ForeignSegments(entry.stat(follow_symlinks=False).st_mtime, Path(entry.path), size))
-        return sorted(strangers, reverse=True)
+                other_models.append(ForeignSegments(entry.stat(follow_symlinks=False).st_mtime, Path(entry.path), size))
+        return sorted(other_models, reverse=True)
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -88,15 +88,15 @@ class SegmentFolder:
                 if not FILE.fullmatch(file.name):
                     continue
                 try:
-                    contents.fresh[place] = self.look(place)
+                    contents.fresh[place] = self.read_segment(place)
                 except CorruptFile:
-                    contents.doubtful.append(place)
+                    contents.damaged.append(place)
                 except OSError:
                     contents.unread.add(place)  # it is tried again at the next start
         return contents
 
-    def look(self, place: Place) -> LooseSegment:
-        """A file's header, read. Raises Doubt where it cannot be trusted or does not lie where it was written, or
+    def read_segment(self, place: Place) -> LooseSegment:
+        """A file's header, read. Raises CorruptFile where it cannot be trusted or does not lie where it was written, or
         OSError.
         """
         header = read_header(self.folder / place[0], place[1])

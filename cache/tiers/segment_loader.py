@@ -42,8 +42,8 @@ class SegmentLoad:
     """One timeline being read: tokens ``[have, length)`` into the pages of ``session``, which nobody runs meanwhile.
 
     When ``done``, ``tokens`` of them are there; where that is not all, ``broken`` is the piece that could not be read,
-    and ``doubt`` whether its file cannot be trusted (else the system refused to read it). ``touched``: when something
-    was last read of it, by ``time.monotonic``.
+    and ``is_damaged`` whether its file cannot be trusted (else the system refused to read it). ``touched``: when
+    something was last read of it, by ``time.monotonic``.
     """
 
     session: SessionCache
@@ -56,7 +56,7 @@ class SegmentLoad:
     seconds: float = 0.0
     touched: float = field(default_factory=time.monotonic)
     broken: int | None = None
-    doubt: bool = False
+    is_damaged: bool = False
     done: bool = False
     states: dict[int, Any] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class SegmentLoader:
         def finish(outcome: Exception | None) -> None:
             load.done = True
             self.read += load.nbytes
-            self.errors += load.broken is not None and not load.doubt
+            self.errors += load.broken is not None and not load.is_damaged
             assert outcome is None  # whatever happens to a piece is caught
             then(load)
 
@@ -90,7 +90,7 @@ class SegmentLoader:
             try:
                 self._piece(load, piece, rows)
             except Exception as error:
-                load.broken, load.doubt = number, isinstance(error, CorruptFile)
+                load.broken, load.is_damaged = number, isinstance(error, CorruptFile)
                 if not isinstance(error, (CorruptFile, OSError)):
                     log.exception("a session could not be read")
                 break
@@ -141,7 +141,9 @@ class SegmentLoader:
 
 
 def read_chain(folder: Path, fingerprint: str) -> Segment:
-    """The timeline in the files 000000.kv, 000001.kv... of a folder, as its last segment. Raises Doubt or OSError."""
+    """The timeline in the files 000000.kv, 000001.kv... of a folder, as its last segment. Raises CorruptFile or
+    OSError.
+    """
     tip: Segment | None = None
     for number in itertools.count():
         place = (folder.name, f"{number:06d}.kv")
@@ -158,7 +160,7 @@ def read_chain(folder: Path, fingerprint: str) -> Segment:
     return tip
 
 
-def settle(load: SegmentLoad, ids: array[int], mask: bytearray) -> None:
+def apply_load(load: SegmentLoad, ids: array[int], mask: bytearray) -> None:
     """Make the session of a finished load what was read: ``ids`` and ``mask`` are those of the whole timeline."""
     session, length = load.session, load.have + load.tokens
     if not load.tokens:

@@ -60,7 +60,7 @@ class TierSync:
         self._waiting: OrderedDict[Owner, Segment] = OrderedDict()  # to be copied, up to this segment
         self._copying = False
         self._asked: dict[Owner, _Query] = {}
-        self._leaving: dict[Owner, object] = {}  # forgotten, but maybe not in the lower tier yet
+        self._forgetting: dict[Owner, object] = {}  # forgotten, but maybe not in the lower tier yet
 
     @property
     def stats(self) -> TierStats:
@@ -111,7 +111,7 @@ class TierSync:
 
         def finish(outcome: Exception | None) -> None:
             self._copying = False
-            self._disk.let_go(segment)
+            self._disk.release(segment)
             for s in line:
                 s.copies = s.copies | {self.lower.tier} if outcome is None else s.copies - {self.lower.tier}
             self._lost(gone)
@@ -129,12 +129,12 @@ class TierSync:
             segment.copies -= {self.lower.tier}
         return segments
 
-    def recalls(self, owner: Owner) -> bool:
+    def awaits_download(self, owner: Owner) -> bool:
         """Whether to wait for what the lower tier knows of a session; asks when it was not asked yet."""
         head = self._disk.head(owner)
         if (head is not None and not head.partial) or (self.lower.away and owner not in self._asked):
             return False
-        if owner in self._leaving:
+        if owner in self._forgetting:
             return False
         question = self._asked.get(owner)
         if question is None:
@@ -145,16 +145,16 @@ class TierSync:
             )
         return not question.answered and time.monotonic() - question.since < _PATIENCE
 
-    def refuse(self, owner: Owner) -> object:
+    def block(self, owner: Owner) -> object:
         """A session is being forgotten: nothing of it is asked for any more, nor taken where it still comes, alone or
         with the files of a fork, until ``forget`` is told so with the newest mark that this has returned.
         """
-        mark = self._leaving[owner] = object()
+        mark = self._forgetting[owner] = object()
         self._asked.pop(owner, None)
         return mark
 
-    def forget(self, owner: Owner, mark: object, told: Callable[[], None]) -> None:
-        """Remove a session there; ``told`` is called when that is done."""
+    def forget(self, owner: Owner, mark: object, callback: Callable[[], None]) -> None:
+        """Remove a session there; ``callback`` is called when that is done."""
         self._waiting.pop(owner, None)
 
         def finish(outcome: Exception | None) -> None:
@@ -165,9 +165,9 @@ class TierSync:
                     self._waiting[head.owner] = head.tip
             self._next()
             if outcome is None:
-                if self._leaving.get(owner) is mark:  # else it is being forgotten again
-                    del self._leaving[owner]
-                told()
+                if self._forgetting.get(owner) is mark:  # else it is being forgotten again
+                    del self._forgetting[owner]
+                callback()
 
         self._queue.submit(lambda: self.lower.remove(folder_of(owner), None), finish)
 
@@ -185,7 +185,7 @@ class TierSync:
                     break
                 files.make_folder(path.parent)
                 self.lower.get(*place, path)
-                fresh[place] = found = self._disk.segment_folder.look(place)
+                fresh[place] = found = self._disk.segment_folder.read_segment(place)
                 place = None if found.parent is None else _checked(found.parent)
         except BaseException:
             left += unlink(self._disk.folder, [*fresh, *([place] if place is not None else [])])
@@ -195,15 +195,15 @@ class TierSync:
     def _take(self, owner: Owner, question: _Query, outcome: _Download | Exception) -> None:
         question.answered = True
         if isinstance(outcome, Exception):
-            self._disk.decline(question.left)
+            self._disk.discard_files(question.left)
             self._count(outcome)
             return
-        refused = {place for place, found in outcome.fresh.items() if found.segment.owner in self._leaving}
+        refused = {place for place, found in outcome.fresh.items() if found.segment.owner in self._forgetting}
         fresh = {place: found for place, found in outcome.fresh.items() if place not in refused}
         self._disk.adopt(fresh, time.time(), unread=refused)
-        self._disk.decline(outcome.fresh)  # what was refused, and what goes on from that
+        self._disk.discard_files(outcome.fresh)  # what was refused, and what goes on from that
         head = self._disk.head(owner)
-        if head is None or owner in self._leaving:
+        if head is None or owner in self._forgetting:
             return  # it is not asked for again
         del self._asked[owner]
         head.partial, head.source = False, self.lower.tier if fresh else Tier.DISK

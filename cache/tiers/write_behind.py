@@ -61,7 +61,7 @@ class WriteBehind:
         self.saves = 0  # files that are there
         self.written = 0  # bytes of them
         self.errors = 0
-        self.trouble = DiskFault()
+        self.fault = DiskFault()
         self.saved: Callable[[SessionCache, Segment], None] = lambda session, segment: (
             None
         )  # for each file that is there
@@ -78,7 +78,7 @@ class WriteBehind:
         self._bytes = 0
         self._newest = 0  # the highest sequence so far
         self._paused_until = 0.0
-        self._look_at = 0.0
+        self._check_at = 0.0
 
     @property
     def pending(self) -> int:
@@ -97,7 +97,7 @@ class WriteBehind:
         oldest = next(iter(self._under_way.values()), None)
         return oldest is not None and time.monotonic() - oldest.since < _STUCK
 
-    def wants(self, session: SessionCache) -> bool:
+    def is_scheduled(self, session: SessionCache) -> bool:
         """Whether ``session`` will be written before long."""
         return any(session in wanted for wanted in self._wanted[:2])
 
@@ -122,14 +122,14 @@ class WriteBehind:
         """Pages held by writes, shared ones counted for each."""
         return sum(len(write.pages) for write in self._under_way.values())
 
-    def want(self, session: SessionCache) -> None:
+    def schedule(self, session: SessionCache) -> None:
         """``session`` is idle now: write what is new of it, when there is time."""
         session.settle()
         if session.saved_length < session.length:
             once = not session.continued and session.pinned_until <= time.time()
             self._wanted[0 if session.name is not None else 1 + once][session] = None
 
-    def unwant(self, session: SessionCache) -> None:
+    def unschedule(self, session: SessionCache) -> None:
         """``session`` runs or is gone: what is under way goes on, nothing else is begun."""
         for wanted in (*self._wanted, self._cold):
             wanted.pop(session, None)
@@ -143,7 +143,7 @@ class WriteBehind:
             session = next((session for wanted in due for session in wanted), None)
             if session is None:
                 break
-            self.unwant(session)
+            self.unschedule(session)
             if session.warm or everything:
                 self._begin(session)
             else:
@@ -155,9 +155,9 @@ class WriteBehind:
 
     def write_now(self, session: SessionCache) -> None:
         """Begin to write an idle session before all others, if anything of it is not on disk."""
-        self.want(session)
+        self.schedule(session)
         if any(session in wanted for wanted in self._wanted):
-            self.unwant(session)
+            self.unschedule(session)
             self._begin(session, copied=not session.warm)
 
     def _begin(self, session: SessionCache, copied: bool = False) -> None:
@@ -169,9 +169,9 @@ class WriteBehind:
         page_size = self._pool.page_size
         segment = self._segment(session, first, stop)
         if not self._disk.begin(segment):  # it does not fit beside what is in use
-            if self._disk.lacks(segment.nbytes):
+            if self._disk.is_short_of(segment.nbytes):
                 self.errors += 1
-                self.trouble.found("the disk is full, or all but --disk-floor of it", segment.nbytes)
+                self.fault.found("the disk is full, or all but --disk-floor of it", segment.nbytes)
             self._queue.submit(self._disk.segment_folder.measure, self._measured)
             return
         kept = {n: session.checkpoints[n] for n in segment.states}
@@ -181,7 +181,7 @@ class WriteBehind:
         copies = _gathered(runs) if copied else None
         pages = [] if copied else session.pages[first // page_size : -(-stop // page_size)]
         self._pool.share(pages)
-        self._pool.heat(pages)
+        self._pool.hold_warm(pages)
         self._under_way[segment] = _Write(pages, time.monotonic())
         self._bytes += segment.nbytes
         session.saved, session.saved_length = segment, stop
@@ -248,7 +248,7 @@ class WriteBehind:
         self._pool.drop(self._under_way.pop(segment).pages, warm=True)
         self._bytes -= segment.nbytes
         if isinstance(outcome, _Written):
-            self.trouble.over()
+            self.fault.over()
             self.saves += 1
             self.written += outcome.nbytes
             self._disk.complete(segment, outcome.nbytes)
@@ -256,26 +256,26 @@ class WriteBehind:
             if not segment.dead:
                 self.saved(session, segment)
             return
-        self._disk.abandon(segment)
+        self._disk.abort(segment)
         self.errors += 1
         self._paused_until = time.monotonic() + _PAUSE
         if not isinstance(outcome, OSError):  # the next try would end alike: it waits for the session's next turn
             log.error("a session could not be written", exc_info=outcome)
             return
-        self.trouble.found(outcome.strerror or type(outcome).__name__)
+        self.fault.found(outcome.strerror or type(outcome).__name__)
         if session.pages and not session.running:
-            self.want(session)
+            self.schedule(session)
 
-    def look(self) -> None:
+    def check_room(self) -> None:
         """While there is no room, see from time to time whether there is again."""
-        if self.trouble.lacking and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + _PAUSE
+        if self.fault.lacking and time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + _PAUSE
             self._queue.submit(self._disk.segment_folder.measure, self._measured)
 
     def _measured(self, outcome: int | Exception | None) -> None:
         self._disk.measured(None if isinstance(outcome, Exception) else outcome)
-        if self.trouble.lacking and not self._disk.lacks(self.trouble.lacking):
-            self.trouble.over()
+        if self.fault.lacking and not self._disk.is_short_of(self.fault.lacking):
+            self.fault.over()
 
 
 def _gathered(runs: list[tuple[MemoryTier, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -238,7 +238,7 @@ class EngineCore:
             raise error
         for turn, _ in plan:
             if turn.session is not None and self.scheduler.store.stateful:
-                self.scheduler.store.spoil(turn.session)  # some of its layers may be a step ahead
+                self.scheduler.store.invalidate(turn.session)  # some of its layers may be a step ahead
             self._fail(turn, "the model failed on this request")
 
     def stop(self) -> StepOutputs:

@@ -15,7 +15,7 @@ def disk_gauges(archive: Archive | None) -> dict[str, int]:
         "disk_written": archive.write_behind.written,
         "disk_read": archive.loader.read,
         "disk_errors": archive.errors,
-        "disk_failing": int(archive.write_behind.trouble.is_there),
+        "disk_failing": int(archive.write_behind.fault.is_there),
         "disk_damaged": archive.disk.damaged,
         "disk_pending": archive.write_behind.pending,
     }

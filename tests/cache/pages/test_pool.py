@@ -33,7 +33,7 @@ def test_a_page_lives_until_its_last_holder_drops_it() -> None:
     pool = pool_of()
     page = pool.alloc()
     pool.share([page])
-    pool.heat([page])
+    pool.hold_warm([page])
     pool.drop([page], warm=True)
     assert pool.device.used == 1
     pool.drop([page], warm=True)
@@ -46,19 +46,19 @@ def test_a_page_without_warm_holders_is_stranded_until_it_moves() -> None:
     page = pool.alloc()
     fill(pool, page, 5)
     pool.share([page])
-    pool.heat([page])
-    pool.cool([page])
+    pool.hold_warm([page])
+    pool.release_warm([page])
     assert not pool.stranded
-    pool.cool([page])
+    pool.release_warm([page])
     assert list(pool.stranded) == [page]
-    pool.heat([page])
+    pool.hold_warm([page])
     assert not pool.stranded
-    pool.cool([page])
+    pool.release_warm([page])
     pool.demote()
     assert not pool.stranded
     assert page.tier is pool.host
     assert (pool.device.used, pool.host.used) == (0, 1)
-    assert pool.cold([page]) == [page]
+    assert pool.off_device([page]) == [page]
     assert number_of(page) == 5
 
 
@@ -78,15 +78,15 @@ def test_pages_come_back_as_they_went() -> None:
     pages = [pool.alloc() for _ in range(3)]
     for number, page in enumerate(pages):
         fill(pool, page, number)
-    pool.cool(pages)
+    pool.release_warm(pages)
     pool.demote()
     others = [pool.alloc() for _ in range(1)]
     for page in others:
         fill(pool, page, 99)
-    pool.heat(pages)
+    pool.hold_warm(pages)
     pool.promote(pages)
     assert [number_of(page) for page in pages] == [0, 1, 2]
-    assert pool.cold(pages) == []
+    assert pool.off_device(pages) == []
     assert (pool.device.used, pool.host.used) == (4, 0)
 
 
@@ -95,7 +95,7 @@ def test_a_private_copy_leaves_the_original_alone() -> None:
     page = pool.alloc()
     fill(pool, page, 1)
     pool.share([page])
-    pool.heat([page])
+    pool.hold_warm([page])
     copy = pool.unshare(page)
     fill(pool, copy, 2)
     assert (number_of(page), number_of(copy)) == (1, 2)

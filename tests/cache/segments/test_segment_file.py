@@ -1,4 +1,6 @@
-"""A segment gives back what was written, or a Doubt: for every dtype, every shape, and a thousand kinds of damage."""
+"""A segment gives back what was written, or a CorruptFile: for every dtype, every shape, and a thousand kinds of
+damage.
+"""
 
 from __future__ import annotations
 
@@ -405,7 +407,7 @@ def segment_of(folder: Path, codec: Codec) -> bytes:
 
 
 def assert_refused_without_memory(folder: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading this file raises Doubt from the header alone, having taken no more memory than the file has bytes."""
+    """Reading this file raises CorruptFile from the header alone, with no more memory than the file has bytes."""
     (folder / "a.kv").write_bytes(data)
     monkeypatch.setattr(torch, "empty", None)
     tracemalloc.start()

@@ -341,7 +341,7 @@ def test_a_disk_that_is_nearly_full_is_left_alone_and_that_is_told_once(
     refused = "KV is not written to disk: the disk is full, or all but --disk-floor of it; turns still run, "
     assert told_of(caplog) == [refused + "and KV that is evicted from memory is computed again"]
     kit.archive.disk._floor = 0
-    kit.archive.write_behind._look_at = 0.0  # five seconds later
+    kit.archive.write_behind._check_at = 0.0  # five seconds later
     kit.archive.poll()
     kit.settle()
     assert kit.engine.stats().disk_failing == 0  # without any turn

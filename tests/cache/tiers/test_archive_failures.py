@@ -397,7 +397,7 @@ def test_the_floor_counts_what_is_about_to_be_unlinked(tmp_path: Path, monkeypat
                 kit.step()
     kit.settle()
     assert len(disk.heads) == 10
-    assert disk.leaving == 0
+    assert disk.obsolete_bytes == 0
 
 
 # -- the remote tier ---------------------------------------------------------------------------------------------------

@@ -292,13 +292,13 @@ class Inner(nn.Module):
 
 
 def test_what_others_do_to_an_inner_module_is_not_left_out() -> None:
-    for spoil in (
+    for invalidate in (
         lambda inner: setattr(inner, "forward", lambda x: x * 3),
         lambda inner: inner.register_forward_hook(lambda module, args, out: out * 2),
         lambda inner: inner.register_forward_pre_hook(lambda module, args: None),
     ):
         module = Inner()
-        spoil(module.inner)
+        invalidate(module.inner)
         assert len(learn(module, one)) == 0
     assert len(learn(Inner(), one)) == 1
 
