@@ -80,7 +80,7 @@ def has_tiles() -> bool:
 
 
 def private_folder() -> Path:
-    """Where objects are kept: nobody else may have put anything there."""
+    """Where objects are kept. Raises ``NotBuilt`` where anybody else may have put something there."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn"
     make_folder(folder)

@@ -143,7 +143,9 @@ def lock(folder: Path, seconds: float) -> int:
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:
-    """Unlink the files that are there of ``names``: gone for good when this returns."""
+    """Unlink the files that are there of ``names``: gone for good when this returns. Raises OSError, and ValueError for
+    a name with a slash.
+    """
     with _opened(folder) as fd:
         for name in names:
             if "/" in name:

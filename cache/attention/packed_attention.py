@@ -148,7 +148,7 @@ class PackedAttention:
 
     @staticmethod
     def sinks(module: torch.nn.Module, given: torch.Tensor | None) -> torch.Tensor | None:
-        """Per head what is added to the sum of a softmax: what was given, else what the module has."""
+        """``[H]``, per head what is added to the sum of a softmax: what was given, else what the module has."""
         return given if given is not None else getattr(module, "sinks", None)
 
     @staticmethod

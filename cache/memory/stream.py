@@ -16,14 +16,16 @@ import torch
 _mine = local()  # the stream of each thread
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CPU tensor on ``device``. Nothing waits for the device: the copy takes its turn on the current stream."""
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor on ``device``, of the same shape and dtype. Nothing waits for the device: the copy takes its turn on
+    the current stream.
+    """
     return _ready(tensor, device).to(device, non_blocking=True)
 
 
 def put(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """``array`` on ``device``, as ``sent``."""
-    return sent(torch.from_numpy(array), device)
+    """``array`` on ``device``, as ``copy_to_device``."""
+    return copy_to_device(torch.from_numpy(array), device)
 
 
 def refill(tensor: torch.Tensor, array: np.ndarray[Any, Any]) -> None:
@@ -36,8 +38,8 @@ def _ready(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
-def fetched(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` on the CPU, there when the current stream has come to this."""
+def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` on the CPU, of the same shape and dtype, there when the current stream has come to this."""
     if tensor.device.type != "cuda":
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
@@ -47,7 +49,7 @@ class HostCopy:
     """``tensors`` of one device on their way to the CPU, behind all that the current stream has been asked for."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
-        self._here = [fetched(tensor) for tensor in tensors]
+        self._here = [copy_to_host(tensor) for tensor in tensors]
         self._there: torch.cuda.Event | None = None
         if tensors[0].device.type == "cuda":
             self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]

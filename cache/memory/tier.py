@@ -10,7 +10,7 @@ import torch
 
 from cache.memory import pinned
 from cache.memory.host_offload import HostOffload, host_offload
-from cache.memory.stream import beside, fetched, put, sent
+from cache.memory.stream import beside, copy_to_device, copy_to_host, put
 
 
 class PageShape(NamedTuple):
@@ -130,7 +130,9 @@ class MemoryTier:
 
     @property
     def pools(self) -> Mapping[str, torch.Tensor]:
-        """The memory of the pages by the name under which it is saved, ``"<layer>.<kind>"``."""
+        """The memory of the pages, ``[slots, page_size, heads, dim]`` (indexer keys: ``[slots, page_size, dim]``), by
+        the name under which it is saved, ``"<layer>.<kind>"``.
+        """
         kinds = {"key": self.keys, "value": self.values, "index": self.indexes}
         return {f"{layer}.{kind}": pool for kind, pools in kinds.items() for layer, pool in pools.items()}
 
@@ -151,13 +153,15 @@ class MemoryTier:
         self.settle()
         with beside(self.device):
             there = put(rows.numpy(), self.device)
-            return {name: fetched(pool.flatten(0, 1).index_select(0, there)) for name, pool in self.pools.items()}
+            return {name: copy_to_host(pool.flatten(0, 1).index_select(0, there)) for name, pool in self.pools.items()}
 
     def scatter(self, rows: torch.Tensor, name: str, tokens: torch.Tensor) -> None:
-        """Put the tokens of one named tensor at ``rows``; there when it returns. Beside the steps, from any thread."""
+        """Put ``tokens [n, heads, dim]`` (indexer keys: ``[n, dim]``) of one named tensor at ``rows [n]``, see
+        ``gather``; there when it returns. Beside the steps, from any thread.
+        """
         with beside(self.device):
             pool = self.pools[name].flatten(0, 1)
-            pool.index_copy_(0, put(rows.numpy(), self.device), sent(tokens, self.device))
+            pool.index_copy_(0, put(rows.numpy(), self.device), copy_to_device(tokens, self.device))
 
     def settle(self) -> None:
         """Wait until the pages hold what was copied to them, where a CPU reads them."""

@@ -72,12 +72,14 @@ class PackedStep:
         return layer.first_key(span.start) // self.tier.page_size
 
     def pages(self, span: Span, layer: AttentionLayer) -> torch.Tensor:
-        """The slots of the pages that ``span`` looks at in ``layer``, in order."""
+        """The slots of the pages that ``span`` looks at in ``layer``, in order, ``[pages]`` int64."""
         last = -(-span.stop // self.tier.page_size)
         return span.session.table(self.tier.device)[self.first_page(span, layer) : last]
 
     def gather_index(self, layer: AttentionLayer) -> torch.Tensor:
-        """Slot * page_size + offset of every key that the step looks at in ``layer``, span after span."""
+        """Slot * page_size + offset of every key that the step looks at in ``layer``, span after span, ``[keys]``
+        int64.
+        """
         if layer.kind not in self._gathers:
             places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.spans])
             self._gathers[layer.kind] = put(places, self.tier.device)
@@ -129,11 +131,11 @@ class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is un
         """Nothing to do: the tier is the storage."""
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Never called: ``PackedCache.update`` does it."""
+        """Never called: ``PackedCache.update`` does it. Raises RuntimeError."""
         raise RuntimeError("a packed layer is updated through its cache")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Only a model that builds its own mask asks; it cannot run packed."""
+        """Raises RuntimeError: only a model that builds its own mask asks, and it cannot run packed."""
         raise RuntimeError("no mask fits a packed step")
 
     def get_seq_length(self) -> int | torch.Tensor:
@@ -170,7 +172,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """``key_states``, ``value_states``: ``[1, H, T, D]`` of the step's tokens; returns ``[1, H, T or all
-        keys, D]``.
+        keys, D]``. Raises NotInPlace in compiled code where some layer is not in ``in_place``.
         """
         if torch.compiler.is_compiling():
             if not self.compilable:

@@ -159,7 +159,7 @@ class SessionCache:
         return self._slots
 
     def table(self, device: torch.device) -> torch.Tensor:
-        """``slots`` on ``device``."""
+        """``slots`` on ``device``, ``[pages]`` int64."""
         if self._table is None:
             self._table = put(self.slots, device)
         return self._table

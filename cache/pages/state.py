@@ -17,17 +17,17 @@ from transformers import PreTrainedConfig
 
 def clone(state: Any) -> Any:
     """A copy that shares no tensor with ``state``."""
-    return combined(lambda tensors: tensors[0].clone(), [state])
+    return combine(lambda tensors: tensors[0].clone(), [state])
 
 
 def hosted(state: Any) -> Any:
     """A copy in host memory: what a checkpoint is."""
-    return combined(lambda tensors: tensors[0].to("cpu", copy=True), [state])
+    return combine(lambda tensors: tensors[0].to("cpu", copy=True), [state])
 
 
 def moved(state: Any, device: torch.device) -> Any:
     """``state`` with its tensors on ``device``; the same tensors where they are there already."""
-    return combined(lambda tensors: tensors[0].to(device), [state])
+    return combine(lambda tensors: tensors[0].to(device), [state])
 
 
 def stacked(states: Sequence[Any]) -> Any:
@@ -42,12 +42,12 @@ def unstacked(state: Any, count: int) -> list[Any]:
 
 def part_of(state: Any, i: int) -> Any:
     """Row ``i`` of a stacked state, as a batch of one."""
-    return combined(lambda tensors: tensors[0][i : i + 1].clone() if tensors[0].dim() else tensors[0], [state])
+    return combine(lambda tensors: tensors[0][i : i + 1].clone() if tensors[0].dim() else tensors[0], [state])
 
 
 def joined(states: Sequence[Any], dim: int) -> Any:
     """Tensors at the same place in all ``states`` joined along ``dim``; numbers are those of the first."""
-    return combined(lambda tensors: torch.cat(list(tensors), dim) if tensors[0].dim() else tensors[0], states)
+    return combine(lambda tensors: torch.cat(list(tensors), dim) if tensors[0].dim() else tensors[0], states)
 
 
 def nbytes(state: Any) -> int:
@@ -58,7 +58,7 @@ def nbytes(state: Any) -> int:
         sizes.append(tensors[0].numel() * tensors[0].itemsize)
         return tensors[0]
 
-    combined(count, [state])
+    combine(count, [state])
     return sum(sizes)
 
 
@@ -82,24 +82,24 @@ def facts_of(state: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-def restored(skeleton: Any, tensors: dict[str, torch.Tensor], facts: dict[str, Any], path: str = "") -> Any:
+def restore(skeleton: Any, tensors: dict[str, torch.Tensor], facts: dict[str, Any], path: str = "") -> Any:
     """``skeleton`` (any state of the same model) with the tensors and facts of a saved one in their places."""
     if path in tensors:
         return tensors[path].clone()
     if path in facts:
         return facts[path]
     return _rebuilt(
-        skeleton, lambda name, child: restored(child, tensors, facts, f"{path}.{name}" if path else str(name))
+        skeleton, lambda name, child: restore(child, tensors, facts, f"{path}.{name}" if path else str(name))
     )
 
 
-def combined(join: Callable[[Sequence[torch.Tensor]], torch.Tensor], states: Sequence[Any]) -> Any:
+def combine(join: Callable[[Sequence[torch.Tensor]], torch.Tensor], states: Sequence[Any]) -> Any:
     """A state built like the first of ``states``, each tensor made by ``join`` from those at the same place in all."""
     first = states[0]
     if isinstance(first, torch.Tensor):
         return join(states)
     others = [dict(_children(state)) for state in states[1:]]
-    return _rebuilt(first, lambda name, child: combined(join, [child, *(other[name] for other in others)]))
+    return _rebuilt(first, lambda name, child: combine(join, [child, *(other[name] for other in others)]))
 
 
 def _children(state: Any) -> list[tuple[Any, Any]]:

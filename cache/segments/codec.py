@@ -63,7 +63,7 @@ def encode(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
 
 
 def decode(encoded: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, codec: Codec) -> torch.Tensor:
-    """The tensor of which ``encode`` made these bytes; EXACT: the same memory."""
+    """The tensor ``[*shape]`` of ``dtype`` of which ``encode`` made the bytes ``encoded``; EXACT: the same memory."""
     if codec is Codec.EXACT:
         return encoded.view(dtype).view(tuple(shape))
     scales, numbers = _parts(encoded, prod(shape[:-1]), _FORMS[codec][0])

@@ -105,7 +105,9 @@ class RemoteTier:
         self._touched[folder] = time.time()
 
     def get(self, folder: str, name: str, path: Path) -> None:
-        """Copy a file to ``path``, durably, complete or not at all. Raises FileNotFoundError where there is none."""
+        """Copy a file to ``path``, durably, complete or not at all. Raises FileNotFoundError where there is
+        none, OSError where another size came.
+        """
         source = f"{self._at(folder)}/{_checked(NAME, name)}"
         size = self._run(lambda fs: self._size(fs, source))
         if size < 0:

@@ -135,7 +135,7 @@ class SegmentLoader:
                 raise CorruptFile("another model's state")
             load.nbytes += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
             load.touched = time.monotonic()
-            load.states[length] = transfer.unpacked_state(load.skeleton, length, tensors, facts)
+            load.states[length] = transfer.unpack_state(load.skeleton, length, tensors, facts)
         for length in sorted(load.states)[:-CHECKPOINTS]:
             del load.states[length]
 

@@ -23,7 +23,7 @@ def rows_of(pages: Sequence[Page], page_size: int, first: int, stop: int) -> tor
     return rows[first - at * page_size :][: stop - first]
 
 
-def packed_states(kept: Mapping[int, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def pack_states(kept: Mapping[int, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """States by length as named tensors ``"checkpoint.<length>.<path>"`` and facts by the same names."""
     tensors: dict[str, torch.Tensor] = {}
     facts: dict[str, Any] = {}
@@ -34,9 +34,9 @@ def packed_states(kept: Mapping[int, Any]) -> tuple[dict[str, torch.Tensor], dic
     return tensors, facts
 
 
-def unpacked_state(skeleton: Any, length: int, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Any:
+def unpack_state(skeleton: Any, length: int, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Any:
     """The state that was kept at ``length``; ``skeleton`` is any state of the same model."""
-    return states.restored(skeleton, dict(tensors), dict(facts), f"checkpoint.{length}")
+    return states.restore(skeleton, dict(tensors), dict(facts), f"checkpoint.{length}")
 
 
 def parts_of(state: Any) -> dict[str, Any]:

@@ -237,7 +237,7 @@ class WriteBehind:
         self, segment: Segment, header: Header, paged: dict[str, torch.Tensor], kept: dict[int, Any]
     ) -> _Written:
         """On the writer's thread."""
-        tensors, facts = transfer.packed_states(kept)
+        tensors, facts = transfer.pack_states(kept)
         folder = self._disk.folder / segment.folder
         files.make_folder(folder)
         done = write(folder, segment.name, msgspec.structs.replace(header, facts=facts), tensors | paged)
