@@ -1,1 +1,1 @@
-"""The KV of sessions: layer kinds, pages, tiers. Imports neither ``scheduler`` nor ``server``."""
+"""The KV cache: layer kinds, pages, prefix cache, segments, tiers. Imports neither ``scheduler`` nor ``server``."""

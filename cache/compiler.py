@@ -1,7 +1,8 @@
-"""C++ of ours made into a shared object, once per user: kept in a folder that is this user's alone.
+"""Compiling the C++ kernels to shared objects, which are kept in a folder that only this user can write to.
 
-An object is made for an instruction set, not for a processor, and named after all that it is made of; it may therefore
-be made elsewhere (when a container is built) and serve where no compiler is.
+The file's name is a hash of the sources, headers, compiler flags and compiler version. The flags name an instruction
+set and not a processor, so an object can be compiled elsewhere (for example when a container image is built) and used
+where there is no compiler.
 """
 
 from __future__ import annotations

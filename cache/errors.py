@@ -1,4 +1,4 @@
-"""An error in one line, for logs and messages."""
+"""``first_line``: an exception as one line, for logs and error messages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Files that are there whole or not at all, and folders that may have been tampered with.
+"""Files that are written completely or not at all, and checks against files that another user may have put in their
+place.
 
-A file is written beside its place, synced, and renamed into it. It is opened without following links and refused
-unless it is a regular file of this user. Folders are opened first, links refused, and everything happens relative
-to them: whoever has a link above his folder resolves it once, before.
+A file is written under a temporary name, synced, and renamed. It is opened without following links, and refused unless
+it is a regular file of this user. Folders are opened without following links too, and files are accessed relative to
+the folder's descriptor; links above a folder must be resolved by the caller.
 """
 
 from __future__ import annotations

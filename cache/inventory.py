@@ -1,4 +1,4 @@
-"""What every tier holds: of one session, and in all."""
+"""What each tier holds: of one session, and of all sessions."""
 
 from __future__ import annotations
 

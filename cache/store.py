@@ -1,4 +1,6 @@
-"""Who is where: every session's cache, found by name or by prefix, evicted least recently used first."""
+"""``SessionStore``: the session caches of all sessions in device and host memory, found by name or by prefix, and
+evicted least recently used first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The tiers of the KV cache, by name, and what is told of one. Both processes import it; it imports nothing of ours."""
+"""The names of the tiers, and the structs that report what a tier holds. Both processes import this module; it imports
+nothing of this project.
+"""
 
 from __future__ import annotations
 

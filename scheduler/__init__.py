@@ -1,1 +1,1 @@
-"""Generation: admission, steps, the model runner, sampling, stop decisions. Never imports ``server``."""
+"""The engine process: admission, steps, the model runner, sampling, stop decisions. Never imports ``server``."""

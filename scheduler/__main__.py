@@ -1,6 +1,8 @@
-"""The engine process: ``python -m scheduler`` with an ``EngineConfig`` as one line of JSON on standard input.
+"""The entry point of the engine process: ``python -m scheduler`` reads an ``EngineConfig`` as one line of JSON from
+standard input.
 
-The configuration is read after torch is imported, and before transformers: it tells what is not needed of that.
+The configuration is read after torch is imported and before transformers is: it decides which parts of transformers are
+imported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Control groups: how many processors and how much memory Linux lets this process use, by cgroups of version 2 or 1.
+"""Control groups: the limits of processors and memory that Linux sets for this process, with cgroups of version 2 or 1.
 
-Both processes ask: the engine for its shares, `warmturn doctor` to tell them. Imports nothing of ours and no torch.
+Used by the engine process, and by ``warmturn doctor`` in the server's. Imports nothing of this project and no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What torch is here and what it finds: ``python -m scheduler.checkup`` prints it as one line of JSON.
+"""Reports torch's version, devices, CPU features and compiled kernels: ``python -m scheduler.checkup`` prints it as one
+line of JSON.
 
-For ``warmturn doctor``, whose process does not import torch. Compiled kernels that are missing are built, as the engine
-would build them.
+``warmturn doctor`` runs it in a process of its own, because the server process does not import torch. Missing kernels
+are compiled, as the engine would.
 """
 
 from __future__ import annotations

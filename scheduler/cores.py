@@ -1,4 +1,4 @@
-"""Cores: how many threads compute on a CPU, unless ``OMP_NUM_THREADS`` says so."""
+"""The number of threads for computing on a CPU, unless ``OMP_NUM_THREADS`` sets it."""
 
 from __future__ import annotations
 

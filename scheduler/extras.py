@@ -1,4 +1,4 @@
-"""How an extra is installed here: by its name, or where the server runs from a source tree, from that."""
+"""The ``pip`` command that installs an extra of this package, from the index or from the source tree."""
 
 from __future__ import annotations
 

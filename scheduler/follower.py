@@ -1,7 +1,8 @@
-"""A rank that is not rank 0: ``python -m scheduler.follower PID LINE LINE``, started by rank 0, which has that PID.
+"""The process of a rank other than rank 0: ``python -m scheduler.follower PID LINE LINE``, started by rank 0, whose
+process id is PID. Each LINE is a file descriptor of a socket to rank 0.
 
-Holds its part of the model and of every page, and does what rank 0 tells it, in that order. Decides nothing. Ends with
-status 0 when rank 0 closes its lines; dies with it where the system can do that.
+It holds its part of the model and of every page, and executes rank 0's commands in order. It ends with status 0 when
+rank 0 closes the sockets, and is killed with rank 0 where the system supports that.
 """
 
 from __future__ import annotations

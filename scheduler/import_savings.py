@@ -1,7 +1,8 @@
-"""What of torch and transformers an engine on a CPU does not import: half of its start would be that.
+"""Leaves out parts of torch and transformers that an engine on a CPU does not need, which would take half of its start
+time.
 
-transformers imports all that torch has for dividing models among machines and for compiling them. One rank on a CPU
-does neither. The parts are still there for whoever imports them by name, or uses what they give.
+transformers imports torch's packages for distributed models and for compiling, which one rank on a CPU does not use.
+They are imported after all if something asks for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records as lines on standard error, for a person or for a program: the same for all processes of a server."""
+"""Logging to standard error, as text or JSON lines. All processes of a server use it."""
 
 from __future__ import annotations
 

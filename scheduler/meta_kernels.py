@@ -1,7 +1,8 @@
-"""Operators on torch's device ``meta``, which gives tensors a shape and no memory: those in C++ first.
+"""Postpones the import of torch's Python operators for the device ``meta`` (tensors with a shape and without memory).
 
-While it is imported, torch replaces most of them by functions in Python, which compilers follow. These take a quarter
-of its import, and their first use imports sympy. A model that is loaded needs next to none of them.
+While it is imported, torch replaces most of its C++ operators for ``meta`` by Python functions, for the use of
+compilers. This takes a quarter of the import, and their first use imports sympy. Loading a model needs almost none of
+them.
 """
 
 from __future__ import annotations

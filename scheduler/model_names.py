@@ -1,7 +1,8 @@
-"""The names of all models of transformers, read in a third of the time and once.
+"""A faster way for transformers to read the names of its models.
 
-While it is imported, transformers reads the source of all its models for the names that they export, and once more with
-``transformers.models``: most of a second in each process. Neither package is imported here.
+On import, transformers reads the source of all its models for the names that they export, and reads it again for
+``transformers.models``. That takes most of a second in each process. This module makes it read them once and in a third
+of the time. It imports neither transformers nor torch.
 """
 
 from __future__ import annotations

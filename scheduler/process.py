@@ -1,7 +1,7 @@
-"""The engine process at work: it loads a model, tells the server, and runs steps until it is told to end.
+"""The engine process: loads the model, reports to the server, and runs steps until it is told to stop.
 
-Speaks ``scheduler.protocol`` over the zmq PAIR socket that the server has bound. Ends with status 0 on
-``Shutdown`` or when standard input closes (the server is gone), 2 where the model cannot be served.
+It exchanges messages of ``scheduler.protocol`` over the zmq PAIR socket that the server has bound. It ends with status
+0 on ``Shutdown`` or when standard input closes (the server is gone), and with status 2 if the model cannot be served.
 """
 
 from __future__ import annotations

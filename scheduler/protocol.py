@@ -1,8 +1,8 @@
-"""What crosses the socket between the server process and the engine process.
+"""The messages between the server process and the engine process.
 
-Frozen structs, encoded as msgpack by msgspec; no tensors, no pickle. The server sends one message per
-request; the engine answers with one ``StepOutputs`` per step. The server process imports this module, so
-it imports nothing of ours but the names of tiers and the sampling parameters, and no torch.
+They are frozen msgspec structs, encoded as msgpack, without tensors or pickle. The server sends one message per
+request; the engine sends one ``StepOutputs`` per step. The server process imports this module too, so it imports no
+torch, and nothing of this project but the names of tiers and the sampling parameters.
 """
 
 from __future__ import annotations

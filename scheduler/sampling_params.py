@@ -1,4 +1,4 @@
-"""How a turn's tokens are drawn and when its reply ends: the parameters that a request may set."""
+"""Sampling and stop parameters that a request may set, and their defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes docs/api.md: every endpoint, and what becomes of each of its parameters, from the code and OpenAI's document.
+"""Writes docs/api.md: every endpoint with its parameters, from the code and from OpenAI's schema.
 
 make pages
 """

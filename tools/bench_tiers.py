@@ -1,4 +1,4 @@
-"""What the tiers give and cost: restarts, disk against warm and cold, bytes written, many sessions, write-behind.
+"""Benchmark of the tiers: restarts, turns from disk, bytes written, many sessions, and the cost of write-behind.
 
     python -m tools.bench_tiers [restart] [turn] [written] [many] [behind] [--out FILE]
 

@@ -1,4 +1,6 @@
-"""What a device can do at most, measured: the floors that times are held against."""
+"""Measures the limits of a device (memory bandwidth, matrix products, copies from the host), with which benchmarks
+compare their times.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Random requests, right and wrong ones, made of our own OpenAPI: nothing may be a 5xx, or take longer than 10 s.
+"""Sends random valid and invalid requests made from the server's OpenAPI document; fails on a 5xx or after 10 s.
 
     make test-fuzz [REQUESTS=20000]
 
 They go to a server of the demo model that this starts. Half of the requests are what the document allows, half are not;
 NUL bytes are on. Each route gets the same number. Half of them are tamed: about a session that is there, and without
-what random requests never have right.
-Prints the failures as curl commands, the answers by status, and the memory of both processes; the exit status tells
-whether all was well. Needs schemathesis, which the extra ``fuzz`` brings.
+what random requests never have right. Prints the failures as curl commands, the answers by status, and the memory of
+both processes; the exit status tells whether all was well. Needs schemathesis, which the extra ``fuzz`` brings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes docs/modules.md: every sub-package and module in a line, from their docstrings."""
+"""Writes docs/modules.md: one line for every sub-package and module, from their docstrings."""
 
 from __future__ import annotations
 

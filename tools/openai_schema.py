@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's API as one JSON Schema file, which the tests hold our answers against.
+"""Writes the schemas of OpenAI's API to one JSON Schema file, with which tests compare this server's API.
 
     python -m tools.openai_schema > tests/openai_schema/openai.json
     python -m tools.openai_schema openapi.json > elsewhere.json

@@ -1,4 +1,4 @@
-"""Ten times more requests than the server can serve, for two minutes: what becomes of them.
+"""Overload test: sends ten times the requests that the server can serve for two minutes, and checks the answers.
 
     make bench-overload [ARGS="--seconds 120 --times 10 --tokens 256"]
 

@@ -1,7 +1,7 @@
-"""Print the pins of constraints.txt: the versions of everything the project needs, as installed beside this Python.
+"""Prints constraints.txt: the installed version of every direct and indirect dependency.
 
-Left out: CUDA's packages (the CPU build of torch does not want them) and build tags such as +cpu, so that one
-file pins both builds.
+Left out: CUDA's packages (the CPU build of torch does not want them) and build tags such as +cpu, so that one file pins
+both builds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws docs/images/ttft.svg, a short turn's cost against the length of its history: ``python -m tools.plot_history``.
+"""Draws docs/images/ttft.svg, the cost of a short turn by the length of its history: ``python -m tools.plot_history``.
 
 The figures are those of one machine and one day, as ``docs/benchmarks`` has them, written down beside the page in CSV.
 The picture is readable on light and dark ground.

@@ -1,4 +1,5 @@
-"""A model of llama-135m's shape with seeded random weights: ``python -m tools.random_model FOLDER``, for benchmarks.
+"""Writes a model of llama-135m's shape with seeded random weights, for benchmarks: ``python -m tools.random_model
+FOLDER``.
 
 30 layers, 9 heads, 3 of them for keys and values, vocabulary 49,152, context 8,192, bfloat16: what a step costs depends
 on these alone. It talks nonsense, in the demo model's tokens.

@@ -1,4 +1,4 @@
-"""What a chat costs the server process besides the model: CPU of an accepted one, objects and bytes of one that waits.
+"""Measures what a chat costs the server process without the model: CPU time, and memory while it waits.
 
     python -m tools.request_cost [--requests 2000] [--waiting 200] [--stream]
 

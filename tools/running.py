@@ -1,4 +1,4 @@
-"""A real server while it is measured: its turns, its processes, its metrics (Linux)."""
+"""Starts a server for benchmarks, sends it turns, and reads its CPU time, I/O counters and metrics (Linux only)."""
 
 from __future__ import annotations
 

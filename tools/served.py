@@ -1,4 +1,4 @@
-"""One model in an engine in this process, built as the engine process builds it and run as it runs it, step by step."""
+"""``Served``: an engine with a random model in this process, for benchmarks that run it step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attention over pages: one definition, several backends, each compared with it before it is used.
+"""Attention over pages: the function that modeling code calls, and its backends for CPUs and GPUs. A backend is
+compared with a reference before it is used.
 
 Owns: the attention function that modeling code calls, the backends of CPU and GPU, their self-test.
 

@@ -1,4 +1,6 @@
-"""What a way to attend over pages must offer; ``cache.attention.backends`` lists those of a device."""
+"""The interface of attention backends: ``Signature``, ``Plan`` and ``Backend``. ``cache.attention.backends`` lists the
+backends of a device.
+"""
 
 from __future__ import annotations
 

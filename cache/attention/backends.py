@@ -1,4 +1,4 @@
-"""Which backends a device has, in the order in which they are asked."""
+"""The list of attention backends of a device, in the order in which they are tried."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The compiled attention: one call a layer for all sessions that feed few tokens, by tiles for any number.
+"""The CPU attention backend: one call of a C++ kernel per layer, for all sessions of a step.
 
-``kernels/attention.cpp`` computes it. It is used where it could be built and where, for the shapes at hand, it has
-shown to be right; everything else goes torch's way. ``python -m cache.attention.cpu`` builds it beforehand.
+The kernel is ``kernels/attention.cpp``. Without tiles (AMX or AVX-512 bfloat16) it takes short spans only. It is used
+where it could be compiled and its self-test passed for the signature; torch computes the rest. ``python -m
+cache.attention.cpu`` compiles it in advance.
 """
 
 from __future__ import annotations

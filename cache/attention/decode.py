@@ -1,5 +1,5 @@
-"""A step in which every session feeds one token, laid out in memory that stays: what a CUDA graph reads when it runs
-again.
+"""Decode steps for CUDA graphs: a packed step of one token per session whose tensors keep their addresses, so that a
+captured graph reads new values when it is launched again.
 """
 
 from __future__ import annotations

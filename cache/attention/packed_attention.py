@@ -1,7 +1,8 @@
-"""The attention function that transformers' modeling code calls in a packed step.
+"""The attention function that transformers' modeling code calls in a packed step, ``PackedAttention``; it calls the
+backends, and torch for the spans that no backend takes.
 
-Registered with ``AttentionInterface`` but without a mask function, so that transformers builds no ``[T, all
-keys]`` mask and hands on None. Each span attends to its own session's keys only.
+Registered with ``AttentionInterface`` but without a mask function, so that transformers builds no ``[T, all keys]``
+mask and hands on None. Each span attends to its own session's keys only.
 """
 
 from __future__ import annotations

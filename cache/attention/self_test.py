@@ -1,4 +1,6 @@
-"""A backend is compared with the definition before it is used, for every kind of request that it has not met before."""
+"""The self-test of attention backends: made-up steps whose results are compared with a float32 reference. It runs once
+for each signature, before the backend is used for it.
+"""
 
 from __future__ import annotations
 

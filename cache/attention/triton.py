@@ -1,7 +1,8 @@
-"""Attention over pages in place on a GPU: one call a layer, for any lengths, windows, soft caps, sinks, hidden tokens.
+"""The Triton attention backend for GPUs: one launch per layer for spans of any length, with windows, soft caps, sinks
+and hidden tokens.
 
-``kernels/paged.py`` computes it. It is used where Triton is there and where, for the shapes at hand, the kernel has
-shown to be right on this device; everything else goes torch's way.
+The kernel is in ``kernels/paged.py``. It is used where Triton is installed and its self-test passed on this device for
+the signature; torch computes the rest.
 """
 
 from __future__ import annotations

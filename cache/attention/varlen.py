@@ -1,7 +1,8 @@
-"""Attention of long spans by torch's flash kernels: one call a layer for all spans that feed many tokens.
+"""The attention backend that calls torch's ``varlen_attn`` (flash attention) on GPUs: one call per layer for all long
+spans of a step.
 
-Their keys are gathered first: torch takes page tables from 2.12 on, and then only with pages of 256 tokens and more. It
-is a copy of numbers with each of which the call does hundreds of operations.
+Keys and values are gathered from their pages first: torch takes page tables from 2.12 on, and only with pages of at
+least 256 tokens. The copy is cheap next to the attention of a long span.
 """
 
 from __future__ import annotations

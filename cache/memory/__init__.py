@@ -1,4 +1,4 @@
-"""Memory in which pages lie: device, host, and copies between them.
+"""Device and host memory for pages, and copies between them.
 
 Owns: tiers of memory, pinned and huge pages, streams.
 

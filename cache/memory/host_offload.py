@@ -1,8 +1,8 @@
-"""Pages between a GPU and pinned host memory, beside the steps.
+"""Copies of pages between a GPU and pinned host memory that run concurrently with steps.
 
-A few buffers on the device lie between: the steps' stream alone touches pages on the device, a stream of its own alone
-touches host memory, and events hand the buffers from one to the other. So nobody waits but for what is used next, and a
-page's slot may be given to others as soon as the call returns.
+Pages are copied by way of a few buffers on the device. Only the stream of the steps reads and writes pages on the
+device, only this module's own stream accesses host memory, and events order their use of the buffers. The calls do not
+wait for the copies, and a page's slot may be reused as soon as a call returns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory in huge pages: what is read from end to end at every step comes a tenth faster from them."""
+"""CPU tensors in huge pages (2 MiB): reading a weight from end to end is about a tenth faster from them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Host memory that a GPU reads and writes by itself: locked in its place, and no more of it than was asked for.
+"""Pinned host memory of exactly the size that was asked for.
 
-torch's own comes in blocks of a power of two: up to half of a large one is nobody's.
+torch's own pinned allocator rounds sizes up to a power of two, which can waste nearly half of a large block.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Between host and device without waiting: what a step uploads, and copies that run beside the steps.
+"""Copies between host and device that do not block: the inputs of a step, results for the host, and copies on a stream
+beside the steps.
 
-On a CPU both are nothing but copies.
+On a CPU these are plain copies or none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tier: the memory in which pages lie, one slot a page."""
+"""``MemoryTier``: the memory of one tier, with the KV of all layers, one slot per page."""
 
 from __future__ import annotations
 

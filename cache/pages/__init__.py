@@ -1,7 +1,7 @@
-"""Pages and sessions: what a session has cached, and where each token of a step goes.
+"""Pages and session caches: what a session has cached, and where each token of a step is stored.
 
-Owns: the page pool, a session's cache, the prefix index, eviction order, layer kinds, states, the
-packed cache that a forward sees.
+Owns: the page pool, a session's cache, the prefix index, eviction order, layer kinds, states, the packed cache that a
+forward sees.
 
 May import: ``cache.memory``, ``cache.segments``.
 

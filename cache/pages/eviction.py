@@ -1,4 +1,4 @@
-"""Who leaves a full tier: what tenants hold of it, and whose turn it is."""
+"""Eviction order: which session is removed from a full tier, considering tenants' shares, pins and last use."""
 
 from __future__ import annotations
 

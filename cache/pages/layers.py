@@ -1,7 +1,7 @@
-"""Layer kinds: what a layer keeps per token, and how far back a query of it may look.
+"""Layer kinds: whether a layer stores KV, and which keys its queries may see.
 
-Kinds are read from the config's own layer types (the vocabulary of ``transformers.cache_utils``), never from a
-model's name.
+Kinds are read from the config's own layer types (the vocabulary of ``transformers.cache_utils``), never from a model's
+name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One packed forward ``[1, T]`` over many sessions: where each token of a step is written and what it may look at.
+"""The layout of a packed step, ``PackedStep``, and the transformers cache for it, ``PackedCache``: where each token of
+the step is stored, and which keys it may see.
 
 ``PackedCache`` is the transformers ``Cache`` that unmodified modeling code updates; ``PackedStep`` is the layout of the
 step in flight, which the cache and the attention function share.

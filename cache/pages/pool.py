@@ -1,4 +1,4 @@
-"""Pages: the unit in which KV is stored, shared between sessions and moved between tiers."""
+"""Pages, ``Page``, and the pool of all pages of the device and host tiers, ``PagePool``."""
 
 from __future__ import annotations
 

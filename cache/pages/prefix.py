@@ -1,4 +1,4 @@
-"""Which session holds the longest prefix of a prompt: a radix tree over cached tokens, one per tenant.
+"""The prefix cache's index: a radix tree per tenant that finds the session with the longest cached prefix of a prompt.
 
 The idea is SGLang's RadixAttention (Zheng et al., 2023); here the tree holds no KV, it only finds a session, and
 matches are exact to the token.

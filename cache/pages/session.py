@@ -1,4 +1,4 @@
-"""The cache of one session: an exact token log, its attention mask, and the pages that hold its KV."""
+"""``SessionCache``: token ids, attention mask, pages and states of one session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Sessions in memory as the tiers below it see them: what ``cache.tiers.archive`` may ask of ``cache.store``."""
+"""``SessionMemory``: the interface of the session store (``cache.store``) that the tiers below memory
+(``cache.tiers.archive``) use.
+"""
 
 from __future__ import annotations
 

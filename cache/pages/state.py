@@ -1,8 +1,9 @@
-"""State that is not paged: what recurrent, convolutional and unknown layers keep, as the model's own objects hold it.
+"""Functions on states that are not paged (of recurrent, convolutional and unknown layers): clone, move, stack, save and
+restore.
 
-Such a state is constant in size or private to its model, so it cannot be shared page by page nor cut to a
-length. It can be cloned: checkpoints are clones, and a rewind goes back to one. These functions know no class:
-they walk tensors in whatever holds them.
+Such a state is constant in size or private to its model, so it cannot be shared page by page nor cut to a length. It
+can be cloned: checkpoints are clones, and a rewind goes back to one. These functions know no class: they walk tensors
+in whatever holds them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Segments: files with the KV of one token range, and the tree they form.
+"""Segments: files that hold the KV of a range of tokens, and the tree that they form.
 
 Owns: file format, checksums, codecs, the tree.
 

@@ -1,8 +1,9 @@
-"""The tree of segments: which file holds which tokens of which timeline.
+"""The tree of segments: which file holds which tokens of which session's timeline.
 
-A segment is one immutable file with the KV of tokens ``[first, stop)``. It goes on from another one, its parent, of
-which it keeps the tokens below ``first``; so a turn writes its new tokens only, a rewind goes on from an older segment,
-and a fork from another session's. The tree is in the files: each names its parent and the hash of what comes before it.
+A segment is one immutable file with the KV of tokens ``[first, stop)``. Its parent is the segment that holds the tokens
+before ``first``; tokens of the parent from ``first`` on are not part of its timeline. So a turn writes only its new
+tokens, and after a rewind or a fork the new segment has an older segment, or one of another session, as its parent. The
+tree is stored in the files themselves: each names its parent and the hash of the timeline before its first token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How keys and values lie in a file: as they are, or one byte a number with one scale per token and head."""
+"""The codecs of keys and values in segment files: exact, or int8 or fp8 with one scale per token and head."""
 
 from __future__ import annotations
 

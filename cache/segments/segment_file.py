@@ -1,9 +1,10 @@
-"""A segment: one file with the KV of one token range of one session, and the states at its end.
+"""The format of segment files: writing, reading and checking one file with the KV of a range of tokens and the states
+at its checkpoints.
 
 ``magic, u32 header length, u32 format, 16 bytes of checksum | header (msgpack) | zeros to 64 | payload``, all of it
-little-endian. In the payload the tensors lie in the order of the header, each from a multiple of 64 on, with zeros
-between. Everything is checked when it is read, sizes before anything is allocated: what comes out is what was written,
-or a CorruptFile.
+little-endian. In the payload the tensors lie in the order of the header, each at a multiple of 64, with zeros between.
+Everything is verified when it is read, sizes before anything is allocated: the result is what was written, or a
+CorruptFile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tiers below memory: disk and remote storage of sessions' KV.
+"""Tiers below memory: the KV of sessions on disk and in remote storage.
 
 Owns: writing behind, loading, budgets, export and import, background threads.
 

@@ -1,4 +1,6 @@
-"""The tiers below memory as the session store sees them: sessions go down when idle and come back when wanted."""
+"""``Archive``: the tiers below memory as the session store uses them. Idle sessions are written to disk, and loaded
+when a turn needs them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that may fail or hang, kept from hurting whoever makes them."""
+"""A circuit breaker for calls to remote storage: a time limit for each call, and a pause after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is stored on disk: the tree of segments and the sessions it belongs to, within a budget."""
+"""``DiskTier``: the index of all segments on disk, with the sessions they belong to, their sizes and eviction within a
+budget.
+"""
 
 from __future__ import annotations
 

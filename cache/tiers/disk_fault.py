@@ -1,4 +1,6 @@
-"""Whether the disk takes KV: told in the log once when it does not any more, and once when it does again."""
+"""``DiskFault``: whether KV can be written to disk now. A warning is logged when writing begins to fail, and another
+when it works again.
+"""
 
 from __future__ import annotations
 

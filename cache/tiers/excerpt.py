@@ -1,7 +1,8 @@
-"""A session's part of the tree of segments, as files of its own.
+"""Copying the part of the tree of segments that one session needs to files of its own.
 
-A segment may hold more than one session's tokens (a fork goes on from the middle of it) and tokens that its own session
-has left (a rewind, an edit). What leaves this machine with a session holds its timeline and no word besides.
+A segment may hold tokens that are not in the session's current timeline: those of another session (a fork continues
+from the middle of a file) or those that were rewound or edited. An export contains only the tokens of the session's
+timeline.
 """
 
 from __future__ import annotations

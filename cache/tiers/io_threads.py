@@ -1,4 +1,4 @@
-"""Work on other threads whose results come back to the one thread that owns the cache."""
+"""Background threads for file and network I/O; their results are handled on the thread that owns the cache."""
 
 from __future__ import annotations
 

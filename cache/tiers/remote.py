@@ -1,4 +1,4 @@
-"""The remote tier: copies of segment files at any fsspec URL, for sessions that the local disk has no room for.
+"""The remote tier: copies of segment files at any fsspec URL, for sessions that do not fit on the local disk.
 
 A file lies at ``<url>/<fingerprint>/<folder>/<name>``, folder and name being those of the disk tier. Files are
 immutable: one that is there is complete and never changes. What others put there is not trusted: names of another form

@@ -1,4 +1,4 @@
-"""Unlinking: what no session needs any more leaves the disk, on another thread, again and again until it is gone."""
+"""``Remover``: unlinks obsolete files on a background thread, and retries those that could not be unlinked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Load or compute: what was measured so far decides."""
+"""``RestoreRates``: measured speeds of loading and of computing KV, which decide whether stored KV is loaded or
+computed again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The folder of one model's segment files: where a session's files lie in it, who has it, what is found in it."""
+"""``SegmentFolder``: the folder of segment files of one model: names of files, the lock against other processes, and
+scanning at start.
+"""
 
 from __future__ import annotations
 

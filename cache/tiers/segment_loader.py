@@ -1,4 +1,4 @@
-"""Promotion: what files hold of a timeline, on its way into device pages while other turns run."""
+"""``SegmentLoader``: reads segment files into device pages on background threads, while other turns run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tier below the disk does: it keeps copies of segment files, by folder and name."""
+"""``SegmentStore``: the interface of a tier below the disk, which keeps copies of segment files."""
 
 from __future__ import annotations
 

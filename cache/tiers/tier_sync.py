@@ -1,4 +1,6 @@
-"""Between disk and a tier below it: named sessions' files are copied there when written, and back when asked for."""
+"""``TierSync``: copies segment files of named sessions from disk to a lower tier when they are written, and back when a
+turn needs them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between pages and files: what a session has cached, as named tensors, and back.
+"""Conversion between pages and states in memory and the named tensors of segment files.
 
 The same for every layer kind: K, V and indexer keys of a range of tokens by layer (``MemoryTier.gather`` and
 ``scatter``), states of recurrent layers by the length at which they were kept and their dotted paths.

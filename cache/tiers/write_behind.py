@@ -1,4 +1,4 @@
-"""Write-behind: what idle sessions have cached and no file holds yet, on its way to disk."""
+"""``WriteBehind``: writes the new KV of idle sessions to disk in the background."""
 
 from __future__ import annotations
 

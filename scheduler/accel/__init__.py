@@ -1,4 +1,4 @@
-"""Faster ways to compute a model's forward, each compared with the model's own code before it is used.
+"""Faster ways to compute a model's forward. Each is compared with the model's own code before it is used.
 
 Owns: nothing itself.
 

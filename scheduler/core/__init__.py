@@ -1,4 +1,4 @@
-"""The engine's loop: which turns run, what each says next, when it ends.
+"""The engine's loop: which turns run, which token is drawn for each, and when a turn ends.
 
 Owns: admission, the queue, steps, sampling, constraints, stop decisions, text.
 

@@ -1,4 +1,4 @@
-"""Constraints: what a grammar allows a turn to say next, and the compiling of grammars beside the steps."""
+"""Constraints: compiling grammars on a background thread, and the mask of tokens that a grammar allows next."""
 
 from __future__ import annotations
 

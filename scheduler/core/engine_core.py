@@ -1,9 +1,9 @@
-"""The engine: one loop that admits, steps and delivers. The only code that touches tensors while serving.
+"""``EngineCore``: the engine's loop, which admits turns, runs steps and delivers deltas.
 
-A step has three parts: ``launch``: schedule (pages, receipts) -> forward (lengths grow) -> draw; ``complete``: per turn
-append the token and decide whether it ends the turn; ``take_outputs``: their text -> one message. A stop is therefore
-decided on a token that has not been fed. ``step`` is the one place that says in which order they run: on a GPU the
-outputs of one step are decoded and delivered while the next one runs.
+A step has three parts. ``launch`` schedules turns, runs the forward and draws tokens. ``complete`` appends the drawn
+token to each turn and decides whether it ends the turn; the token has not been fed yet. ``take_outputs`` decodes text
+and makes one message. ``step`` runs the parts in order: on a GPU the outputs of a step are decoded and delivered while
+the next step runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gauges and counters of the disk that KV is written to."""
+"""Gauges and counters of the disk tier."""
 
 from __future__ import annotations
 

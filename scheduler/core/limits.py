@@ -1,4 +1,4 @@
-"""What a turn may ask for."""
+"""``Limits``: checks of a turn's request against the context and the vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is next: waiting turns, fair between tenants."""
+"""``FairQueue``: the waiting turns, in an order that is fair between tenants."""
 
 from __future__ import annotations
 

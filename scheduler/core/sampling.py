@@ -1,4 +1,4 @@
-"""Sampling: logits to tokens and log-probabilities, a batch at once, each row by its own parameters."""
+"""Sampling: tokens and log-probabilities from the logits of a batch, each row with its own parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Continuous batching: which turns run, and how many tokens each of them feeds in the next step."""
+"""``Scheduler``: continuous batching. It decides which turns run and how many tokens each of them feeds in the next
+step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked about sessions rather than of the model: forget, pin, inspect, export, import."""
+"""Commands on sessions that need no forward: forget, pin, inspect, export, import."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a drawn token means for its turn: whether it ends it, decided before it is fed; and its text, which may wait.
+"""``StopChecker``: decides whether a drawn token ends its turn, and makes the turn's deltas.
 
-A token's text decides only where a turn has stop strings. All other text is decoded when it is told, which is while a
-GPU runs the next step.
+The decision needs a token's text only if the turn has stop strings. Other text is decoded when the delta is made, on a
+GPU while the next step runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From token ids to text, one token at a time: incremental decoding, stop strings, text held back."""
+"""Incremental decoding of token ids to text, with stop strings."""
 
 from __future__ import annotations
 

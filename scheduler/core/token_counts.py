@@ -1,4 +1,4 @@
-"""Which tokens a turn has met, and how often it has made each: what penalties look at. A step adds one token."""
+"""``TokenCounts``: which tokens a turn has seen and how often it has generated each of them, for penalties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A turn: one request running on one session."""
+"""``Turn``: the engine's state of one submitted request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""How a model's forward is run over one step of many sessions.
+"""The modes: how a model's forward runs over one step of many sessions.
 
-Owns: watching a model once, the modes (packed, masked, alone), recurrent modules, RoPE thresholds,
-encoder-decoders.
+Owns: watching a model once, the modes (packed, masked, alone), recurrent modules, RoPE thresholds, encoder-decoders.
 
 May import: ``cache``, ``scheduler.accel``.
 

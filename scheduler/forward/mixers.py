@@ -1,9 +1,9 @@
-"""Recurrent modules inside a packed step: each session's tokens meet that session's own state.
+"""``MixerSplit``: runs a recurrent module within a packed step, with each session's tokens and state on their own.
 
-A packed row would run one recurrence through all sessions. So every module that the trace has seen to keep a
-state is called once per session instead, with the session's slice of its inputs and the session's state;
-sessions that feed a single token are called together, their states stacked into a batch. The modeling code
-inside the module stays as it is.
+In a packed row, a recurrence would continue from one session into the next. So every module that keeps a state (see
+``scheduler.forward.trace``) is called once per session, with that session's part of the inputs and its state. Sessions
+that feed a single token are called together, with their states stacked into a batch. The module's own code is
+unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How a model is run: the modes of design section 5. Which one fits is measured at load, see ``probe``."""
+"""The modes: the ways to run a step through a model's own modeling code. ``scheduler.model.probe`` measures at load
+which one is right for a model.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Positions whose meaning depends on the length of the timeline: LongRoPE has two sets of frequencies.
+"""LongRoPE: two sets of rotary frequencies, of which a timeline's length selects one.
 
-A timeline longer than the length that the model was first trained on is turned with the long set, all of it; a
-shorter one with the short set. transformers picks the set by the largest position of the *forward*, so
-sessions on the two sides of the threshold may not share one, and a chunk of a long prompt must be run as long
-although its own positions are small. A session that grows past the threshold has keys of the wrong kind: it is
-computed once more.
+If a timeline is longer than the model's original context all its tokens use the long set, otherwise all use the short
+set. transformers selects the set by the largest position of the *forward*. Therefore sessions on different sides of the
+threshold cannot share a forward, and the first chunks of a long prompt must be run with the long set although their
+positions are small. When a session grows past the threshold its KV is computed again.
 """
 
 from __future__ import annotations

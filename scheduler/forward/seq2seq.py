@@ -1,7 +1,8 @@
-"""Encoder-decoder models: the prompt is what the encoder reads, the timeline is the decoder's.
+"""Modes for encoder-decoder models: the encoder reads the prompt, and the timeline is the decoder's.
 
-A new prompt changes every cross-attention, so nothing outlives its request: a session's state is the encoder's
-output and the decoder's own cache. Decoders at the same position over sources of the same length run as one batch.
+A different prompt changes the cross-attention of every layer, so no KV is reused between requests. A session's state is
+the encoder's output and the decoder's cache. Decoders at the same position with prompts of the same length run as one
+batch.
 """
 
 from __future__ import annotations

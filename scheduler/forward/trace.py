@@ -1,8 +1,8 @@
-"""What a model keeps between forwards, seen by watching one: its cache argument, its recurrent modules, its
-own attributes.
+"""``Trace``: what a model keeps between forwards: its cache argument, its recurrent modules, and tensors that modules
+store on themselves.
 
-A short plain forward is run on the loaded model and every call of its cache is noted with the module that made it.
-Nothing is looked up by name.
+It is found by running a short forward on the loaded model and recording each access to its cache with the module that
+made it. Models and modules are not looked up by name.
 """
 
 from __future__ import annotations

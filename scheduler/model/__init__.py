@@ -1,4 +1,4 @@
-"""The model: loaded, measured, and run a step at a time.
+"""The model: loading, the load-time probe, memory for KV, and running steps.
 
 Owns: checkpoint loading, the load-time probe, memory for KV, CUDA graphs, the model runner.
 

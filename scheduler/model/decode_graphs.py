@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps: a step in which every session feeds one token, launched as one.
+"""CUDA graphs of decode steps, in which every session feeds one token.
 
-A graph is captured for a number of rows, a bucket; a step of fewer sessions fills the others with nobody's tokens. It
-is captured when its bucket has been met a few times, and used only if it then says what the step has said without it.
-A step whose code looks at the device's numbers cannot be captured and is not tried.
+A graph is captured for a fixed number of rows, a bucket; if a step has fewer sessions the other rows are padding. A
+graph is captured when its bucket has occurred a few times, and is used only if its logits agree with those of the
+uncaptured step. If the code of a step reads values from the device it cannot be captured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A generation config: what a checkpoint's authors, or the operator, set for requests that are silent."""
+"""Default sampling parameters and stop strings, from a generation config: the checkpoint's own or one that the operator
+gives.
+"""
 
 from __future__ import annotations
 

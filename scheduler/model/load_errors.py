@@ -1,4 +1,4 @@
-"""Why a checkpoint cannot be loaded, in one line for people: libraries speak of their own classes and addresses."""
+"""Error messages in one line for checkpoints that cannot be loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load a model, its tokenizer and what its files say about generation."""
+"""Loading a model: configuration, tokenizer, weights, generation config, packing and the probe."""
 
 from __future__ import annotations
 

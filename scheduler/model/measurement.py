@@ -1,4 +1,4 @@
-"""How right a mode runs a model: the few made-up sessions and steps on which the load-time probe measures it."""
+"""``Measurement``: the made-up sessions and steps on which the probe measures the error of a mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory there is for KV, in pages."""
+"""Sizes of the tiers: how many pages fit the budgets, and building the session store and the archive with them."""
 
 from __future__ import annotations
 

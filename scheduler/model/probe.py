@@ -1,9 +1,9 @@
-"""The load-time probe: which mode runs this model right, measured on the model itself, about a second.
+"""The load-time probe, which measures what mode gives correct results on a model. It takes about a second.
 
-Three made-up sessions of different lengths are prefilled, prefilled in chunks, decoded and resumed in shared
-steps; every logit is compared with a from-scratch forward of that session alone through the model's own
-attention. The same is done on a copy of the model whose windows and other thresholds are small. The first mode that
-agrees is used; a model that no mode serves right is refused with the reasons. No table of names.
+Three made-up sessions of different lengths are prefilled, prefilled in chunks, decoded and resumed in shared steps. All
+logits are compared with a from-scratch forward of each session alone with the model's own attention. The same is done
+on the model's twin, whose windows and other thresholds are small. The first mode that agrees is used. If none does the
+model is refused, with the reason for each mode. Models are not looked up by name.
 """
 
 from __future__ import annotations

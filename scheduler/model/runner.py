@@ -1,5 +1,5 @@
-"""The model runner: turns of a step in, logits out. The only caller of the model, the only place a cache
-length changes.
+"""``ModelRunner``: runs a step on the model and returns its logits. While serving, nothing else calls the model or
+advances the length of a session cache.
 """
 
 from __future__ import annotations

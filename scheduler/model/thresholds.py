@@ -1,4 +1,6 @@
-"""Whether a mode is right past the thresholds of a model as well: measured on its twin, where they are small."""
+"""``Thresholds``: checks that a mode is also right on timelines that are longer than a model's thresholds, by measuring
+it on the model's twin.
+"""
 
 from __future__ import annotations
 

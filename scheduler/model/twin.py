@@ -1,8 +1,9 @@
-"""A model's twin: the same weights and code, but what positions are compared with is small.
+"""A model's twin: a copy with the same weights and code in which thresholds on positions (windows, chunk sizes,
+original contexts) are small.
 
-A timeline of a few tokens cannot show what a model does past a window of 4,096 or a floor of 8,192. The twin is built
-by the model's own class from a config in which such numbers are small, and shares the weights. Which numbers these
-are is found out: the weights must fit as they are, and a forward must say something else.
+A timeline of a few tokens cannot show what a model does past a window of 4,096 tokens. The twin is built by the model's
+own class from a config in which such numbers are small, and shares the model's weights. The numbers are found by
+trying: the weights must still fit, and the result of a forward must change.
 """
 
 from __future__ import annotations

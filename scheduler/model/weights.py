@@ -1,4 +1,4 @@
-"""Weights as a model stores them, quantised or not: what they are, and how many bytes they take."""
+"""The weights of a model as they are stored, quantised or not: their digest and their size."""
 
 from __future__ import annotations
 

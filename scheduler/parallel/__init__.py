@@ -1,4 +1,4 @@
-"""Tensor parallelism: the processes of other ranks and what crosses between them.
+"""Tensor parallelism: the processes of the other ranks, and the messages between ranks.
 
 Owns: dividing a model, lines between ranks, pages whose heads lie in several processes.
 

@@ -1,4 +1,4 @@
-"""What rank 0 of a model that is divided among ranks tells the others, and asks them."""
+"""The commands that rank 0 sends to the other ranks."""
 
 from __future__ import annotations
 

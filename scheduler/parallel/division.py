@@ -1,6 +1,7 @@
-"""A model divided among ranks, one process each: what can be divided, how a rank joins, what it loads.
+"""Dividing a model among ranks, one process each: which models can be divided, how a rank joins the process group, and
+the options for loading.
 
-transformers has a plan for each model that it can divide, and does the dividing.
+transformers divides the model, by the plan that it has for its architecture.
 """
 
 from __future__ import annotations

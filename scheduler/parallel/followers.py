@@ -1,4 +1,4 @@
-"""The processes of the other ranks: started, told what rank 0's model is called with, watched, ended."""
+"""``Followers``: starts, monitors and ends the processes of the other ranks, and sends them each forward of rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line between two ranks on one machine: messages and tensors over a socket pair."""
+"""``RankLink``: messages and tensors between two ranks on one machine, over a socket pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of a rank that is not rank 0."""
+"""``RankTiers``: the pages of a rank other than rank 0."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A model divided among ranks: the other ranks as rank 0 sees them, and pages whose heads lie in several processes.
+"""``Ranks``: commands from rank 0 to the other ranks, and ``RankedTier``: pages of which each rank holds some of the
+heads.
 
-Rank 0 decides everything and has every page table. The other ranks hold pages of the same numbers, with the heads
-that are theirs (``scheduler.parallel.rank_tiers``), and do what they are told. Each has two links to rank 0:
-one for what comes in order (steps, copies of pages), one for reads and writes of files, which go on beside the steps.
+Rank 0 makes all decisions and has every page table. The other ranks hold pages in the same slots, with their own heads
+(``scheduler.parallel.rank_tiers``). Each has two links to rank 0: one for commands in order (steps, copies of pages),
+and one for reading and writing files, which runs concurrently with steps.
 """
 
 from __future__ import annotations

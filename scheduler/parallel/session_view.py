@@ -1,4 +1,4 @@
-"""A packed step on its way from rank 0 to the others: where its tokens go and what they look at, nothing else."""
+"""The sessions of a packed step as rank 0 sends them to the other ranks: token ids, lengths, page tables and masks."""
 
 from __future__ import annotations
 

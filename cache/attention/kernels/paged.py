@@ -1,8 +1,9 @@
-"""Attention over pages in place, in Triton. ``cache.attention.triton`` imports it where there is a GPU.
+"""The Triton kernels of attention over pages, ``attend`` and ``merge``. ``cache.attention.triton`` imports this module
+where Triton is installed.
 
-A tile is a few tokens of one span with all query heads that share a key head, ``ROWS`` queries at most. Keys are
-read from their pages by the span's page table. The keys of a tile are shared out among ``splits`` programs where
-there are too few tiles to fill the device; ``merge`` then puts their parts together.
+A tile is a few tokens of one span with all query heads that share a key head, ``ROWS`` queries at most. Keys are read
+from their pages by the span's page table. The keys of a tile are shared out among ``splits`` programs where there are
+too few tiles to fill the device; ``merge`` then puts their parts together.
 """
 
 # mypy: ignore-errors

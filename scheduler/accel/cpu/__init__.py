@@ -1,4 +1,4 @@
-"""Programs for CPUs: modules recorded once and run by our C++ kernels.
+"""Programs for CPUs: modules of the model are recorded once and then run by C++ kernels.
 
 Owns: the recorder, basic blocks of instructions, packed weights, layers and chains of layers in one call. Other
 packages use ``linear.pack`` and ``Packing``, ``fusion.Fusion`` and ``program.kernel``, nothing else.

@@ -1,7 +1,8 @@
-"""A basic block of a program: instructions on the values of one row, from where they are read to where they go.
+"""Basic blocks of a program: the instructions (``Operation``), their operands, and the slots that hold their values for
+one row.
 
-Values lie in slots. Every element of every slot has a number of its own, so that a tensor that was cut, turned and put
-together again is still a list of numbers, and ``BasicBlock.ref`` finds the cheapest way to read them in that order.
+Every element of every slot has a number of its own. A tensor that was sliced, transposed or concatenated is therefore a
+list of these numbers, and ``BasicBlock.ref`` finds the cheapest way to read the elements in that order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""torch's functions that compute, each with what ``scheduler.accel.cpu.recorder`` records of it."""
+"""A table from torch functions to the code that records each of them as instructions, for
+``scheduler.accel.cpu.recorder``.
+"""
 
 from __future__ import annotations
 

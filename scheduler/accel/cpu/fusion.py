@@ -1,7 +1,8 @@
-"""Modules whose forward runs as a program: found by recording a step, kept where they say what the module said.
+"""``Fusion``: finds the modules of a model that can run as programs, and replaces their forwards.
 
-A module is recorded twice, with different numbers of tokens; what it does must be the same both times. A module that
-cannot be recorded is left alone, and its children are tried instead. The modeling code above them stays in charge.
+A module is recorded in two steps with different numbers of tokens, and both recordings must agree. The program's
+results are compared with those of the module before it is used. If a module cannot be recorded it runs unchanged, and
+its children are tried.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A chain: layers that are called one after the other, each with what the one before it gave and else alike, as one.
+"""``LayerChain``: consecutive layers that run in one call of the C++ kernel.
 
-The first layer of a chain computes all of them. Those behind it find their results ready where they are called like it
-was; where one is called otherwise it computes what it is asked, and stores its keys and values anew: what was computed
-ahead is not looked at then. A change in place cannot be seen: the probe measures that the model makes none, and where
-a layer has hooks nothing is computed ahead.
+The first layer of a chain computes all of them. When a later layer is called with the output of the layer before it and
+otherwise the same arguments, it returns the result that is ready; when it is called with anything else it computes and
+stores its keys and values again. A change of a tensor in place cannot be detected here: the probe verifies that the
+model makes none, and layers with hooks are not chained.
 """
 
 from __future__ import annotations

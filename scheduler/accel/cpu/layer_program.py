@@ -1,7 +1,8 @@
-"""A layer in one call: the block before attention, new keys and values stored in pages, attention, the block after.
+"""``LayerProgram``: a layer that runs in one call: the basic block before attention, storing new keys and values in
+pages, attention, the basic block after it.
 
-That is for steps in which every session feeds few tokens, and for layers whose keys are read in place; all others go
-block by block, with the attention function between them.
+It is used for steps that the CPU attention backend takes completely, and for layers whose keys are read in place. Other
+steps run block by block and call the attention function between the blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights of linear maps packed for the CPU: a decode step is bound by the speed at which weights are read.
+"""Packing the weights of linear layers for CPUs, where a decode step is bound by the speed of reading weights.
 
 Our own kernel reads bfloat16 in tiles, oneDNN its own blocked layout; either is up to twice as fast as a plain weight.
 Which modules are linear maps, and for which shapes packing pays, is measured on the loaded model. A packed weight

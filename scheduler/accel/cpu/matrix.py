@@ -1,4 +1,4 @@
-"""A weight as the products of a program read it: as it lies, or in tiles."""
+"""``Matrix``: a weight in the layout that the MATMUL instruction of programs reads, plain or in tiles."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Blocks made into what program.cpp runs: which instructions stay, in which stages, and where each value lies.
+"""``Program``: a basic block compiled to the tables that ``kernels/program.cpp`` runs, and ``ProgramKernel``, the
+compiled kernel.
 
-A stage is a run of instructions that every row takes alone, or one product with a weight. What is used in the stage
-that makes it lies in a scratch that all rows share, everything else in a row of the arena.
+A program has stages: a stage is either a run of instructions that are computed for each row alone, or one product with
+a weight. Values that are used only in the stage that computes them lie in scratch memory that all rows share, other
+values in one row of the arena per token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a module does to the rows of a step, recorded by watching it once, as the blocks of a program.
+"""``Recorder``: records what a module computes for the rows of a step, as basic blocks of a program.
 
-A row is one token. Beside every tensor that depends on the module's input two of integers are kept: which element of a
-row, and of which token, each of its elements is. Functions that only move data are called on those as well and so
-need no instruction; functions that compute become instructions; anything else is ``Unrecordable``.
+A row is one token. For every tensor that depends on the module's input the recorder keeps two integer tensors of the
+same shape: for each element its number within a row, and its token. Functions that only move data are also applied to
+these integer tensors and need no instruction. Functions that compute become instructions. Anything else raises
+``Unrecordable``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One call of a module, recorded: what it was called with, the blocks of its program, and what it said."""
+"""``ModuleRecording``: one recorded call of a module, with its arguments, the basic blocks of its program, and its
+results.
+"""
 
 from __future__ import annotations
 

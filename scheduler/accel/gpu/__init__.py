@@ -1,4 +1,4 @@
-"""Layers compiled by torch for GPUs.
+"""Layers compiled by ``torch.compile`` for GPUs.
 
 Owns: which layers are compiled and when they are used.
 

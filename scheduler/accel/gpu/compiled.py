@@ -1,9 +1,10 @@
-"""Repeated layers compiled by torch, for GPUs: there each small function of a layer's code is a launch of its own.
+"""``CompiledLayers``: the repeated layers of a model, compiled by ``torch.compile`` for GPUs, where otherwise each
+small function is a kernel launch.
 
-All modules of one class run the same compiled code, in which attention over pages is one function that nobody looks
-into (``cache.attention.packed_attention``). A class that cannot be compiled in one piece runs as it is, and the
-children of its modules are tried instead. Compiling happens while the load-time probe measures; what is met later and
-is not compiled yet runs as it is.
+All modules of one class share the compiled code, in which attention over pages is one opaque operator
+(``cache.attention.packed_attention``). If a class cannot be compiled in one piece its modules run uncompiled and their
+children are tried. Code is compiled only during the load-time probe; if a later call would need compilation it runs
+uncompiled.
 """
 
 from __future__ import annotations
