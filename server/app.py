@@ -43,10 +43,12 @@ def create_app(
     vllm_names: bool = False,
     tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
-    """The app over these parts. ``api_keys`` is tenant -> key; empty: everybody is tenant "default", without a key, and
-    calls the server by its address, as localhost, or by one of ``allowed_hosts``. Web pages of ``allowed_origins`` may
-    call it (CORS). ``ignore_unknown``: unknown fields of bodies are left out instead of refused. ``vllm_names``:
-    ``/metrics`` shows these too. Without a ``tracer_provider`` spans go where the environment says, if it does."""
+    """The app over these parts. ``api_keys`` is tenant -> key. If it is empty, every client is tenant "default" and
+    needs no key, and the Host header must be an IP address, localhost or one of ``allowed_hosts``. Web pages of
+    ``allowed_origins`` may call the API (CORS). ``ignore_unknown``: unknown fields of bodies are ignored instead of
+    refused. ``vllm_names``: ``/metrics`` also has vLLM's metric names. Without a ``tracer_provider``, OpenTelemetry's
+    environment variables say where spans are sent.
+    """
     own = traces.provider_of_environment() if tracer_provider is None else None
     provider = tracer_provider or own
     app = App(
@@ -90,7 +92,7 @@ def create_app(
 
 
 class App(FastAPI):
-    """FastAPI behind what ``before`` puts in front of all of it, its own layers too."""
+    """FastAPI with ``before``, a function that wraps the whole middleware stack in further ASGI apps."""
 
     before: Callable[[ASGIApp], ASGIApp]
 
@@ -100,7 +102,7 @@ class App(FastAPI):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    """What runs on its own ends with the app, and what it has told of itself is sent."""
+    """At shutdown, ends background responses and sends the last spans."""
     yield
     await app.state.background.close()
     if app.state.telemetry is not None:

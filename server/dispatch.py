@@ -22,8 +22,9 @@ from server.schemas.strict import validated
 
 
 class Endpoint:
-    """A route whose endpoint takes a JSON body, the request, and nothing else but what its path names and parameters of
-    the URL that may all be absent. ``pattern`` finds what the path names."""
+    """A route whose endpoint takes a JSON body, path parameters and optional query parameters, and nothing else.
+    ``pattern`` matches its path.
+    """
 
     def __init__(self, route: APIRoute) -> None:
         """Raises TypeError where the endpoint takes something else."""
@@ -44,7 +45,7 @@ class Endpoint:
         (self._model,) = bodies
 
     async def respond(self, request: Request, named: dict[str, str]) -> Response:
-        """What the endpoint answers; ``named``: what its path names."""
+        """The endpoint's response; ``named`` are the path parameters."""
         body = validated(self._model, await read_json_object(request))
         response = await self._call(body=body, request=request, **named, **self._absent)
         log_ignored()
@@ -52,8 +53,9 @@ class Endpoint:
 
 
 class Dispatch:
-    """ASGI app in front of the framework's: what becomes a turn goes to its endpoint, the rest to ``app``, and so do
-    requests with parameters in their URL and those of which the framework makes a span."""
+    """ASGI app in front of FastAPI's. Requests that become turns go directly to their endpoints. Other requests go to
+    ``app``, and so do requests with a query and requests that FastAPI traces.
+    """
 
     def __init__(self, app: ASGIApp, routes: TurnRoutes) -> None:
         self.app = app
@@ -69,7 +71,7 @@ class Dispatch:
 
 
 async def run(endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request."""
+    """Call the endpoint and send its response, or the error response."""
     found = endpoint.pattern.match(scope["path"])
     assert found is not None
     scope["route"], scope["endpoint"], scope["path_params"] = endpoint.route, endpoint.route.endpoint, found.groupdict()

@@ -65,5 +65,5 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def unavailable(message: str, retry_after: int, code: str = "engine_unavailable") -> ApiError:
-    """A 503 that tells when to come back, in seconds."""
+    """A 503 with a Retry-After header, in seconds."""
     return ApiError(503, message, code=code, headers={"retry-after": str(max(1, retry_after))})

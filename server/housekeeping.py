@@ -23,13 +23,13 @@ AGAIN_SECONDS = 600.0  # until an engine that has not answered is told again: it
 
 
 class Housekeeper:
-    """Keeps engine and log of one mind. A deleted session leaves a tombstone in the log until the engine has said
-    that nothing of it is left anywhere, however often either of them restarts in between, and of that life of its name:
-    one that is deleted again is forgotten again. Each server of a database has tombstones of its own. And tells the
-    other servers of the log that this one lives.
+    """Keeps the engine up to date with the log. A deleted session leaves a tombstone in the log until the engine has
+    confirmed that no tier holds any of its KV, whichever process restarts meanwhile. A tombstone belongs to one life of
+    a session id: if the id is used again and deleted again, the engine is told again. Each server of a shared log has
+    its own tombstones. Also writes this server's heartbeats.
 
-    ``ready`` and ``forgotten`` are the engine's callbacks; they return at once. All is tried again, at a later sweep
-    or the next start of the engine, so a log that cannot be used now costs time only.
+    ``ready`` and ``forgotten`` are callbacks of the engine; they return at once. Work that fails is repeated by a later
+    sweep or at the engine's next start, so an unavailable log only delays it.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Housekeeper:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def live(self) -> None:
-        """Beat every two seconds until cancelled, where there are others to hear it."""
+        """Write a heartbeat every two seconds until cancelled, if other servers share the log."""
         while self._log.shared:
             try:
                 await self.beat()
@@ -60,8 +60,9 @@ class Housekeeper:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def sweep(self) -> None:
-        """Delete the sessions whose time has run out, have the engine forget what any server has deleted, and tell of
-        responses that their servers are dead. Raises LogUnavailable."""
+        """Delete expired sessions, send tombstones to the engine, and mark responses of dead servers as failed. Raises
+        LogUnavailable.
+        """
         await self._log.expire(time.time())
         await self._bury()
         if self._log.shared:
@@ -70,7 +71,7 @@ class Housekeeper:
             await self._log.writable()
 
     async def beat(self) -> None:
-        """One heartbeat, and what is to be done about what the others did. Raises LogUnavailable."""
+        """Write one heartbeat, and react to what the other servers did. Raises LogUnavailable."""
         news = await self._log.beat()
         for response in news.unwanted:
             self._unwanted(*response)
@@ -82,15 +83,15 @@ class Housekeeper:
                 self._engine.end(*key, SessionMoved())
 
     def ready(self) -> None:
-        """A fresh engine knows neither what was deleted while there was none, nor what is pinned."""
+        """Tell a new engine which sessions were deleted while there was none, and which are pinned."""
         self._start(self._tell())
 
     def forgotten(self, tenant: str, session: str, life: int) -> None:
-        """Nothing of this life of a session is left in any tier."""
+        """The engine holds no KV of this life of a session in any tier: remove the tombstone."""
         self._start(self._log.swept(tenant, session, life))
 
     async def close(self) -> None:
-        """End what was begun."""
+        """Cancel the tasks that were started."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -15,8 +15,9 @@ OFFLINE = "HF_HUB_OFFLINE"
 
 
 def look_for(model: str) -> None:
-    """Before a hub id is loaded: where the hub cannot be reached, this process and the engine take what was downloaded
-    before. With a proxy, or where that was asked for already, nothing is tried."""
+    """If ``model`` is a hub id and the hub cannot be reached, set offline mode for this process and the engine, so that
+    files downloaded earlier are used at once. Does nothing behind a proxy, or if offline mode is set already.
+    """
     proxied = any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ)
     if Path(model).exists() or OFFLINE in os.environ or proxied:
         return
@@ -28,7 +29,7 @@ def look_for(model: str) -> None:
 
 
 def reachable(endpoint: str) -> bool:
-    """Whether a connection is made within ``CONNECT_SECONDS``, its name looked up."""
+    """Whether a TCP connection to ``endpoint`` succeeds within ``CONNECT_SECONDS``, name lookup included."""
     url = urlsplit(endpoint)
     connected = threading.Event()
 

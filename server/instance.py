@@ -38,12 +38,14 @@ COLLECTED = (2000, 4, 1000)  # new objects, collections of those, and of these: 
 
 
 def quiet() -> None:
-    """Without a network both processes retry for a while, and would each tell so twice a try; the end says it once."""
+    """Silence the hub's retry messages, which both processes would log twice per attempt; the final error is still
+    reported.
+    """
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
 
 
 def opened_log(config: ServeConfig, folder: Path) -> SessionLog:
-    """The session log that a configuration asks for, used by the server that has this data dir. Raises UsageError."""
+    """The session log of a configuration, opened for the server that owns this data dir. Raises UsageError."""
     from server.log.database import LogUnavailable
     from server.log.session_log import SessionLog
 
@@ -56,8 +58,8 @@ def opened_log(config: ServeConfig, folder: Path) -> SessionLog:
 
 
 class Instance:
-    """The parts of one server. ``entrance`` is the ASGI app of a port: it answers from the start, and is the real app
-    once that is ``loaded``. First ``start``, then ``loaded``, at the end ``drain``; then the stack is closed.
+    """The parts of one server. Call ``start``, then ``loaded``, at the end ``drain``, then close the stack.
+    ``entrance`` is the ASGI app for a port: it answers 503 until ``loaded`` has returned.
     """
 
     entrance: StartupApp  # from ``start`` on, as the two below
@@ -79,10 +81,11 @@ class Instance:
         )
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Open the log, begin to load the model. What the stack closes, it closes after ``drain``. Raises UsageError.
+        """Open the log and begin to load the model. What is pushed on the stack is closed after ``drain``. Raises
+        UsageError.
 
-        The engine process is started first, as it imports more than this one, and both do so at a time; it loads
-        once the log is open, which empties the KV cache of a log that is no more.
+        The engine process is started first, so that both processes import modules at the same time. It loads the model
+        after the log is open, as a new log requires the KV cache to be emptied.
         """
         self.engine.prepare()
         try:
@@ -103,7 +106,7 @@ class Instance:
         self._sweeping = asyncio.create_task(self._housekeeper.run())
 
     async def loaded(self, stack: AsyncExitStack) -> ModelFacts:
-        """Wait for engine and tokenizer, then let the app in. Raises EngineFailed or UsageError."""
+        """Wait for the engine and the tokenizer, then open the entrance. Raises EngineFailed or UsageError."""
         preparing = in_daemon_thread(lambda: load_tokens(self._config))  # beside the engine, which takes longer
         facts = await self.engine.wait_ready()
         try:
@@ -141,8 +144,9 @@ class Instance:
         return facts
 
     async def drain(self) -> None:
-        """No new turns; the running ones go on for ``--drain-seconds``, until their answers are written; then the
-        engine writes KV to disk and goes. In bounded time."""
+        """Refuse new turns, wait up to ``--drain-seconds`` for running ones and their answers, then stop the engine,
+        which writes KV to disk. Takes bounded time.
+        """
         if self._sweeping is not None:
             await ended(self._sweeping)
         seconds = self._config.drain_seconds
@@ -157,8 +161,10 @@ class Instance:
 
 
 def seldom_collected() -> None:
-    """Keep collections short: streams wait for them. What is there now, all of transformers, is never walked again; all
-    that requests hold (0.3 s of walking where 1,300 of them wait) seldom is, as what they leave is in no cycles."""
+    """Tune the garbage collector so that its pauses do not delay streams. Objects that exist now (all of transformers)
+    are frozen; full collections, which take 0.3 s with 1,300 waiting requests, become rare, as requests leave no
+    cycles.
+    """
     gc.freeze()
     gc.set_threshold(*COLLECTED)
     gc.enable()
@@ -171,20 +177,20 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 
 async def within(seconds: float, over: Callable[[], bool]) -> None:
-    """Wait until something is over, for so many seconds at most."""
+    """Wait until ``over()`` is true, for ``seconds`` at most."""
     until = time.monotonic() + seconds
     while not over() and time.monotonic() < until:
         await asyncio.sleep(LOOK_SECONDS)
 
 
 def summary(facts: ModelFacts) -> str:
-    """The model in a few words."""
+    """The model's dtype, device, mode, pages and context, in one line."""
     pages = f"{facts.pages} pages of {facts.page_size} tokens"
     return f"{facts.dtype} on {facts.device}, mode {facts.mode}, {pages}, context {facts.max_context}"
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, in one line."""
+    """The first line of an exception's message."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
@@ -193,7 +199,9 @@ def import_parts() -> None:
 
 
 def load_tokens(config: ServeConfig) -> tuple[ChatTokenizer, Stability]:
-    """The tokenizer of a configuration, with all that is measured on it. Raises what transformers likes."""
+    """The tokenizer of a configuration and the measured stability of its template. Raises any exception of
+    transformers.
+    """
     from server.chat.template import stability  # imports transformers, and while it does the port is answered already
     from server.chat.tokenizer import ChatTokenizer
 
@@ -207,7 +215,7 @@ def load_tokens(config: ServeConfig) -> tuple[ChatTokenizer, Stability]:
 
 
 def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run ``work`` on a thread that does not keep the process from leaving, as one of a pool would."""
+    """Run ``work`` on a daemon thread, which, unlike a pool's thread, does not delay the exit of the process."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 

@@ -38,7 +38,7 @@ FILES = 512  # open files that are kept for everything but connections
 
 
 def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
-    """Serve until told to stop; the exit status: 0, or 2 when the model cannot be served. Raises UsageError.
+    """Serve until a signal. Returns the exit status: 0, or 2 if the model cannot be served. Raises UsageError.
 
     ``command`` starts an engine process.
     """
@@ -58,7 +58,7 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
 
 
 class Service:
-    """A running server: the HTTP side and the rest, and the order in which they come and go."""
+    """A running server: an ``Instance`` and uvicorn, and the order in which they start and stop."""
 
     def __init__(self, config: ServeConfig, command: Sequence[str], listener: socket.socket, folder: Path) -> None:
         self._config = config
@@ -67,7 +67,7 @@ class Service:
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Serve; the exit status."""
+        """Serve until a signal. Returns the exit status."""
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._told_to_stop)
         async with AsyncExitStack() as stack:
@@ -116,15 +116,16 @@ class Service:
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: ours stop the engine too, and the exit status is ours."""
+    """Uvicorn without its signal handlers: ours also stop the engine and set the exit status."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the port. Complete answers have the graceful timeout to reach their readers; requests that have none
-        after ``CUT_OFF_SECONDS`` are no turns, and do not hold the exit."""
+        """Close the port. Complete answers may take the graceful timeout to reach their clients; requests without an
+        answer after ``CUT_OFF_SECONDS`` are cut off (turns have ended before).
+        """
         asyncio.get_running_loop().call_later(CUT_OFF_SECONDS, self._cut_off)
         await super().shutdown(sockets)
 
@@ -137,7 +138,9 @@ class HttpServer(uvicorn.Server):
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens already, so that a port in use is noticed before a model is loaded. Raises UsageError."""
+    """A listening socket, opened before the model is loaded so that a port in use is noticed early. Raises
+    UsageError.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -159,7 +162,9 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def most_connections() -> int:
-    """How many connections may be open at once: what the limit of open files, raised as far as it goes, leaves."""
+    """The most connections that may be open at once, from the limit of open files, which is raised to its hard
+    limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(OSError, ValueError):
@@ -169,7 +174,7 @@ def most_connections() -> int:
 
 
 def url(listener: socket.socket) -> str:
-    """Where the server answers."""
+    """The server's URL."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -16,14 +16,16 @@ RETRY_AFTER = 2  # seconds; how long a model loads is not known before it has
 
 
 class StartupApp:
-    """ASGI app in front of the one that needs a loaded tokenizer. Pages of ``origins`` may read what it answers."""
+    """ASGI app that answers while the tokenizer and the model load, then forwards to the real app. ``origins`` may read
+    its answers (CORS).
+    """
 
     def __init__(self, origins: Collection[str] = ()) -> None:
         self._app: ASGIApp | None = None
         self._closed = Cors(_not_yet, origins)
 
     def open(self, app: ASGIApp) -> None:
-        """Let ``app`` answer from now on."""
+        """Forward requests to ``app`` from now on."""
         self._app = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

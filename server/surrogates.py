@@ -24,8 +24,9 @@ def mended(text: str) -> str:
 
 
 def settled(text: str) -> int:
-    """How many characters of a JSON text that still comes ``mended`` can be asked for: all but an escape that is not
-    complete, or whose other half may follow."""
+    """How many leading characters of a streamed JSON text ``mended`` can be applied to: all but a trailing escape that
+    is incomplete or whose second half may still come.
+    """
     at = 0
     for found in ESCAPE.finditer(text):
         if UNFINISHED.match(text, found.start()):
@@ -36,10 +37,10 @@ def settled(text: str) -> int:
 
 
 def read(text: str) -> Any:
-    """``json.loads``, and no string in it holds a half. Raises ValueError and RecursionError."""
+    """``json.loads``, with lone surrogates replaced. Raises ValueError and RecursionError."""
     return json.loads(mended(text))
 
 
 def without(text: str) -> str:
-    """A string without halves, of one that was read by somebody else."""
+    """``text`` with lone surrogates replaced; for strings that other code has decoded."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -22,7 +22,7 @@ ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 
 def without_torch() -> None:
-    """Nothing imports torch in this process from now on, unless something has; transformers is imported quickly."""
+    """Make torch unimportable in this process, unless it is imported already, so that transformers loads quickly."""
     read_quickly()
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # documented: importing it is an ImportError
 

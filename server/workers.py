@@ -14,15 +14,15 @@ T = TypeVar("T")
 
 
 class WorkTimedOut(Exception):
-    """The work did not end in time. Its thread is left to it."""
+    """The work took longer than its time limit. Its thread keeps running it."""
 
 
 class NoWorkerFree(Exception):
-    """No thread began the work in time."""
+    """No thread was free to begin the work within the time limit."""
 
 
 class Job:
-    """One piece of work. ``begun`` is when a thread took it, by ``time.monotonic``."""
+    """One call to run. ``begun`` is when a thread took it, by ``time.monotonic``."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work = work
@@ -35,7 +35,7 @@ class Job:
         self.replaced = False  # another thread has taken the place of the one that runs it
 
     def settle(self, outcome: object) -> None:
-        """The end of it, on the loop; whoever waited may have left, or have been told that it hangs."""
+        """Set the result, on the event loop, unless the caller has left or was told that the work timed out."""
         assert self.timer is not None
         self.timer.cancel()
         if self.result.done():
@@ -47,14 +47,14 @@ class Job:
 
 
 class Workers:
-    """``threads`` threads, and as many more as hang, up to ``spare``. None of them keeps the process alive.
+    """``threads`` threads, plus a replacement for each that hangs, up to ``spare``. All are daemon threads.
 
-    Work hangs after ``seconds`` on its thread, whether or not anybody still waits for it. Nothing can end its thread,
-    which counts as ``hung`` until it comes back.
+    Work counts as hanging after ``seconds`` on its thread, whether or not its caller still waits. A thread cannot be
+    killed: it counts as ``hung`` until the work returns.
     """
 
     def __init__(self, threads: int, spare: int, seconds: float, stack: int = 0) -> None:
-        """``stack``: bytes of each thread's stack; 0: what is usual."""
+        """``stack``: bytes of each thread's stack; 0: the default size."""
         self.hung = 0
         self._stack = stack
         self._spare = spare
@@ -66,7 +66,7 @@ class Workers:
             self._start()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns or raises. Raises Hung or Crowded."""
+        """What ``work`` returns or raises. Raises WorkTimedOut or NoWorkerFree."""
         job = Job(work)
         job.timer = job.loop.call_later(self._seconds, self._late, job)
         self._jobs.put(job)
@@ -74,7 +74,7 @@ class Workers:
         return result
 
     def close(self) -> None:
-        """Let the threads end, each after what it has begun."""
+        """Let each thread end after its current work."""
         for _ in range(self._threads):
             self._jobs.put(None)
 

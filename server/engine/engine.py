@@ -1,11 +1,11 @@
 """``Engine``: the interface of the engine in the server process: submit a turn, read its deltas, manage the KV of
 sessions. Nothing here depends on processes or sockets.
 
-Exception
-+-- EngineUnavailable   no engine takes turns right now: try again in `retry_after` seconds
-+-- TurnRefused         the engine looked at this turn and did not admit it
-+-- EngineDied          the engine went away while this turn was running
-+-- EngineFailed        the model cannot be served at all
+    Exception
+    +-- EngineUnavailable   no engine takes turns now: retry in `retry_after` seconds
+    +-- TurnRefused         the engine did not admit this turn
+    +-- EngineDied          the engine died while this turn was running
+    +-- EngineFailed        the model cannot be served at all
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ State = Literal["loading", "ready", "restarting", "stopping"]
 
 
 class EngineUnavailable(Exception):
-    """No engine takes turns now: it loads, restarts or stops. ``message`` is a sentence for the client;
-    ``retry_after`` is in whole seconds, at least 1."""
+    """No engine takes turns now: it is loading, restarting or stopping. ``message`` is a sentence for the client;
+    ``retry_after`` is in whole seconds, at least 1.
+    """
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(message)
@@ -42,8 +43,9 @@ class TurnRefused(Exception):
 
 
 class EngineDied(Exception):
-    """The engine went away in the middle of this turn; what it had generated so far was delivered before.
-    ``message`` is a sentence for the client."""
+    """The engine died while this turn was running; the deltas generated before were delivered. ``message`` is a
+    sentence for the client.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -59,11 +61,10 @@ class EngineFailed(Exception):
 
 
 class TurnStream(Protocol):
-    """One submitted turn, read by one task. ``receipt``: what its prompt cost, once it is admitted. ``stopped``: it
-    is ended on purpose; ``spoke``: it has generated a token.
-
-    ``news`` is set when there is something to look at: the receipt, the end, or ``patience`` deltas. The reader clears
-    it, and may put one of its own in its place. ``heard`` is called with each delta as it comes, and must not raise.
+    """One submitted turn, read by one task. ``receipt`` is set when the turn is admitted. ``stopped``: ``stop`` was
+    called; ``spoke``: a token has been generated. ``news`` is an event that is set when the receipt, the end, or
+    ``patience`` deltas have come. The reader clears it, and may replace it by an event of its own. ``heard`` is called
+    with each delta as it comes, and must not raise.
     """
 
     receipt: Receipt | None
@@ -74,25 +75,27 @@ class TurnStream(Protocol):
     spoke: bool
 
     def take(self) -> Delta | None:
-        """What has come since the last call, merged into one delta without receipt, or if that is much the first part
-        of it, and ``news`` is set; None where nothing has, and after the one that carries a finish reason. Raises
-        TurnRefused or EngineDied once everything before it is taken."""
+        """The deltas since the last call, merged into one without receipt. If they are many, the first part of them,
+        and ``news`` is set again. None if there are none, and after the delta with a finish reason. Raises TurnRefused
+        or EngineDied once everything before it has been taken.
+        """
 
     def stop(self) -> bool:
-        """End the turn on purpose: what it said so far is its reply, behind which comes a delta with the finish reason
-        ``cancelled``. False where it has ended already."""
+        """End the turn early and keep what it has generated; a last delta with the finish reason ``cancelled`` follows.
+        False if the turn has ended already.
+        """
 
     def cancel(self) -> None:
-        """Let the turn go: take it out of the batch if it still runs. Its reader does so at the end of every turn,
-        when the answer is written. Idempotent."""
+        """Drop the turn: remove it from the batch if it still runs. Readers call this at the end of every turn, when
+        the answer is written. Idempotent.
+        """
 
 
 class Engine(Protocol):
-    """What answers turns. ``facts`` is None until ready, also while a fresh engine loads after a crash.
+    """Runs turns. ``facts`` is None until the engine is ready, also while a new one loads after a crash.
 
-    ``inspect``, ``export`` and ``import_`` raise EngineUnavailable when no engine is ready or it neither answers nor
-    gets on with its work for minutes, and EngineDied when it goes away meanwhile. While the server drains they are
-    answered still.
+    ``inspect``, ``export`` and ``import_`` raise EngineUnavailable if no engine is ready, or if it neither answers nor
+    makes progress for minutes, and EngineDied if it dies meanwhile. They still work while the server drains.
     """
 
     facts: ModelFacts | None
@@ -100,42 +103,49 @@ class Engine(Protocol):
 
     @property
     def healthy(self) -> bool:
-        """Ready, and the step loop gave a sign of life within the last 30 seconds."""
+        """Whether the engine is ready and its step loop has sent a message within the last 30 seconds."""
 
     def state(self) -> State: ...
 
     def submit(self, request: Submit) -> TurnStream:
-        """Hand a turn to the engine without waiting. Raises EngineUnavailable at once."""
+        """Send a turn to the engine without waiting. Raises EngineUnavailable."""
 
     def turns_away(self, tenant: str) -> TurnRefused | None:
-        """What any turn of this tenant would come to now, where that is a full queue."""
+        """The refusal that a turn of this tenant would get now because the queue is full; None if it would be
+        queued.
+        """
 
     def reading(self, tenant: str) -> AbstractContextManager[None]:
-        """Within it, and within tasks that begin there, a request of this tenant is read: it has a place in the queue
-        until its turn is submitted."""
+        """A context manager: within it, and in tasks started there, a request of this tenant that is still being read
+        has a place in the queue until its turn is submitted.
+        """
 
     def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """Drop the KV of a session from every tier; a running turn of it ends as cancelled. Nothing is sent while no
-        engine is ready, and an engine may die over it: whoever needs the files gone asks again at the next ready
-        engine, until it is told that this ``life`` of the session is forgotten (None: nobody is told)."""
+        engine is ready, and the engine may die before it is done: a caller that needs the files removed repeats this
+        with each new engine until it is told that this ``life`` of the session is forgotten (None: nobody is told).
+        """
 
     def cancel(self, tenant: str, session: str) -> bool:
-        """Stop the turn of a session that runs or waits, see ``TurnStream.stop``. False where there is none."""
+        """Stop the running or waiting turn of a session, see ``TurnStream.stop``. False if there is none."""
 
     def end(self, tenant: str, session: str, failure: Exception) -> None:
-        """End a running turn of a session, whose KV stays: whoever reads it is raised ``failure``."""
+        """End a running turn of a session and keep its KV: its reader gets the exception ``failure``."""
 
     def pin(self, tenant: str, session: str, until: float) -> None:
-        """Evict the KV of a session last until a time (Unix seconds; 0: no longer). An engine forgets its pins when it
-        ends: they are sent again to the next one."""
+        """Evict the KV of a session last, until a time (Unix seconds; 0: unpin). An engine loses its pins when it ends:
+        they are sent again to the next one.
+        """
 
     async def inspect(self, tenant: str, session: str) -> Inspected:
-        """Which tier holds what of a session; no tiers at all for one that the engine does not know."""
+        """What each tier holds of a session; no tiers for a session that the engine does not know."""
 
     async def export(self, tenant: str, session: str, folder: str, token_ids: bytes) -> Exported:
-        """Write the KV of a session as files into ``folder``, an absolute path that does not exist yet: as far as it
-        is that of the timeline ``token_ids`` (int32), and of nothing else."""
+        """Write the KV of a session as files into ``folder``, an absolute path that does not exist yet. Only KV that
+        matches the timeline ``token_ids`` (int32) is written.
+        """
 
     async def import_(self, tenant: str, session: str, folder: str) -> Imported:
-        """Take the files of an export in ``folder`` (an absolute path) as the KV of a session. The engine reads them
-        before it answers; the folder remains the caller's."""
+        """Load the files of an export in ``folder`` (an absolute path) as the KV of a session. The engine has read them
+        when it answers; the caller removes the folder.
+        """

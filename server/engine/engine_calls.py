@@ -18,7 +18,7 @@ RETRY = 5  # seconds, told to a client whose question was
 
 
 class EngineCalls:
-    """The open questions. Each ends exactly once: with its answer, with the engine, or when nothing gets on."""
+    """Calls that wait for an answer. Each ends exactly once: with its answer, when the engine dies, or by timeout."""
 
     def __init__(self) -> None:
         self._open: dict[str, asyncio.Future[Answer]] = {}
@@ -26,9 +26,10 @@ class EngineCalls:
     async def ask(
         self, question: Question, kind: type[A], send: Callable[[Question], None], progress: Callable[[], object]
     ) -> A:
-        """The answer to ``question``, sent with ``send``. It is given up when ``progress`` returns the same (not None)
-        for ``PATIENCE``, at the latest after twice that. Raises EngineDied and EngineUnavailable, and what ``send``
-        raises."""
+        """Send ``question`` with ``send`` and wait for its answer. It times out when ``progress`` returns the same
+        value (not None) for ``PATIENCE``, at the latest after twice that. Raises EngineDied and EngineUnavailable, and
+        what ``send`` raises.
+        """
         future = self._open[question.request] = asyncio.get_running_loop().create_future()
         try:
             send(question)
@@ -44,13 +45,13 @@ class EngineCalls:
         return answer
 
     def answered(self, answer: Answer) -> None:
-        """Give an answer to whoever waits for it; after a timeout nobody does."""
+        """Pass an answer to its waiting call, unless that has timed out."""
         future = self._open.get(answer.request)
         if future is not None and not future.done():
             future.set_result(answer)
 
     def fail(self, message: str) -> None:
-        """The engine is gone: no open question will be answered."""
+        """The engine died: end all waiting calls with EngineDied."""
         for future in self._open.values():
             if not future.done():
                 future.set_exception(EngineDied(message))

@@ -30,11 +30,13 @@ _decoder = msgspec.msgpack.Decoder(FromEngine)
 
 
 class LinkFull(Exception):
-    """The engine has not read for so long that the socket takes no more."""
+    """The engine has not read for so long that the socket's send queue is full."""
 
 
 class EngineLink:
-    """A running engine process with its socket, its standard input (the lifeline: at its end the engine exits)."""
+    """A running engine process, its socket, and its standard input. The engine exits when its standard input is
+    closed.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket) -> None:
         self._process = process
@@ -45,8 +47,8 @@ class EngineLink:
     async def start(
         cls, config: EngineConfig, command: Sequence[str], context: zmq.asyncio.Context, said: int = 2
     ) -> EngineLink:
-        """Bind ``config.address``, then start the process, which imports what it needs and waits for ``configure``.
-        What it prints goes to the file descriptor ``said``. Raises OSError or zmq.ZMQError when the machine refuses.
+        """Bind ``config.address``, then start the process, which imports its modules and waits for ``configure``. Its
+        output goes to the file descriptor ``said``. Raises OSError or zmq.ZMQError.
         """
         socket = context.socket(zmq.PAIR)
         socket.set_hwm(SEND_LIMIT)
@@ -67,7 +69,7 @@ class EngineLink:
         return cls(process, socket)
 
     async def configure(self, config: EngineConfig) -> None:
-        """Hand the process its configuration: it begins to load the model."""
+        """Send the process its configuration: it begins to load the model."""
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):  # died already: messages() tells
             self._process.stdin.write(msgspec.json.encode(config) + b"\n")
@@ -82,18 +84,17 @@ class EngineLink:
         return self._process.returncode is None
 
     def send(self, message: ToEngine) -> None:
-        """Send without waiting, in order. Raises LinkFull if the socket takes no more; nothing was sent then."""
+        """Send without waiting, in order. Raises LinkFull if the send queue is full; then nothing was sent."""
         if not (self._flush() and self._try_send(_encoder.encode(message))):
             raise LinkFull
 
     def send_later(self, message: ToEngine) -> None:
-        """Like ``send``, but a message that does not fit now is kept and goes out with the engine's next sign of
-        life."""
+        """Like ``send``, but a message that does not fit is kept and sent after the engine's next message."""
         self._unsent.append(_encoder.encode(message))
         self._flush()
 
     async def messages(self) -> AsyncGenerator[FromEngine]:
-        """What the engine says, until its process has ended and its last words are read."""
+        """The engine's messages, until its process has ended and its last messages are read."""
         exited = asyncio.ensure_future(self._process.wait())
         try:
             while True:
@@ -110,14 +111,15 @@ class EngineLink:
             exited.cancel()
 
     def death(self) -> str:
-        """How the process ended, in a few words; only after ``close``."""
+        """How the process ended, in a few words; call it only after ``close``."""
         code = self._process.returncode
         assert code is not None, "the process is alive"
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
     async def stop(self, flush: float, grace: float) -> None:
-        """End the process: ask it, which leaves it ``flush`` seconds to write KV to disk, terminate it after ``grace``
-        more, kill it ``TERMINATE_GRACE`` later."""
+        """End the process: ask it to stop, which leaves it ``flush`` seconds to write KV to disk; send SIGTERM after
+        ``grace`` more seconds, and SIGKILL ``TERMINATE_GRACE`` later.
+        """
         self.send_later(Shutdown(flush))
         if not await self._ended(flush + grace):
             self._signal(signal.SIGTERM)
@@ -126,11 +128,11 @@ class EngineLink:
                 await self._process.wait()
 
     def kill(self) -> None:
-        """End the process at once; returns before it is gone."""
+        """Send SIGKILL to the process, without waiting for its end."""
         self._signal(signal.SIGKILL)
 
     async def close(self) -> None:
-        """Free everything; a process that still lives is killed."""
+        """Free all resources; a process that is still alive is killed."""
         assert self._process.stdin is not None
         self.kill()
         self._process.stdin.close()
@@ -160,13 +162,11 @@ class EngineLink:
 
 
 def engine_environment(device: str) -> dict[str, str]:
-    """Ours without its secrets, and from a source tree that is not installed the place where ``scheduler`` lies (the
-    command's -P keeps the user's working directory out of the engine's imports).
-
-    oneDNN and torch each keep a kernel per matrix shape, and every length of a step is another shape: with their own
-    limits of 1024 these caches of a bfloat16 model on a CPU grow by half a gigabyte while it serves. Its threads wait
-    for each other by turning round for some ten microseconds, and not for milliseconds: where cores are scarce that
-    took a third of them, also from the server.
+    """The environment of the engine process: this one's without its secrets. In a source tree that is not installed,
+    PYTHONPATH has the folder of ``scheduler`` (the command's -P keeps the working directory out of the imports). oneDNN
+    and torch cache a kernel per matrix shape, and each step length is another shape: with the default limits of 1024
+    the caches of a bfloat16 model on a CPU grow by 0.5 GB while it serves, so they are lowered. OpenMP threads spin for
+    some ten microseconds instead of milliseconds: where cores are scarce, spinning took a third of them.
     """
     root = Path(__file__).resolve().parents[2]
     ours = {name: value for name, value in os.environ.items() if name not in SECRETS}

@@ -77,11 +77,9 @@ class EngineProcess:
         on_ready: Callable[[ModelFacts], None] | None = None,
         on_forgotten: Callable[[str, str, int], None] | None = None,
     ) -> None:
-        """``config.address`` is filled in anew for every process.
-
-        ``on_loading`` hears the stages of every load; ``on_ready`` every engine that is ready, the first and those
-        after it, once turns may be submitted; ``on_forgotten`` tenant, session and life of what is forgotten.
-        They are called on the event loop and must not raise.
+        """``config.address`` is set anew for each process. ``on_loading`` is called with each stage of each load;
+        ``on_ready`` for each engine that becomes ready, once turns may be submitted; ``on_forgotten`` with tenant,
+        session and life of each forgotten session. They are called on the event loop and must not raise.
         """
         self.facts = None
         self.stats = Stats()
@@ -111,11 +109,11 @@ class EngineProcess:
 
     @property
     def healthy(self) -> bool:
-        """Ready, and a message came within the last ``SILENCE_LIMIT`` seconds."""
+        """Whether the engine is ready and has sent a message within the last ``SILENCE_LIMIT`` seconds."""
         return self.state() == "ready" and time.monotonic() - self._last_message < SILENCE_LIMIT
 
     def state(self) -> State:
-        """See ``State``. A process that is gone is not "ready", also while its last words are still being read."""
+        """See ``State``. Not "ready" once the process has ended, also while its last messages are still being read."""
         gone = self._link is None or not self._link.alive
         return "restarting" if self._state == "ready" and gone else self._state
 
@@ -135,8 +133,10 @@ class EngineProcess:
         return turn
 
     def turns_away(self, tenant: str) -> TurnRefused | None:
-        """See ``Engine``. The engine said so after its last step, and the server's own count does still. Who is read
-        meanwhile comes on top; else whenever one place is free all that arrive would be read for it."""
+        """See ``Engine``. Both must agree: the engine's queue was full after its last step, and it still is by the
+        server's own count. Requests that are being read count as well; otherwise all requests that arrive while one
+        place is free would be read for it.
+        """
         waiting = self.stats.waiting and self.stats.waiting + self._waiting.reading
         if waiting < self._config.max_queued or not self._waiting.full(tenant):
             return None
@@ -203,14 +203,15 @@ class EngineProcess:
 
     @property
     def in_hand(self) -> int:
-        """Turns that run, or have ended while their answer is still being committed and written."""
+        """Turns that run, or have ended but whose answer is still being committed and written."""
         return sum(not turn.let_go for turn in self._in_hand)
 
     # --- life ---------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Start the first engine process and the task that watches over it. The process imports what it needs; it reads
-        no file of the model or of KV until ``start``."""
+        """Start the first engine process and the task that supervises it. The process imports its modules; it reads no
+        file of the model or of KV until ``start``.
+        """
         assert self._supervisor is None, "started twice"
         self._first_facts = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
@@ -228,14 +229,13 @@ class EngineProcess:
         return await asyncio.shield(self._first_facts)
 
     def drain(self) -> None:
-        """Refuse new turns from now on; running ones go on, and what else is asked is answered."""
+        """Refuse new turns; running turns and other calls go on."""
         self._state = "stopping"
 
     async def stop(self, flush: float = 0.0, grace: float = 5.0) -> None:
-        """End every turn now and the process within about ``flush + grace`` seconds; nothing restarts after it.
-
-        ``flush`` seconds are the engine's to write KV to disk; one that still loads is ended at once. A turn that the
-        engine has refused or finished hears that, if the engine says so within ``LAST_NEWS``. Idempotent.
+        """End every turn now and the process within about ``flush + grace`` seconds; it is not restarted. The engine
+        has ``flush`` seconds to write KV to disk; one that is still loading is ended at once. Turns that the engine
+        refuses or finishes within ``LAST_NEWS`` get that result. Idempotent.
         """
         self.drain()
         self._ending = True
@@ -254,7 +254,7 @@ class EngineProcess:
             await asyncio.wait((self._supervisor,))
 
     def kill(self) -> None:
-        """End the process at once, for a server that leaves without waiting."""
+        """Kill the process, for a server that exits without waiting."""
         self.drain()
         self._ending = True
         if self._link is not None:

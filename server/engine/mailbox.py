@@ -18,15 +18,15 @@ decoder = msgspec.msgpack.Decoder(Delta)
 
 
 class Mailbox:
-    """A mailbox between the task that reads the engine's socket and the one that writes the response.
+    """The queue between the task that reads the engine's socket and the one that writes the response.
 
-    Invariant: deltas leave in the order in which they came, each exactly once, and the failure (if any) after
-    the last of them. ``push`` and ``fail`` never wait. How long a reader may stay away is for the connection to say;
-    when more than ``BACKLOG`` bytes wait, the turn is cancelled, what waits is dropped, and it fails.
+    Invariant: deltas are read in the order in which they came, each exactly once, and the failure (if any) after the
+    last of them. ``push`` and ``fail`` never wait. The connection limits how long a reader may stall; if more than
+    ``BACKLOG`` bytes wait here, the turn is cancelled, the waiting deltas are dropped, and the turn fails.
     """
 
     def __init__(self, name: str, cancel: Callable[[str], None], session: tuple[str, str | None] | None = None) -> None:
-        """``cancel`` is called with the ``name``; ``session``: tenant and session, if it is on one that has a name."""
+        """``cancel`` is called with the ``name``; ``session``: tenant and session, if the turn runs on a named one."""
         self.name = name
         self.session = session
         self._cancel = cancel
@@ -115,11 +115,11 @@ class Mailbox:
 
 
 def unheard(delta: Delta) -> None:
-    """Nobody listens."""
+    """The default of ``heard``: does nothing."""
 
 
 def merge(deltas: Sequence[Delta]) -> Delta:
-    """Successive deltas of one turn as one, without receipt. The last one's finish reason, stop and error count."""
+    """Successive deltas of one turn as one, without receipt. Finish reason, stop and error are the last one's."""
     last = deltas[-1]
     if len(deltas) == 1:
         return last if last.receipt is None else msgspec.structs.replace(last, receipt=None)

@@ -13,9 +13,8 @@ LISTENING = "0A"  # as /proc/net/tcp has it
 
 
 def cpu_seconds(pid: int | None) -> float | None:
-    """CPU seconds that a process and its live descendants have used; None without a pid.
-
-    In nanoseconds from the scheduler: what else runs on the machine hardly changes it.
+    """CPU seconds that a process and its live descendants have used, from the scheduler's nanosecond counters; None
+    without a pid.
     """
     if pid is None:
         return None
@@ -34,7 +33,7 @@ def cpu_seconds(pid: int | None) -> float | None:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process holds for itself, swapped or not; 0 where that cannot be told."""
+    """Private memory of a process in bytes, swapped or not; 0 if unknown."""
     with suppress(OSError):
         lines = (PROC / str(pid) / "status").read_text().splitlines()
         return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "VmSwap:")))
@@ -42,13 +41,13 @@ def resident(pid: int) -> int:
 
 
 def last_line(said: IO[bytes]) -> str:
-    """The end of what a process has printed to a file."""
+    """The last line that a process has printed to a file."""
     said.seek(0)
     return (said.read().decode(errors="replace").strip().splitlines() or ["no word"])[-1]
 
 
 def listener(port: int) -> int | None:
-    """The process that listens on a TCP port of this machine, if it may be seen."""
+    """The pid of the process that listens on a TCP port of this machine; None if it is not visible."""
     sockets = set()
     for table in ("tcp", "tcp6"):
         with suppress(OSError):

@@ -13,8 +13,9 @@ LONGEST = 60  # seconds, the most that a client is told to wait
 
 
 class WaitingTurns:
-    """Turns that were sent to the engine and have not been admitted, by tenant, and requests that are being read for
-    one: they have taken their places. ``capacity`` is that of the engine's queue."""
+    """Counts, by tenant, the turns that were sent to the engine and are not yet admitted, and the requests that are
+    being read and will become turns. ``capacity`` is that of the engine's queue.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -29,31 +30,32 @@ class WaitingTurns:
         return len(self._read)
 
     def read(self, name: str, tenant: str) -> None:
-        """A request begins to be read; it is removed when its turn is added, or when it comes to none."""
+        """Count a request that begins to be read. It is removed when its turn is added, or when it becomes none."""
         self._read.add(name)
         self.add(name, tenant)
 
     def add(self, turn: str, tenant: str) -> None:
-        """A turn was sent."""
+        """Count a turn that was sent."""
         self._tenants[turn] = tenant
         self._lines[tenant] += 1
 
     def leave(self, turn: str) -> None:
-        """A turn was admitted, or has ended in the queue: its place is free. Idempotent."""
+        """Remove a turn that was admitted or has ended in the queue. Idempotent."""
         if turn in self._tenants:
             self._left.append(time.monotonic())
             self.remove(turn)
 
     def retry_after(self) -> int:
-        """Whole seconds, 1 to ``LONGEST``, in which as many turns leave the queue as wait in it now, if they go on as
-        the last ones did; 1 while that is not known."""
+        """The expected time until the current queue has emptied, at the rate of the last departures: whole seconds, 1
+        to ``LONGEST``; 1 while the rate is unknown.
+        """
         if len(self._left) < 2:
             return 1
         each = (time.monotonic() - self._left[0]) / len(self._left)  # a queue that has come to a halt counts too
         return min(LONGEST, max(1, math.ceil(len(self._tenants) * each)))
 
     def remove(self, turn: str) -> None:
-        """A turn is not there: it was refused. Or a request comes to none. Idempotent."""
+        """Remove a turn that was refused, or a request that becomes none. Idempotent."""
         self._read.discard(turn)
         tenant = self._tenants.pop(turn, None)
         if tenant is not None:
@@ -62,22 +64,25 @@ class WaitingTurns:
                 del self._lines[tenant]
 
     def clear(self) -> None:
-        """The engine is gone."""
+        """Remove all: the engine has died."""
         self._tenants.clear()
         self._lines.clear()
         self._read.clear()
         self._left.clear()
 
     def full(self, tenant: str) -> bool:
-        """Whether one more turn of this tenant would be refused, as ``scheduler.core.queue`` decides it: also in a full
-        queue it takes the place of another one's, where that one's line is longer than its own would be."""
+        """Whether another turn of this tenant would be refused, by the rule of ``scheduler.core.queue``: in a full
+        queue, a turn replaces one of a tenant that has more waiting turns than this tenant would then have.
+        """
         if len(self._tenants) < self._capacity:
             return False
         return max(self._lines.values()) <= self._lines[tenant] + 1
 
 
 class RequestReading:
-    """A context manager: within it a request is read for a turn of ``tenant``, under a ``name`` of its own."""
+    """A context manager: within it, a request of ``tenant`` is being read and is counted under a ``name`` of its
+    own.
+    """
 
     __slots__ = ("_before", "_name", "_tenant", "_waiting")
 

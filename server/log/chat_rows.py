@@ -27,37 +27,40 @@ Place = tuple[int, int, int]  # in the list: when it was made, the row ids of it
 
 @dataclass(frozen=True)
 class StoredChat:
-    """A chat that was kept. ``body`` is the chat completion with its ``metadata`` and how it was asked for,
-    ``messages`` what its request sent, oldest first."""
+    """A stored chat. ``body`` is the chat completion with its ``metadata`` and its request's parameters, ``messages``
+    are the request's messages, oldest first.
+    """
 
     body: dict[str, Any]
     messages: list[dict[str, Any]]
 
     @classmethod
     def of(cls, stored: StoredResponse) -> StoredChat:
-        """What a row holds."""
+        """The stored chat in a row."""
         return cls(json.loads(stored.body), json.loads(stored.inputs))
 
 
 def parse_chat_id(id: str) -> tuple[str, str] | None:
-    """Session and key of a chat's id; None for what is no id of a chat on a session."""
+    """Session and key of a chat's id; None for any other id."""
     found = ID.match(id)
     return (found[1], CHAT_KEY + found[2]) if found else None
 
 
 def row_of(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> StoredResponse:
-    """A chat completion that was made on a session, with all that ``StoredChat`` tells, as a row."""
+    """A row for a chat completion that was made on a session."""
     key = CHAT_KEY + str(body["id"]).rpartition("-")[2]
     return StoredResponse(key, STATUS, int(body["created"]), text(body), text([*messages]))
 
 
 def text(value: object) -> str:
-    """JSON without blanks."""
+    """``value`` as JSON without whitespace."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 class ChatLog:
-    """The stored chats of sessions. A session that is deleted, or over, has none. The verbs raise LogUnavailable."""
+    """The stored chats of sessions. They disappear when their session is deleted or expires. Methods raise
+    LogUnavailable.
+    """
 
     def __init__(self, database: Database, server: str, thread: LogThread) -> None:
         self._database = database
@@ -79,7 +82,7 @@ class ChatLog:
         return await self._thread.read(work)
 
     async def update(self, tenant: str, id: str, metadata: Mapping[str, str]) -> StoredChat | None:
-        """Other metadata; its session's stays. None if it is unknown."""
+        """Replace a chat's metadata; that of its session does not change. None if the chat is unknown."""
         place = parse_chat_id(id)
         if place is None:
             return None
@@ -97,7 +100,7 @@ class ChatLog:
         return await self._thread.write(work)
 
     async def delete(self, tenant: str, id: str) -> int | None:
-        """Remove a chat; how many chats and responses its session has left, None if it is unknown."""
+        """Delete a chat. Returns how many chats and responses its session has left; None if the chat is unknown."""
         place = parse_chat_id(id)
         if place is None:
             return None
@@ -125,8 +128,9 @@ class ChatLog:
         model: str | None,
         metadata: Mapping[str, str],
     ) -> tuple[list[StoredChat], bool] | None:
-        """``limit`` chats behind the chat ``after``, the oldest first unless ``descending``, and whether there are
-        more: only those of a ``model`` and with all of ``metadata``. None for an ``after`` that is unknown."""
+        """Up to ``limit`` chats after the chat ``after``, the oldest first unless ``descending``, and whether there are
+        more. Only chats of ``model`` and with all of ``metadata``. None if ``after`` is unknown.
+        """
         place: Place | None = None
         if after is not None:
             place = await self._place(tenant, after)

@@ -11,27 +11,27 @@ Key = tuple[str, str]  # tenant, session
 
 
 class SessionBusy(Exception):
-    """A turn or a change of this session is running."""
+    """A turn or another change of this session is running. HTTP 409."""
 
 
 class Claims:
-    """Which sessions are held in this process. Used by the event loop's thread only."""
+    """The sessions that are claimed in this process. Used on the event loop's thread only."""
 
     def __init__(self) -> None:
         self._held: dict[Key, asyncio.Event] = {}  # set when it is free again
         self._awaited: Counter[Key] = Counter()
 
     def held(self) -> frozenset[Key]:
-        """The sessions that are held now."""
+        """The sessions that are claimed now."""
         return frozenset(self._held)
 
     def end_of(self, key: Key) -> asyncio.Event | None:
-        """What is set when the session is free of who holds it now; None where nobody does."""
+        """An event that is set when the current claim of the session ends; None if it is not claimed."""
         return self._held.get(key)
 
     @contextmanager
     def claim(self, key: Key) -> Iterator[None]:
-        """Hold a session. Raises SessionBusy if it is held or waited for."""
+        """Claim a session. Raises SessionBusy if it is claimed or waited for."""
         if key in self._held or self._awaited[key]:
             raise SessionBusy
         with self._hold(key):
@@ -39,7 +39,7 @@ class Claims:
 
     @asynccontextmanager
     async def claim_when_free(self, key: Key, seconds: float) -> AsyncIterator[None]:
-        """Hold a session as soon as it is free. Raises SessionBusy if it is not within ``seconds``."""
+        """Claim a session as soon as it is free. Raises SessionBusy if it is not within ``seconds``."""
         self._awaited[key] += 1
         try:
             async with asyncio.timeout(seconds):

@@ -20,23 +20,25 @@ FLOOR = 5 << 30  # bytes
 
 
 class InUse(UsageError):
-    """Another server has the folder."""
+    """Another server uses the data dir."""
 
 
 IDENTITY = re.compile(r"[0-9a-f]{32}\Z")
 
 
 def floor(total: int) -> int:
-    """Bytes of a disk of ``total`` that stay free unless ``--disk-floor`` says otherwise, as the engine has it too."""
+    """Bytes of a disk of ``total`` that are kept free unless ``--disk-floor`` is set; the same value as in the
+    engine.
+    """
     return min(total // 20, FLOOR)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
-    """The folder, made for this user only if it is new, and locked against other servers. Raises UsageError.
+    """The data dir, created for this user only if it is new, and locked against other servers. Raises UsageError.
 
-    The lock is the kernel's: it ends with the process, however that ends. Whatever lies there under one of our
-    names is refused unless it is ours: somebody who may write to the folder must not choose what we overwrite.
+    The lock is a file lock: the kernel releases it when the process ends. Existing files under our names are refused
+    unless this user owns them: another user who can write to the folder must not choose what is overwritten.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def locked(folder: Path) -> Iterator[Path]:
 
 
 def identity(folder: Path) -> str:
-    """The name of the server whose cache this folder holds; made up at its first start. Raises UsageError."""
+    """The id of the server whose cache is in this folder; generated at its first start. Raises UsageError."""
     path = folder / "server"
     try:
         name = path.read_text("ascii", "replace") if path.exists() else ""

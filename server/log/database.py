@@ -1,10 +1,10 @@
 """``Database``: transactions on SQLite or PostgreSQL, and the errors they raise.
 
-LogUnavailable
-+-- LogFull         it cannot be written for want of storage
-+-- LogLocked       another server's transaction keeps what is needed
-+-- LogDamaged      what is stored is not what was written
-    +-- SessionDamaged  so it is with one session
+    LogUnavailable
+    +-- LogFull         no storage left to write to
+    +-- LogLocked       rows are locked by another server's transaction
+    +-- LogDamaged      stored data is not what was written
+        +-- SessionDamaged  the same for one session
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ REMEDY = "move the file and its -wal and -shm away to begin with an empty log, o
 
 
 class LogUnavailable(Exception):
-    """The log cannot be read or written now. ``message`` is one line for people and names no path and no password."""
+    """The log cannot be read or written now. ``message`` is one line for people, without paths and passwords. HTTP
+    503.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -55,30 +57,29 @@ class LogUnavailable(Exception):
 
 
 class LogFull(LogUnavailable):
-    """The log cannot be written for want of storage: the disk is full, read-only or fails. HTTP 507."""
+    """The log cannot be written because the disk is full, read-only or failing. HTTP 507."""
 
 
 class LogLocked(LogUnavailable):
-    """PostgreSQL: rows that are needed were locked by another transaction for longer than ``lock_timeout``."""
+    """PostgreSQL: another transaction held locks on the rows for longer than ``lock_timeout``."""
 
 
 class LogDamaged(LogUnavailable):
-    """What is stored is not what was written."""
+    """Stored data is not what was written."""
 
 
 class SessionDamaged(LogDamaged):
-    """Rows of one session are damaged or lost. It can be listed and deleted, and nothing else. HTTP 410."""
+    """Rows of one session are damaged or lost. It can only be listed and deleted. HTTP 410."""
 
 
 class Database:
-    """Transactions on one database, run on two threads at most. ``full``: a write failed for want of storage, and none
-    has been tried with success since.
-
-    Writes exclude each other: on SQLite from their beginning, on PostgreSQL from the row that they lock.
+    """Transactions on one database, used from at most two threads. ``full``: a write failed for lack of storage, and
+    none has succeeded since. Writes exclude each other: on SQLite from the beginning of the transaction, on PostgreSQL
+    from the first locked row.
     """
 
     def __init__(self, where: Path | str, durability: Durability) -> None:
-        """Open what is there; see SessionLog. Raises LogUnavailable."""
+        """Open the database; see SessionLog. Raises LogUnavailable."""
         self.full = False
         self._away_until = 0.0
         url = url_of(where)
@@ -103,7 +104,7 @@ class Database:
             raise
 
     def prepare(self, work: Callable[[sql.Connection], None]) -> None:
-        """Run ``work`` in a transaction that makes the tables ready. Raises LogUnavailable."""
+        """Run ``work`` in a transaction that creates or upgrades the tables. Raises LogUnavailable."""
         try:
             with self._connection(writes=True) as connection, connection.begin():
                 work(connection)
@@ -115,7 +116,7 @@ class Database:
         self._engine.dispose()
 
     def read(self, work: Callable[[sql.Connection], T]) -> T:
-        """Run ``work`` on one state of the database. Raises LogUnavailable."""
+        """Run ``work`` in a read transaction, on one snapshot. Raises LogUnavailable."""
         try:
             with self._connection() as connection, connection.begin():
                 return work(connection)
@@ -123,8 +124,9 @@ class Database:
             raise self._trouble(error, "cannot be read") from error
 
     def write(self, work: Callable[[sql.Connection], T]) -> T:
-        """Run ``work`` in a transaction that is whole or not at all. Raises IntegrityError where it met another
-        server's write: read again and repeat. Raises LogUnavailable, or LogFull for want of storage."""
+        """Run ``work`` in a write transaction. Raises IntegrityError if it conflicts with another server's write: read
+        again and retry. Raises LogUnavailable; LogFull for lack of storage.
+        """
         try:
             with self._connection(writes=True) as connection, connection.begin():
                 return work(connection)
@@ -140,8 +142,9 @@ class Database:
             raise trouble from error
 
     def try_to_write(self, table: sql.Table) -> None:
-        """Write about as much as a turn does to an empty table, and take it away again; it is not ``full`` then.
-        Raises as ``write`` does."""
+        """Write about as much as a turn does to an empty table, and delete it again; afterwards ``full`` is false.
+        Raises as ``write`` does.
+        """
         self.write(lambda connection: connection.execute(sql.insert(table).values(data=BALLAST)))
         self.write(lambda connection: connection.execute(sql.delete(table)))
         if self.full:
@@ -149,7 +152,9 @@ class Database:
         self.full = False
 
     def wipe(self) -> None:
-        """Take what was deleted out of SQLite's write-ahead log too. Done when nobody else reads just then."""
+        """Truncate SQLite's write-ahead log, so that deleted data is removed from it too. Succeeds only while nobody
+        reads.
+        """
         if self._engine.dialect.name != "sqlite":
             return  # PostgreSQL keeps dead rows until it vacuums
         with suppress(SQLAlchemyError, sqlite3.Error), closing(self._engine.raw_connection()) as connection:
@@ -205,12 +210,12 @@ class Database:
 
 
 def error_of(error: Exception) -> BaseException:
-    """The driver's own exception, where SQLAlchemy wraps one."""
+    """The driver's exception inside SQLAlchemy's."""
     return getattr(error, "orig", None) or error
 
 
 def url_of(where: Path | str) -> sql.URL:
-    """Where the log is, as SQLAlchemy writes it. Raises LogUnavailable, and repeats nothing of what was given."""
+    """The log's location as SQLAlchemy's URL. Raises LogUnavailable, without quoting ``where``."""
     if isinstance(where, Path):
         return sql.URL.create("sqlite", database=str(where))
     try:
@@ -227,7 +232,7 @@ def url_of(where: Path | str) -> sql.URL:
 
 
 def file_engine(url: sql.URL, durability: Durability) -> sql.Engine:
-    """SQLite with transactions that begin when we say so."""
+    """An SQLAlchemy engine for SQLite, with explicit BEGIN."""
     engine = sql.create_engine(url)
     synchronous = "FULL" if durability == "power" else "NORMAL"
     pragmas = [
@@ -256,7 +261,7 @@ def file_engine(url: sql.URL, durability: Durability) -> sql.Engine:
 
 
 def server_engine(url: sql.URL, durability: Durability) -> sql.Engine:
-    """PostgreSQL; a connection that was lost is noticed and made anew."""
+    """An SQLAlchemy engine for PostgreSQL, which replaces lost connections."""
     arguments = {name: value for name, value in CONNECTION.items() if name not in url.query}
     from server.log.postgres import STATEMENT_SECONDS, be_patient
 
@@ -278,7 +283,7 @@ def server_engine(url: sql.URL, durability: Durability) -> sql.Engine:
 
 
 def create_file(path: Path) -> None:
-    """Make the file, for this user only, if it is not there."""
+    """Create the file, readable by this user only, if it does not exist."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except FileExistsError:

@@ -16,7 +16,9 @@ RESERVED = frozenset({"import", ".", ".."})  # /v1/sessions/import; clients take
 
 @dataclass(frozen=True)
 class Session:
-    """A session that the client named. ``stateful``: the request carries only what is new, the log holds the rest."""
+    """A session that the client named. ``stateful``: the request has only new messages or text, the log has the
+    rest.
+    """
 
     tenant: str
     name: str
@@ -24,7 +26,7 @@ class Session:
 
 
 def check_id(name: str) -> str:
-    """The name, if a session may have it. Raises ValueError, whose text completes a sentence about the id."""
+    """``name``, if it is a valid session id. Raises ValueError with the end of a sentence that begins with the id."""
     if not SESSION_ID.match(name):
         raise ValueError("must have 1 to 128 of the characters A-Z a-z 0-9 . _ : @ -")
     if name in RESERVED:
@@ -33,7 +35,9 @@ def check_id(name: str) -> str:
 
 
 def named_session(request: Request, body_id: str | None, path_id: str | None = None) -> Session | None:
-    """The session of path, body or header. Path and body make the call stateful; a header that differs is a 400."""
+    """The session that the path, the body or the header names; None if none does. With a path or body id the request is
+    stateful. Raises a 400 if the header names another session.
+    """
     headers = request.headers.getlist(HEADER)
     header_id = headers[0] if headers else None
     for given, param in ((path_id, "session_id"), (body_id, "session_id"), (header_id, None)):

@@ -1,8 +1,8 @@
 """Leases: exclusive use of sessions among the servers that share a log.
 
-A lease is a row, and its number, which is never used twice, is the fencing number: what its holder writes is written
-only while that very row is there, in the same transaction. It lives as long as its server, which tells that it does by
-a row in ``heartbeats``, by the clock of the database: so a session that is held costs nothing while it is.
+A lease is a row. Its number is the fencing number, which is never used twice: a commit checks in its own transaction
+that the row with this number still exists. A lease is valid while its server writes heartbeats (rows in ``heartbeats``,
+timed by the database's clock), so holding a session costs no renewals.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SPENT = 0  # in place of a number: what the lease was for is written, and it is 
 
 @dataclass(frozen=True)
 class Holder:
-    """A living server that holds a session, with its last heartbeat by the clock of the database."""
+    """A live server that holds a session, with its last heartbeat by the database's clock."""
 
     server: str
     beat: float
@@ -54,8 +54,9 @@ class Holder:
 
 @dataclass(frozen=True)
 class LeaseChanges:
-    """What other servers did: took over or deleted sessions that this one held, which are ``lost``, and wish that it
-    ends responses that are ``unwanted``: tenant, session, and the response's key."""
+    """What other servers did: ``lost`` are sessions of this server that they took over or deleted, ``unwanted`` are
+    responses that they ask this server to cancel: tenant, session, and the response's key.
+    """
 
     lost: frozenset[Key] = frozenset()
     unwanted: frozenset[tuple[str, str, str]] = frozenset()
@@ -63,9 +64,8 @@ class LeaseChanges:
 
 @dataclass
 class Leases:
-    """The leases of one server. ``shared`` is whether others may use the log; if not, nothing here costs anything.
-
-    Numbers are noted and struck out on the log's thread only, in the order in which rows are written.
+    """The leases of one server. ``shared``: whether other servers may use the log; if not, leases do nothing. Numbers
+    are added and removed on the log's thread only, in the order of the writes.
     """
 
     database: Database
@@ -80,8 +80,10 @@ class Leases:
     # --- on the event loop --------------------------------------------------------------------------------
 
     async def take(self, key: Key, thread: LogThread, *, force: bool = False) -> bool:
-        """Hold a session among the servers; its claim is held. Whether another server held it until then, which only
-        ``force`` takes it from while that lives. Raises SessionBusy, once it is known that it does."""
+        """Take the lease of a session whose claim the caller holds. Returns whether another server held it until now;
+        from a live server it is taken only with ``force``. Raises SessionBusy once it is certain that the holder is
+        alive.
+        """
         if not self.shared:
             return False
         begun = since = time.monotonic()
@@ -100,14 +102,15 @@ class Leases:
             pause = min(2 * pause, LONGEST_LOOK)
 
     async def beat(self) -> LeaseChanges:
-        """Tell the others that this server lives; what they did meanwhile."""
+        """Write a heartbeat. Returns what other servers did since the last one."""
         return await asyncio.get_running_loop().run_in_executor(self._heart, self._beat)
 
     # --- on the log's thread ------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The first sign of life. What an earlier life of this server held is free, and what is left of servers that
-        do not come back is removed."""
+        """Write the first heartbeat. Leases from an earlier run of this server are released, and rows of servers that
+        are long dead are removed.
+        """
         if self.shared:
             with suppress(LogFull):  # no reason not to start: the heartbeats do it once there is room
                 self.database.write(lambda connection: self._forget(connection, alive=True))
@@ -115,32 +118,35 @@ class Leases:
                 self.database.write(remove_old)
 
     def end(self) -> None:
-        """The last one: what was still held is free."""
+        """Release all leases and remove this server's heartbeat."""
         self._heart.shutdown()
         if self.shared:
             with suppress(LogUnavailable, IntegrityError):
                 self.database.write(lambda connection: self._forget(connection, alive=False))
 
     def check(self, connection: sql.Connection, key: Key) -> None:
-        """Within a transaction: that nobody else may write the session until its end. Raises SessionMoved. A session
-        that is not held here is not checked."""
+        """Check in a transaction that this server still holds the session's lease, and lock it until the transaction
+        ends. Raises SessionMoved. A session without a lease here is not checked.
+        """
         row = self._row(key)
         if row is not None and connection.execute(LOCK, row).one_or_none() is None:
             raise SessionMoved
 
     def spend(self, connection: sql.Connection, key: Key) -> None:
-        """The same, and let go of it by this very transaction; ``spent`` follows."""
+        """Like ``check``, and release the lease in the same transaction; call ``spent`` after the commit."""
         row = self._row(key)
         if row is not None and not connection.execute(FREE, row).rowcount:
             raise SessionMoved
 
     def spent(self, key: Key) -> None:
-        """The transaction was written: nothing more is written under this claim."""
+        """The transaction of ``spend`` is committed: nothing more is written under this claim."""
         if key in self._numbers:
             self._numbers[key] = SPENT
 
     def let_go(self, key: Key) -> None:
-        """Free the session, if it is still held. A row that cannot be removed now goes with a later heartbeat."""
+        """Release the lease of the session, if it is still held. If its row cannot be deleted now, a later heartbeat
+        deletes it.
+        """
         row = self._row(key)
         number = self._numbers.pop(key, SPENT)
         if row is not None and number != SPENT:
@@ -148,7 +154,7 @@ class Leases:
                 self.database.write(lambda connection: hurried(connection).execute(FREE, row))
 
     def elsewhere(self, connection: sql.Connection) -> frozenset[Key]:
-        """The sessions that other servers hold, which live."""
+        """The sessions that other live servers hold."""
         if not self.shared:
             return frozenset()
         query = sql.select(leases.c.name).join(heartbeats, heartbeats.c.server == leases.c.server)
@@ -156,23 +162,23 @@ class Leases:
         return frozenset(key_of(name) for name in connection.execute(query).scalars())
 
     def held_by(self, connection: sql.Connection, name: Any, server: Any) -> sql.Exists:
-        """As a condition: a server, this one or one that lives, holds a session; both may be columns."""
+        """SQL condition: a live server, or this one, holds a session; name and server may be columns."""
         living = sql.select(heartbeats.c.server).where(age(connection.dialect.name) < DEAD_SECONDS)
         lives = sql.or_(leases.c.server == self.server, leases.c.server.in_(living))
         return sql.exists().where(leases.c.name == name, leases.c.server == server, lives)
 
     def is_run(self, connection: sql.Connection, key: Key, server: str) -> bool:
-        """Whether another server, that lives, holds the session: what it runs there can still end well."""
+        """Whether another live server holds the session, so that a response it runs there can still complete."""
         if server == self.server:
             return False
         return bool(connection.execute(sql.select(self.held_by(connection, name_of(key), server))).scalar())
 
     def wish_ended(self, connection: sql.Connection, key: Key, response: str) -> None:
-        """Ask whoever holds the session to end a response, which has this key, and nothing else."""
+        """Ask the server that holds the session to end the response with this key."""
         connection.execute(sql.update(leases).where(leases.c.name == name_of(key)).values(unwanted=response))
 
     def revoke(self, connection: sql.Connection, key: Key, server: str) -> None:
-        """Take another server's lease away: should that come back, it writes nothing more."""
+        """Delete another server's lease, so that this server can write nothing more if it comes back."""
         if server != self.server:
             connection.execute(sql.delete(leases).where(leases.c.name == name_of(key), leases.c.server == server))
 
@@ -247,19 +253,19 @@ class Leases:
 
 @cache
 def holder_query(dialect: str) -> sql.Select[Any]:
-    """The lease of a session, with the last heartbeat of its server and how long ago that was."""
+    """A query for the lease of a session, its server's last heartbeat and that heartbeat's age."""
     columns = leases.c.id, leases.c.server, heartbeats.c.beat, (clock(dialect) - heartbeats.c.beat).label("age")
     query = sql.select(*columns).outerjoin(heartbeats, heartbeats.c.server == leases.c.server)
     return query.where(leases.c.name == sql.bindparam("of_name")).with_for_update(of=leases)
 
 
 def name_of(key: Key) -> str:
-    """A session as the one column that is unique; neither part has the character between them."""
+    """A session as one unique column; the separator cannot occur in tenants or session ids."""
     return "/".join(key)
 
 
 def key_of(name: str) -> Key:
-    """The session again."""
+    """The inverse of ``name_of``."""
     tenant, _, session = name.partition("/")
     return tenant, session
 
@@ -272,19 +278,20 @@ def clock(dialect: str) -> sql.ColumnElement[float]:
 
 
 def age(dialect: str) -> sql.ColumnElement[float]:
-    """Seconds between now and a heartbeat, which is ahead of now where the clock was set back."""
+    """Seconds between now and a heartbeat, as an absolute value: the clock may have been set back."""
     return sql.func.abs(clock(dialect) - heartbeats.c.beat)
 
 
 def hurried(connection: sql.Connection) -> sql.Connection:
-    """A transaction that need not be on the disk when it is over, as a lease that is lost is taken again; and does not
-    wait for rows, as somebody behind it would: it raises LogLocked."""
+    """On PostgreSQL, sets the transaction to commit without waiting for the disk (a lost lease can be taken again), and
+    to raise LogLocked instead of waiting for locked rows.
+    """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(HURRY)
     return connection
 
 
 def remove_old(connection: sql.Connection) -> None:
-    """Remove the heartbeats of servers that have been dead for a day, and leases of servers without any."""
+    """Delete the heartbeats of servers that have been dead for a day, and leases of servers without a heartbeat."""
     hurried(connection).execute(sql.delete(heartbeats).where(age(connection.dialect.name) > OLD_SECONDS))
     connection.execute(sql.delete(leases).where(leases.c.server.not_in(sql.select(heartbeats.c.server))))

@@ -16,8 +16,9 @@ MOST_RELATIVES = 200  # sessions of a family that are listed
 
 @dataclass(frozen=True)
 class SessionFilter:
-    """Which sessions: those that have all of ``metadata``, whose id starts with ``prefix``, last used at or after
-    ``used_after`` and before ``used_before`` (Unix seconds)."""
+    """Selects sessions that have all of ``metadata``, whose id starts with ``prefix``, and that were last used at or
+    after ``used_after`` and before ``used_before`` (Unix seconds).
+    """
 
     metadata: Mapping[str, str] = field(default_factory=dict)
     prefix: str | None = None
@@ -27,7 +28,7 @@ class SessionFilter:
 
 @dataclass(frozen=True)
 class SessionPage:
-    """Some sessions of the list, in its order, and whether there are more behind them."""
+    """A page of sessions, and whether there are more after it."""
 
     items: list[SessionSummary]
     has_more: bool
@@ -35,9 +36,10 @@ class SessionPage:
 
 @dataclass(frozen=True)
 class SessionFamily:
-    """A session, what it was forked from, and all that was forked from any of these: parents before their forks, the
-    older ones first. ``root`` is the name that it all goes back to, also where that session is no more. ``has_more``:
-    there are more than ``MOST_RELATIVES``."""
+    """All sessions that were forked, directly or not, from ``root``, and ``root`` itself: parents before their forks,
+    older ones first. ``root`` is the oldest ancestor's name, also if that session is deleted. ``has_more``: there are
+    more than ``MOST_RELATIVES``.
+    """
 
     root: str
     members: list[SessionSummary]
@@ -54,7 +56,9 @@ def page(
     descending: bool,
     now: float,
 ) -> SessionPage:
-    """``limit`` sessions behind ``after`` in order of last use. Raises UnknownSession for an ``after`` that is none."""
+    """Up to ``limit`` sessions after the session ``after``, in order of last use. Raises UnknownSession if ``after`` is
+    unknown.
+    """
     mine = sql.and_(sessions.c.tenant == tenant, unexpired(now))
     query = sql.select(sessions).where(mine, *conditions(chosen))
     place = sql.tuple_(sessions.c.used, sessions.c.id)
@@ -72,7 +76,7 @@ def page(
 
 
 def conditions(chosen: SessionFilter) -> list[sql.ColumnElement[bool]]:
-    """The filter in SQL."""
+    """The filter as SQL conditions."""
     found: list[sql.ColumnElement[bool]] = []
     for key, value in chosen.metadata.items():
         pair = label(key, value)

@@ -16,8 +16,9 @@ T = TypeVar("T")
 
 
 class LogThread:
-    """One thread in front of a database. What it is given runs to its end, also where the caller is cancelled: a client
-    that leaves must not cut a commit off from its result."""
+    """One thread for a database. Submitted work always runs to its end, also if its caller is cancelled: a client that
+    disconnects must not interrupt a commit.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -28,7 +29,7 @@ class LogThread:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, work))
 
     async def read(self, work: Callable[[sql.Connection], T]) -> T:
-        """Run ``work`` on one state of the database. Raises LogUnavailable."""
+        """Run ``work`` in a read transaction. Raises LogUnavailable."""
         return await self.run(lambda: self._database.read(work))
 
     async def write(self, work: Callable[[sql.Connection], T]) -> T:
@@ -36,10 +37,10 @@ class LogThread:
         return await self.run(lambda: self._database.write(work))
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Run ``work`` after what was given before, without waiting for it. Nothing once the thread is closed."""
+        """Queue ``work`` without waiting for it. Does nothing once the thread is closed."""
         with suppress(RuntimeError):
             self._executor.submit(work)
 
     async def close(self) -> None:
-        """Finish what was given."""
+        """Finish the queued work."""
         await asyncio.to_thread(self._executor.shutdown)

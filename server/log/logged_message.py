@@ -13,14 +13,14 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class LoggedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a call calls; ``arguments`` is text that a model wrote, JSON if all went well."""
+    """The function of a tool call; ``arguments`` is text that a model wrote, usually JSON."""
 
     name: str
     arguments: str
 
 
 class LoggedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call of a tool in a reply."""
+    """A tool call in a reply."""
 
     id: str
     type: Literal["function"]
@@ -28,11 +28,10 @@ class LoggedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message. Its JSON has the fields in this order, without those that are as here.
-
-    ``tools`` and ``template`` (see ``server.chat.rendering``) hold from this message on; None: those before still hold.
-    For ``items`` see ``server.schemas.items``, for ``instructions`` and ``dropped`` ``server.api.responses.prompt``.
-    ``begun``: so many characters of a reply are what its client began it with.
+    """A message. Its JSON has the fields in this order, without those that have their default. ``tools`` and
+    ``template`` (see ``server.chat.rendering``) hold from this message on; None: no change. For ``items`` see
+    ``server.schemas.items``, for ``instructions`` and ``dropped`` ``server.api.responses.prompt``. ``begun``: how many
+    leading characters of a reply the client gave as its beginning.
     """
 
     role: Role
@@ -50,10 +49,12 @@ class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 def to_json(messages: Iterable[LoggedMessage]) -> str:
-    """Messages as an array of JSON without blanks. By ``json``: the tools of clients may hold numbers of any size."""
+    """Messages as a JSON array without whitespace. Uses ``json``, as clients' tools may contain integers of any
+    size.
+    """
     return json.dumps(msgspec.to_builtins([*messages]), ensure_ascii=False, separators=(",", ":"))
 
 
 def of_json(text: str) -> list[LoggedMessage]:
-    """The reverse. Raises ValueError for what is no array of messages."""
+    """The inverse of ``to_json``. Raises ValueError if ``text`` is not an array of messages."""
     return msgspec.convert(json.loads(text), list[LoggedMessage])

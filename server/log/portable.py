@@ -19,7 +19,7 @@ LARGEST = 2**31 - 1
 
 
 class InvalidLog(Exception):
-    """This is not the log of a session. ``message`` says why and repeats nothing of it."""
+    """The data is not the log of a session. ``message`` says why, without quoting it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -27,8 +27,9 @@ class InvalidLog(Exception):
 
 
 class PortableTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A turn's own tokens (int32) and messages: what it adds to the turns before. ``prompt_tokens`` counts from the
-    beginning of the timeline, see TurnRecord."""
+    """The tokens (int32) and messages that a turn adds to the turns before it. ``prompt_tokens`` counts from the
+    beginning of the timeline, see TurnRecord.
+    """
 
     created: int
     fingerprint: str
@@ -40,8 +41,9 @@ class PortableTurn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A timeline. ``fingerprint`` is that of what gives its tokens their meaning; ``rest`` are the messages
-    behind the last turn. Times are Unix seconds."""
+    """A timeline. ``fingerprint`` is that of the tokenizer; ``rest`` are the messages after the last turn. Times are
+    Unix seconds.
+    """
 
     format: int
     created: int
@@ -59,7 +61,7 @@ class PortableLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def export_timeline(timeline: Timeline, created: int) -> PortableLog:
-    """A timeline as it leaves."""
+    """A timeline in its portable form."""
     *turns, rest = copy_rows(timeline, None, "import", 0)
     return PortableLog(
         FORMAT,
@@ -82,7 +84,7 @@ def export_timeline(timeline: Timeline, created: int) -> PortableLog:
 
 
 def rows_of(log: PortableLog, now: int) -> Iterator[Row]:
-    """The rows that make its timeline. Raises InvalidLog for what could not have left a log."""
+    """The rows of the timeline. Raises InvalidLog for a log that no export could have written."""
     if log.format != FORMAT:
         raise InvalidLog(f"the log has format {log.format}, this version reads format {FORMAT}")
     if not 0 <= log.created <= now + 86400 or len(log.fingerprint) > 128:
@@ -127,7 +129,7 @@ def own_ids(turn: PortableTurn) -> array[int]:
 
 
 def check_messages(messages: list[LoggedMessage]) -> None:
-    """Results of tools name their calls, and no other message does. Raises InvalidLog."""
+    """Check that tool messages name their calls, and that other messages do not. Raises InvalidLog."""
     for message in messages:
         if message.role == "tool" and not message.tool_call_id:
             raise InvalidLog("a tool message does not name its call")

@@ -16,8 +16,9 @@ PING_SECONDS = 5.0  # the same for the question whether it is there, which takes
 
 
 class TimedConnection(psycopg.Connection[Any]):
-    """Closes itself, and raises OperationalError, where an answer takes longer than ``patience`` seconds: behind a path
-    on which packets are lost, or a proxy whose own side is dead, the system would wait for minutes or for ever."""
+    """Closes itself and raises OperationalError if an answer takes longer than ``patience`` seconds. Without this, lost
+    packets or a dead proxy would block for minutes or forever.
+    """
 
     patience = PING_SECONDS
 
@@ -37,7 +38,7 @@ ACTIVE = psycopg.pq.TransactionStatus.ACTIVE
 
 
 def be_patient(engine: sql.Engine) -> None:
-    """The connections of ``engine`` are such, and a question between two uses of one is a ping."""
+    """Make the connections of ``engine`` timed ones, and check them with a ping before each reuse."""
 
     def connect(_dialect: Any, _record: Any, arguments: Any, options: Any) -> TimedConnection:
         made: TimedConnection = TimedConnection.connect(*arguments, **options)

@@ -24,9 +24,10 @@ LOST = {"code": "server_error", "message": "The server ended while it ran this r
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response as it is kept. ``key`` is its own within its session; ``row`` that of the turn in the session's log,
-    None while there is no turn. ``body`` is the object, ``inputs`` a list of items, oldest first, both as JSON;
-    ``events`` those of its stream, see ``server.api.responses.event_recording``."""
+    """A stored response. ``key`` is unique within its session; ``row`` is that of its turn in the session's log, None
+    while there is no turn. ``body`` is the response object, ``inputs`` a list of items, oldest first, both as JSON;
+    ``events`` are those of its stream, see ``server.api.responses.event_recording``.
+    """
 
     key: str
     status: str
@@ -39,8 +40,9 @@ class StoredResponse:
 
 @dataclass(frozen=True)
 class TurnExtras:
-    """What a turn brings along: its ``response``; other ``metadata`` for its session (None: as they are); and for a
-    session that begins with it, seconds to live and the session and turn that it was forked from."""
+    """What is committed with a turn: its ``response``; new ``metadata`` for its session (None: unchanged); and for a
+    session that begins with this turn, its TTL in seconds and the session and turn that it was forked from.
+    """
 
     response: StoredResponse | None = None
     ttl: int | None = None
@@ -49,7 +51,7 @@ class TurnExtras:
 
 
 def put(connection: sql.Connection, session: SessionRow, server: str, response: StoredResponse) -> None:
-    """Write a response, or what has become of it."""
+    """Insert or replace a response."""
     columns: dict[str, Any] = {
         "session_id": session.id,
         "key": response.key,
@@ -68,13 +70,13 @@ def put(connection: sql.Connection, session: SessionRow, server: str, response: 
 
 
 def read(connection: sql.Connection, session: SessionRow, key: str) -> StoredResponse | None:
-    """A response; None if there is none, also where its row is damaged: it is right, or it is not there."""
+    """A response; None if there is none or if its row is damaged."""
     query = sql.select(responses).where(responses.c.session_id == session.id, responses.c.key == key)
     return response_of(session, connection.execute(query).one_or_none())
 
 
 def response_of(session: SessionRow, row: sql.Row[Any] | None) -> StoredResponse | None:
-    """A row as what it holds, if that is what was written."""
+    """The response in a row; None if the checksum does not match."""
     columns: dict[str, Any] = {} if row is None else dict(row._mapping)
     if row is None or checksum(session.tenant, session.session, columns) != columns["checksum"]:
         return None
@@ -91,7 +93,7 @@ def response_of(session: SessionRow, row: sql.Row[Any] | None) -> StoredResponse
 
 
 def checksum(tenant: str, session: str, columns: dict[str, Any]) -> bytes:
-    """16 bytes over all that a row says, and whose it is; b"" for what no row could say."""
+    """16 bytes over all columns of a row and its tenant and session; b"" for columns of wrong types."""
     try:
         texts = [str(columns[name]).encode() for name in ("body", "inputs")]
         texts.append(bytes(columns["events"] or b""))
@@ -103,7 +105,7 @@ def checksum(tenant: str, session: str, columns: dict[str, Any]) -> bytes:
 
 
 class FoundResponse(NamedTuple):
-    """A response with its session. One that is unfinished has a ``server``, which ``runs`` it still or does not."""
+    """A response with its session. An unfinished one has a ``server``; ``runs``: whether that server still runs it."""
 
     row: SessionRow | None
     response: StoredResponse | None
@@ -112,10 +114,10 @@ class FoundResponse(NamedTuple):
 
 
 class ResponseLog:
-    """The responses of sessions. The verbs raise what those of ``SessionLog`` raise.
+    """The responses of sessions. Methods raise what those of ``SessionLog`` raise.
 
-    Whoever runs a response holds its session from before that is written until how it ended is. So one that is
-    unfinished, while its server does not hold the session or does not live, is nobody's: it is *lost*, and has failed.
+    The server that runs a response holds its session from before the response is written until its end is written. So
+    an unfinished response whose server does not hold the session, or is dead, is *lost*: it has failed.
     """
 
     def __init__(self, database: Database, server: str, leases: Leases, thread: LogThread) -> None:
@@ -125,11 +127,11 @@ class ResponseLog:
         self._thread = thread
 
     def fail_unfinished(self) -> None:
-        """What this server was running when it ended has failed. Blocking."""
+        """Mark as failed the responses that this server was running when it ended. Blocking."""
         self._fail(lambda connection: responses.c.server == self._server)
 
     async def fail_lost(self) -> None:
-        """What is lost has failed, whichever server ran it."""
+        """Mark lost responses of all servers as failed."""
 
         def lost(connection: sql.Connection) -> sql.ColumnElement[bool]:
             name = sessions.c.tenant + "/" + sessions.c.session  # as leases.name_of writes it
@@ -150,8 +152,10 @@ class ResponseLog:
             self._settled(tenant, session, key, unwanted=False)
 
     async def settled(self, tenant: str, session: str, key: str, *, unwanted: bool = False) -> StoredResponse | None:
-        """A response that does not run at this server, as it is: one that is lost has failed. One that another server
-        runs is to end if it is ``unwanted``: that server hears of it with its next heartbeat. None as of ``get``."""
+        """The state of a response that does not run on this server; a lost one is marked as failed. With ``unwanted``,
+        the server that runs it is asked to end it, which it sees at its next heartbeat. Returns None where ``get``
+        does.
+        """
         return await self._thread.run(lambda: self._settled(tenant, session, key, unwanted))
 
     def _settled(self, tenant: str, session: str, key: str, unwanted: bool) -> StoredResponse | None:
@@ -201,7 +205,7 @@ class ResponseLog:
         await self._thread.write(work)
 
     async def delete(self, tenant: str, session: str, key: str) -> int | None:
-        """Remove a response; how many its session has left, None if it is unknown."""
+        """Delete a response. Returns how many its session has left; None if the response is unknown."""
 
         def work(connection: sql.Connection) -> int | None:
             row = find_session(connection, tenant, session, time.time(), lock=True)
@@ -222,8 +226,9 @@ class ResponseLog:
         return await self._thread.read(work)
 
     async def of_key(self, tenant: str, session: str, key: str) -> tuple[str, StoredResponse | None] | None:
-        """What an idempotency key has made in a session: the request's hash, and the response unless it was deleted;
-        None where the key is unknown."""
+        """What an idempotency key has made in a session: the hash of the request, and the response unless it was
+        deleted; None if the key is unknown.
+        """
 
         def work(connection: sql.Connection) -> tuple[str, StoredResponse | None] | None:
             row = find_session(connection, tenant, session, time.time())
@@ -246,7 +251,7 @@ def count(connection: sql.Connection, session: SessionRow) -> int:
 
 
 def as_failed(response: StoredResponse) -> StoredResponse:
-    """A response that is lost."""
+    """A lost response, with the status ``failed``."""
     body = {**json.loads(response.body), "status": "failed", "error": LOST}
     return StoredResponse(
         response.key,

@@ -23,7 +23,7 @@ class Idempotency:
 
 @dataclass(frozen=True)
 class CommittedTurn:
-    """A committed turn as its answer needs it: the ``reply``, ``created`` in Unix seconds."""
+    """What the answer to a repeated request needs of its committed turn. ``created`` is in Unix seconds."""
 
     request_hash: str
     reply: LoggedMessage
@@ -35,7 +35,7 @@ class CommittedTurn:
 
 
 def remember_key(connection: sql.Connection, row: SessionRow, idempotency: Idempotency, now: float) -> None:
-    """The row that is about to be added is that of a key. Raises SessionMoved if another one is."""
+    """Store the key for the row that is about to be added. Raises SessionMoved if the key has a row already."""
     of_key = sql.select(retries.c.number).where(retries.c.session_id == row.id, retries.c.key == idempotency.key)
     if connection.execute(of_key).one_or_none() is not None:
         raise SessionMoved

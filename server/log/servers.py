@@ -14,19 +14,22 @@ AWAY_SECONDS = 30 * 86400  # that tombstones are kept for a server which does no
 
 
 class Servers:
-    """The servers, as one of them sees them. Blocking; used by the log's thread only. ``now`` is Unix seconds."""
+    """The servers' table and this server's tombstones. Blocking; used on the log's thread only. ``now`` is Unix
+    seconds.
+    """
 
     def __init__(self, database: Database, server: str) -> None:
         self._database = database
         self._server = server
 
     def is_registered(self) -> bool:
-        """Whether this server has had a tombstone of everything that was deleted: it is registered, or there is one to
-        take over from, after an upgrade."""
+        """Whether this server has tombstones for everything that was deleted: it is registered, or it can take over the
+        registration that an upgrade left.
+        """
         return self._database.read(lambda c: seen(c, self._server) is not None or seen(c, ANYONE) is not None)
 
     def register(self, now: float) -> None:
-        """Tell that this server is there, which is written once a day at most."""
+        """Register this server, or renew its registration, at most once a day."""
         known = self._database.read(lambda connection: seen(connection, self._server))
         if known is not None and known > now - SEEN_SECONDS:
             return
@@ -39,7 +42,7 @@ class Servers:
                 raise
 
     def tombstones(self) -> dict[Key, int]:
-        """Deleted sessions that this server has not ``swept``, each with the life that ended last."""
+        """Deleted sessions that this server has not yet ``swept``, each with the life that ended last."""
         columns = tombstones.c.tenant, tombstones.c.session, tombstones.c.life
         query = sql.select(*columns).where(tombstones.c.server == self._server)
         return self._database.read(
@@ -47,7 +50,7 @@ class Servers:
         )
 
     def swept(self, tenant: str, session: str, life: int) -> None:
-        """Take this server's tombstone away, unless it has become that of a later life."""
+        """Delete this server's tombstone, unless it now stands for a later life."""
         query = sql.delete(tombstones).where(tombstones.c.tenant == tenant, tombstones.c.session == session)
         query = query.where(tombstones.c.server == self._server, tombstones.c.life == life)
         self._database.write(lambda connection: connection.execute(query))
@@ -60,7 +63,9 @@ def seen(connection: sql.Connection, server: str) -> int | None:
 
 
 def register(connection: sql.Connection, server: str, now: float) -> None:
-    """A server is there now. A new one takes what is anyone's; those away for too long are not waited for any more."""
+    """Register a server. A new one takes over the tombstones of ``ANYONE``; servers that have been away for too long
+    lose their registration and tombstones.
+    """
     if seen(connection, server) is None:
         connection.execute(sql.delete(servers).where(servers.c.id == ANYONE))
         connection.execute(sql.insert(servers).values(id=server, seen=int(now)))

@@ -13,7 +13,7 @@ from server.log.log_thread import LogThread
 
 
 class SessionLocks:
-    """Claims and leases. Leases are taken and let go on the log's thread, between its other work."""
+    """Claims and leases of sessions. Leases are taken and released on the log's thread."""
 
     def __init__(self, leases: Leases, thread: LogThread) -> None:
         self._claims = Claims()
@@ -21,52 +21,55 @@ class SessionLocks:
         self._thread = thread
 
     async def close(self) -> None:
-        """Finish what was begun, and free what is still held."""
+        """Finish queued work and release all leases."""
         await self._thread.close()
         await asyncio.to_thread(self._leases.end)
 
     @asynccontextmanager
     async def holding(self, tenant: str, session: str) -> AsyncIterator[None]:
-        """Hold the session for one turn or change. Raises SessionBusy if anything in this process holds it or waits
-        for it, or another server holds it and lives. It is waited for as long as that is not certain."""
+        """Hold the session for one turn or change. Raises SessionBusy if this process has claimed it or waits for it,
+        or if another live server holds it; waits until it is certain whether that server is alive.
+        """
         with ExitStack() as stack:
             await self.hold(tenant, session, stack)
             yield
 
     async def hold(self, tenant: str, session: str, stack: ExitStack) -> None:
-        """The same until ``stack`` is closed."""
+        """Like ``holding``, until ``stack`` is closed."""
         stack.enter_context(self.claim(tenant, session))
         await self._lease((tenant, session), stack)
 
     @contextmanager
     def claim(self, tenant: str, session: str) -> Iterator[None]:
-        """Hold the session against everything else in this process only. Raises SessionBusy."""
+        """Claim the session in this process only. Raises SessionBusy."""
         with self._claims.claim((tenant, session)):
             yield
 
     @asynccontextmanager
     async def claim_when_free(self, tenant: str, session: str, seconds: float) -> AsyncIterator[bool]:
-        """Hold the session once what holds it in this process is over, to end it; nothing new gets in between. Another
-        server loses it: whether there was one. Raises SessionBusy if that takes longer than ``seconds``."""
+        """Hold the session as soon as its current claim in this process ends, before any other caller, in order to
+        delete it. Another server's lease is taken away; yields whether there was one. Raises SessionBusy after
+        ``seconds``.
+        """
         async with self._claims.claim_when_free((tenant, session), seconds):
             with ExitStack() as stack:
                 yield await self._lease((tenant, session), stack, force=True)
 
     def is_held(self, tenant: str, session: str) -> bool:
-        """Whether anything in this process holds the session."""
+        """Whether the session is claimed in this process."""
         return (tenant, session) in self._claims.held()
 
     def end_of_hold(self, tenant: str, session: str) -> asyncio.Event | None:
-        """What is set when whatever in this process holds the session now is over; None where nothing does."""
+        """An event that is set when the session's current claim in this process ends; None if there is none."""
         return self._claims.end_of((tenant, session))
 
     @property
     def shared(self) -> bool:
-        """Whether other servers may use this log too: then ``beat`` every ``leases.BEAT_SECONDS``."""
+        """Whether other servers may use this log too. If so, call ``beat`` every ``leases.BEAT_SECONDS``."""
         return self._leases.shared
 
     async def beat(self) -> LeaseChanges:
-        """Tell the other servers that this one lives, and hear what they did to the sessions that it holds."""
+        """Write a heartbeat. Returns what other servers did to the sessions that this one holds."""
         return await self._leases.beat()
 
     async def _lease(self, key: Key, stack: ExitStack, force: bool = False) -> bool:

@@ -1,6 +1,4 @@
-"""``SessionLog``: opens, cleans up and closes the log, and gives access to its tables.
-
-The truth of every session, in SQLite or PostgreSQL: opened, cleaned up and closed here. The sessions themselves are in
+"""``SessionLog``: opens, cleans up and closes the session log. The sessions themselves are in
 ``server.log.session_table``.
 """
 
@@ -34,18 +32,18 @@ EXPIRED_AT_ONCE = 50  # sessions deleted in one transaction
 class SessionLog(SessionTable, SessionLocks):
     """The log. All blocking work runs on one thread of its own, so the writes of a server have one order.
 
-    Every method is whole or not at all, and durable when it returns: against the death of the process, with
-    ``durability="power"`` also against loss of power. Every method raises LogUnavailable when the database cannot be
-    used, a writing one LogFull when that is for want of storage; nothing of it can be seen then. What needs the
-    timeline of a session that has lost rows raises SessionDamaged, until the session is deleted. A tenant's session is
-    unknown to every other tenant. A session past its TTL is unknown too, also before ``expire`` has removed it.
+    Every method is atomic, and durable when it returns: against a crash of the process, with ``durability="power"``
+    also against loss of power. Methods raise LogUnavailable if the database cannot be used, and LogFull if it cannot be
+    written for lack of storage; they have no effect then. Methods that need the timeline of a session with lost rows
+    raise SessionDamaged, until the session is deleted. A tenant's session is unknown to all other tenants. An expired
+    session is unknown too, also before ``expire`` has deleted it.
 
-    The methods that change a session take no claim: the caller holds it. Where several servers share the log, what they
-    hold is held against the others too (``server.log.leases``): a change of a session that this server has lost
-    meanwhile raises SessionMoved and writes nothing. ``commit`` is the last call under its claim.
+    Methods that change a session do not claim it: the caller does. If several servers share the log, sessions are held
+    against the other servers too (``server.log.leases``): a change of a session whose lease this server has lost raises
+    SessionMoved and writes nothing. ``commit`` is the last call under its claim.
 
-    ``expect`` is the ``version`` of the record that the change was made from (0: there was none); if the log has moved
-    on since, by another server, SessionMoved is raised and nothing is written. None: whatever is there is changed.
+    ``expect`` is the ``version`` of the record that the change is based on (0: there was none); if another server has
+    changed the session since, SessionMoved is raised and nothing is written. None: no check.
     """
 
     def __init__(
@@ -55,15 +53,14 @@ class SessionLog(SessionTable, SessionLocks):
         server: str = ANYONE,
         on_unregistered: Callable[[], object] | None = None,
     ) -> None:
-        """Open or create the log: a file of SQLite, readable by this user only, or a database URL
-        (``postgresql://...``, ``sqlite:///path``), which several servers may share. ``server`` names this one among
-        those of a database, also after a restart. Raises LogUnavailable, whose message is one line and names no
-        password.
+        """Open or create the log: an SQLite file, readable by this user only, or a database URL (``postgresql://...``,
+        ``sqlite:///path``), which several servers may share. ``server`` is this server's id in that database and stays
+        the same after a restart. Raises LogUnavailable, whose message is one line without passwords.
 
-        A file that is damaged is set aside, and the log goes on with what is left of it: see ``salvage``, which is None
-        otherwise. ``older``: this is not the log that was here before. ``responses`` and stored ``chats`` are those of
-        its sessions. ``on_unregistered`` is called where this server has not used this log before, or so long ago that
-        nobody knows what was deleted since: its cache has to be emptied.
+        A damaged file is renamed, and its readable rows are copied to a new log: see ``salvage``, None otherwise.
+        ``older``: the file is an older copy of the log that was here before, or a new one in its place. ``responses``
+        and ``chats`` are the stored responses and chats of its sessions. ``on_unregistered`` is called if this server
+        is new to this log, or was away for so long that tombstones are gone: its KV cache must be emptied.
         """
         self._database, self.salvage, self.older = open_log(where, durability)
         thread = LogThread(self._database)
@@ -85,20 +82,20 @@ class SessionLog(SessionTable, SessionLocks):
             raise
 
     async def close(self) -> None:
-        """Finish what was begun, free what is still held, and close the database."""
+        """Finish queued work, release all leases, and close the database."""
         await super().close()
         self._database.close()
 
     async def pinned(self, moment: float) -> list[tuple[str, str, int]]:
-        """(tenant, session, until) of every session with a pin that holds at a ``moment`` (Unix seconds)."""
+        """(tenant, session, until) of every session that is pinned at ``moment`` (Unix seconds)."""
         query = sql.select(sessions.c.tenant, sessions.c.session, sessions.c.pinned_until)
         query = query.where(sessions.c.pinned_until > moment, unexpired(moment))
         return await self._thread.read(lambda connection: [(*row,) for row in connection.execute(query)])
 
     async def expire(self, moment: float) -> list[Key]:
-        """Delete every session that is past its TTL at a ``moment`` (Unix seconds) and that nothing holds, in this
-        process or at another server, and forget old idempotency keys. The sessions that were deleted, as by
-        ``delete``."""
+        """Delete every session that is past its TTL at ``moment`` (Unix seconds) and that no server holds, and drop old
+        idempotency keys. Returns the deleted sessions.
+        """
         deleted: list[Key] = []
         while some := await self._thread.run(partial(self._expire_some, self._claims.held(), moment)):
             deleted += some  # a few at a time: turns are committed in between
@@ -107,22 +104,24 @@ class SessionLog(SessionTable, SessionLocks):
         return deleted
 
     async def tombstones(self) -> dict[Key, int]:
-        """The deleted sessions of which this server's engine may still hold something, whichever server has deleted
-        them, each with the life that ended last."""
+        """The deleted sessions of which this server's engine may still have KV, whichever server deleted them, each
+        with the life that ended last.
+        """
         return await self._thread.run(self._servers.tombstones)
 
     async def swept(self, tenant: str, session: str, life: int) -> None:
-        """This server's engine holds nothing more of this life of a deleted session, nor of those before."""
+        """Record that this server's engine has no KV of this or an earlier life of a deleted session."""
         await self._thread.run(lambda: self._servers.swept(tenant, session, life))
 
     @property
     def full(self) -> bool:
-        """Whether the last that was to be written found no room."""
+        """Whether the last write failed for lack of storage."""
         return self._database.full
 
     async def writable(self) -> None:
-        """Raise LogFull if the log could not be written a moment ago and cannot be written now. Costs nothing while
-        all is well."""
+        """If the last write failed for lack of storage, try one; raises LogFull if it fails again. Otherwise does
+        nothing.
+        """
         if self._database.full:
             await self._thread.run(lambda: self._database.try_to_write(ballast))
 

@@ -24,15 +24,14 @@ ADD_ROW = sql.insert(turns)
 def find_session(
     connection: sql.Connection, tenant: str, session: str, now: float | None = None, *, lock: bool = False
 ) -> SessionRow | None:
-    """The session's row, unless it is past its TTL by ``now``. ``lock`` keeps other servers from it until the end of
-    the transaction."""
+    """The session's row, unless it is expired at ``now``. ``lock``: lock the row until the end of the transaction."""
     names = {"of_tenant": tenant, "of_session": session}
     row = connection.execute(OF_NAME_LOCKED if lock else OF_NAME, names).one_or_none()
     return None if row is not None and now is not None and is_expired(row, now) else row
 
 
 def require_session(row: SessionRow | None) -> SessionRow:
-    """The row. Raises UnknownSession where there is none."""
+    """The row. Raises UnknownSession if it is None."""
     if row is None:
         raise UnknownSession
     return row
@@ -44,12 +43,12 @@ def is_expired(row: SessionRow, now: float) -> bool:
 
 
 def version_of(row: SessionRow) -> int:
-    """The state of the log that a record is of. Row ids are never used twice, so no two states share it."""
+    """The version of the log that a record is based on. Row ids are never used twice, so versions are unique."""
     return int(row.id) << 32 | int(row.rows)
 
 
 def insert_session(connection: sql.Connection, tenant: str, session: str, now: float, **facts: Any) -> SessionRow:
-    """Insert the row of a session without a timeline. ``facts`` are columns of ``sessions``."""
+    """Insert the row of a session with an empty timeline. ``facts`` are columns of ``sessions``."""
     values = {"tenant": tenant, "session": session, "created": int(now), "used": now, **facts}
     made = connection.execute(sql.insert(sessions).values(values)).inserted_primary_key
     assert made is not None
@@ -86,7 +85,7 @@ def insert_with_rows(
 
 
 def set_counts(connection: sql.Connection, row: SessionRow, timeline: Timeline, now: float) -> None:
-    """What ``sessions`` tells of a timeline that has just changed."""
+    """Update the counts of a session's row after its timeline has changed."""
     values = {
         "used": now,
         "expires": None if row.ttl is None else int(now) + row.ttl,
@@ -100,7 +99,7 @@ def set_counts(connection: sql.Connection, row: SessionRow, timeline: Timeline, 
 
 
 def set_metadata(connection: sql.Connection, session_id: int, metadata: Mapping[str, str]) -> None:
-    """These pairs and no others."""
+    """Replace all metadata of a session."""
     connection.execute(sql.delete(labels).where(labels.c.session_id == session_id))
     if metadata:
         pairs = [{"session_id": session_id, **label(key, value)} for key, value in metadata.items()]
@@ -108,13 +107,15 @@ def set_metadata(connection: sql.Connection, session_id: int, metadata: Mapping[
 
 
 def summary_now(connection: sql.Connection, session_id: int, now: float) -> SessionSummary:
-    """The session as it is in this transaction."""
+    """The session's summary, as of this transaction."""
     row = connection.execute(sql.select(sessions).where(sessions.c.id == session_id)).one()
     return summary_of(row, metadata_of(connection, [row.id])[row.id], now)
 
 
 def delete_session(connection: sql.Connection, row: SessionRow) -> None:
-    """Delete all of a session, and put a tombstone in its place for every server: one for all lives of its name."""
+    """Delete a session with all its rows, and insert a tombstone for each server; a tombstone covers all lives of the
+    id.
+    """
     for table in (responses, retries, labels, turns):
         connection.execute(sql.delete(table).where(table.c.session_id == row.id))
     connection.execute(sql.delete(sessions).where(sessions.c.id == row.id))

@@ -66,9 +66,8 @@ NO_EXTRAS = TurnExtras()
 class SessionTable:
     """Sessions and their rows. Every method is one transaction on the log's thread, see SessionLog.
 
-    A timeline in memory is always that of rows which are committed: a write that fails drops it. A change locks the
-    session's row first and then checks that the session's lease is still this server's. All servers keep to this
-    order, so that none waits for another in a circle.
+    Timelines in memory only have committed rows: a write that fails drops the cached timeline. A change first locks the
+    session's row and then checks the session's lease. All servers use this order, which prevents deadlocks.
     """
 
     def __init__(self, database: Database, server: str, leases: Leases, thread: LogThread) -> None:
@@ -81,7 +80,7 @@ class SessionTable:
     # --- reading ------------------------------------------------------------------------------------------
 
     async def get(self, tenant: str, session: str) -> SessionRecord | None:
-        """The session as of its last row, by whatever model; None if it is unknown."""
+        """The session as of its last row, whatever model wrote it; None if it is unknown."""
 
         def work(connection: sql.Connection) -> SessionRecord | None:
             row = find_session(connection, tenant, session, moment := now())
@@ -100,7 +99,7 @@ class SessionTable:
         return await self._thread.read(work)
 
     async def summary(self, tenant: str, session: str) -> SessionSummary | None:
-        """The same without its text, read without folding its rows."""
+        """The session without its text, read from its counts; None if it is unknown."""
 
         def work(connection: sql.Connection) -> SessionSummary | None:
             row = find_session(connection, tenant, session, moment := now())
@@ -117,8 +116,9 @@ class SessionTable:
         after: str | None = None,
         descending: bool = True,
     ) -> SessionPage:
-        """``limit`` of the ``chosen`` sessions in order of last use, the last one first if ``descending``, behind the
-        session ``after``. Raises UnknownSession if ``after`` is unknown."""
+        """Up to ``limit`` of the ``chosen`` sessions after the session ``after``, in order of last use, latest first if
+        ``descending``. Raises UnknownSession if ``after`` is unknown.
+        """
         return await self._thread.read(
             lambda connection: listing.page(
                 connection, tenant, chosen, limit=limit, after=after, descending=descending, now=now()
@@ -126,12 +126,13 @@ class SessionTable:
         )
 
     async def family(self, tenant: str, session: str) -> SessionFamily:
-        """The session with what it was forked from, and all that was forked from these. Raises UnknownSession."""
+        """The family of a session, see SessionFamily. Raises UnknownSession."""
         return await self._thread.read(lambda connection: listing.family(connection, tenant, session, now()))
 
     async def replay(self, tenant: str, session: str, key: str) -> CommittedTurn | None:
-        """The turn that was committed under an idempotency key, also when it is not the last one any more; None if
-        there is none. A key is remembered for two days, or as long as its session."""
+        """The turn that was committed under an idempotency key, also if later turns follow; None if there is none. A
+        key is kept for two days, or as long as its session.
+        """
 
         def work(connection: sql.Connection) -> CommittedTurn | None:
             row = find_session(connection, tenant, session, now())
@@ -140,7 +141,7 @@ class SessionTable:
         return await self._thread.read(work)
 
     async def rows(self, tenant: str, session: str) -> PortableLog:
-        """The current timeline and its turns, to be moved to another server. Raises UnknownSession."""
+        """The current timeline in its portable form, for export. Raises UnknownSession."""
 
         def work(connection: sql.Connection) -> PortableLog:
             row = require_session(find_session(connection, tenant, session, now()))
@@ -160,12 +161,10 @@ class SessionTable:
         extras: TurnExtras = NO_EXTRAS,
         expect: int | None = None,
     ) -> TurnRecord:
-        """Make the timeline of ``turn`` the session's, as one more turn; the session begins here if it is unknown.
-        ``extras`` are written in the same transaction.
-
-        Where the timeline leaves the logged one, what is common is kept, and the turns that end behind that are
-        dropped. Raises SessionMoved, also if a turn of this idempotency key is committed already, and where ``expect``
-        is not 0 and the session was deleted meanwhile.
+        """Append ``turn`` to the session, whose timeline becomes the turn's; an unknown session is created. ``extras``
+        are written in the same transaction. If the turn's timeline differs from the logged one, the common beginning is
+        kept, and turns that end after it are dropped. Raises SessionMoved, also if the idempotency key has a turn
+        already, or if ``expect`` is not 0 and the session was deleted meanwhile.
         """
 
         def work(connection: sql.Connection) -> TurnRecord:
@@ -210,8 +209,9 @@ class SessionTable:
         ttl: int | None = None,
         pinned_until: int | None = None,
     ) -> SessionSummary:
-        """Begin a session. Its ``messages`` are unrendered; with a ``ttl`` it ends that many seconds after the last
-        change of its timeline. Raises SessionExists."""
+        """Create a session. Its ``messages`` are unrendered; with a ``ttl`` it expires that many seconds after the last
+        change of its timeline. Raises SessionExists.
+        """
 
         def work(connection: sql.Connection) -> SessionSummary:
             row = Row("create", int(moment := now()), "", messages=[*messages])
@@ -229,8 +229,10 @@ class SessionTable:
         metadata: Mapping[str, str] | None = None,
         ttl: int | None = None,
     ) -> SessionSummary:
-        """Begin a session with a timeline that ``rows`` gave. Its tokens mean something only to a model of
-        ``log.fingerprint``; a turn under another one renders the messages anew. Raises SessionExists, InvalidLog."""
+        """Create a session with the timeline of an export (``rows``). Its tokens are valid for models with
+        ``log.fingerprint``; under another model, the next turn renders the messages again. Raises SessionExists,
+        InvalidLog.
+        """
 
         def work(connection: sql.Connection) -> SessionSummary:
             rows = [*rows_of(log, int(moment := now()))]
@@ -241,8 +243,9 @@ class SessionTable:
         return await self._write(tenant, session, work)
 
     async def fork(self, tenant: str, session: str, new: str, *, turn: int | None = None) -> SessionSummary:
-        """Begin ``new`` as a copy of ``session`` up to the end of a turn (0: empty; None: all of it), with its
-        metadata and TTL. Raises UnknownSession, SessionExists, NoSuchPlace("turn")."""
+        """Create ``new`` as a copy of ``session`` up to the end of a turn (0: empty; None: all), with its metadata and
+        TTL. Raises UnknownSession, SessionExists, NoSuchPlace("turn").
+        """
 
         def work(connection: sql.Connection) -> SessionSummary:
             row = require_session(find_session(connection, tenant, session, moment := now()))
@@ -264,8 +267,9 @@ class SessionTable:
         ttl: int | UnsetType | None = UNSET,
         pinned_until: int | UnsetType | None = UNSET,
     ) -> SessionSummary:
-        """Set what is given and leave the rest. ``metadata`` replaces all pairs, a ``ttl`` counts from now. Its
-        timeline, ``used`` and ``version`` stay as they are, so no claim is needed. Raises UnknownSession."""
+        """Change the given properties. ``metadata`` replaces all pairs, a ``ttl`` counts from now. The timeline,
+        ``used`` and ``version`` do not change, so no claim is needed. Raises UnknownSession.
+        """
 
         def work(connection: sql.Connection) -> SessionSummary:
             row = require_session(find_session(connection, tenant, session, moment := now(), lock=True))
@@ -292,9 +296,10 @@ class SessionTable:
         reply: LoggedMessage | None = None,
         expect: int | None = None,
     ) -> SessionSummary:
-        """Back to the end of a turn (0: empty), or to a token: see ``locate`` for where that ends, and give what is
-        left of the ``reply`` that is cut there. One of ``turn`` and ``tokens``. Raises UnknownSession, SessionMoved,
-        NoSuchPlace."""
+        """Cut the session back to the end of a turn (0: empty), or to a token; pass one of ``turn`` and ``tokens``.
+        ``locate`` says where a rewind to a token ends; ``reply`` is what is left of a reply that is cut there. Raises
+        UnknownSession, SessionMoved, NoSuchPlace.
+        """
         if (turn is None) == (tokens is None):
             raise ValueError("a rewind goes to a turn or to a token")
 
@@ -310,9 +315,10 @@ class SessionTable:
     async def edit(
         self, tenant: str, session: str, index: int, content: str, *, expect: int | None = None
     ) -> SessionSummary:
-        """Another content for message ``index``; everything behind it is dropped. The tokens go back to the end of
-        the last reply before it, what is behind that is unrendered. Raises UnknownSession, SessionMoved,
-        NoSuchPlace("index")."""
+        """Replace the content of message ``index`` and drop everything after it. The tokens are cut back to the end of
+        the last reply before it; messages after that are unrendered. Raises UnknownSession, SessionMoved,
+        NoSuchPlace("index").
+        """
         return await self._change(
             tenant, session, expect, lambda timeline, created: edit_row(timeline, index, content, created)
         )
@@ -320,17 +326,19 @@ class SessionTable:
     async def revise(
         self, tenant: str, session: str, keep: int, messages: Sequence[LoggedMessage], *, expect: int | None = None
     ) -> SessionSummary:
-        """Make ``messages`` those that follow the first ``keep`` ones. The tokens go back to the end of the last reply
-        before, what is behind that is unrendered; where nothing is left out that was answered, they stay. Raises
-        UnknownSession, SessionMoved, NoSuchPlace("index")."""
+        """Replace the messages after the first ``keep`` ones by ``messages``. The tokens are cut back to the end of the
+        last reply before; messages after that are unrendered. If no answered message is removed, the tokens stay.
+        Raises UnknownSession, SessionMoved, NoSuchPlace("index").
+        """
         kept = [*messages]
         return await self._change(
             tenant, session, expect, lambda timeline, created: revise_row(timeline, keep, kept, created)
         )
 
     async def delete(self, tenant: str, session: str) -> int | None:
-        """Remove the session and all its rows; None if it is unknown. A tombstone stays until ``swept``. The id may
-        be used again, and begins empty: which of its *lives* ended here."""
+        """Delete the session and all its rows, and leave a tombstone until ``swept``. Returns the number of the *life*
+        that ended (an id can be used again and then begins empty); None if the session is unknown.
+        """
 
         def work(connection: sql.Connection) -> int | None:
             row = find_session(connection, tenant, session, now(), lock=True)
@@ -387,7 +395,7 @@ class SessionTable:
 
 
 def append_row(connection: sql.Connection, row: SessionRow, cached: CachedTimeline, new: Row, moment: float) -> None:
-    """Write one row, and fold it."""
+    """Insert one row and apply it to the timeline."""
     columns = columns_of(row.tenant, row.session, row.id, row.rows + 1, new)
     connection.execute(ADD_ROW, columns)
     cached.apply(new, columns)

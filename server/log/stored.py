@@ -22,7 +22,9 @@ METADATA = (
 
 
 def columns_of(tenant: str, session: str, session_id: int, number: int, row: Row) -> dict[str, Any]:
-    """A row as the columns of ``turns``. Tenant, session and number are in its checksum: it is of no use elsewhere."""
+    """A row as the columns of ``turns``. Its checksum includes tenant, session and number, so it is invalid anywhere
+    else.
+    """
     columns = {
         "session_id": session_id,
         "number": number,
@@ -43,7 +45,7 @@ def columns_of(tenant: str, session: str, session_id: int, number: int, row: Row
 
 
 def row_of(tenant: str, session: str, columns: Mapping[str, Any]) -> Row:
-    """The reverse. Raises SessionDamaged for anything but what ``columns_of`` has given for this session."""
+    """The inverse of ``columns_of``. Raises SessionDamaged if the checksum does not match."""
     try:
         is_ours = checksum(tenant, session, columns) == columns["checksum"]
     except (TypeError, ValueError):  # SQLite's columns can hold any type
@@ -71,7 +73,7 @@ def row_of(tenant: str, session: str, columns: Mapping[str, Any]) -> Row:
 
 
 def checksum(tenant: str, session: str, columns: Mapping[str, Any]) -> bytes:
-    """16 bytes over all that a row says, and whose it is."""
+    """16 bytes over all columns of a row and its tenant and session."""
     tokens, messages = bytes(columns["tokens"]), str(columns["messages"]).encode()
     facts = [
         tenant,
@@ -93,7 +95,7 @@ def checksum(tenant: str, session: str, columns: Mapping[str, Any]) -> bytes:
 
 
 def metadata_of(connection: sql.Connection, ids: Iterable[int]) -> dict[int, dict[str, str]]:
-    """The metadata of sessions, by row id; every one of ``ids`` is there."""
+    """The metadata of sessions, by row id, with an entry for each of ``ids``."""
     found: dict[int, dict[str, str]] = {id_: {} for id_ in ids}
     for label in connection.execute(METADATA, {"ids": [*found]}):
         found[label.session_id][json.loads(label.key)] = json.loads(label.value)
@@ -106,12 +108,12 @@ def label(key: str, value: str) -> dict[str, str]:
 
 
 def unexpired(now: float) -> sql.ColumnElement[bool]:
-    """Which sessions are not past their TTL."""
+    """SQL condition: the session is not past its TTL."""
     return sql.or_(sessions.c.expires.is_(None), sessions.c.expires > int(now))
 
 
 def facts_of(row: SessionRow, metadata: dict[str, str], now: float) -> dict[str, Any]:
-    """What SessionSummary and SessionRecord both tell, by its name there, but for the counts."""
+    """The fields that SessionSummary and SessionRecord share, without the counts."""
     pinned = row.pinned_until is not None and row.pinned_until > now
     return {
         "id": row.session,
@@ -127,5 +129,5 @@ def facts_of(row: SessionRow, metadata: dict[str, str], now: float) -> dict[str,
 
 
 def summary_of(row: SessionRow, metadata: dict[str, str], now: float) -> SessionSummary:
-    """A row as a list shows it."""
+    """The summary of a session's row."""
     return SessionSummary(turns=row.turns, tokens=row.tokens, messages=row.messages, **facts_of(row, metadata, now))

@@ -1,7 +1,7 @@
 """The tables of the log, for SQLAlchemy.
 
 Format 4 is the oldest that is read. Format 5 added the receipts of turns, and leases. Format 6 added an index of stored
-chats. A log of an older format is brought up to date when it is opened, see ``server.log.upgrade``.
+chats. A log of an older format is upgraded when it is opened, see ``server.log.upgrade``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ metadata = sql.MetaData()
 
 
 def number(name: str, type_: Any = sql.BigInteger, **options: Any) -> Column[Any]:
-    """A count, 0 in rows of an older format."""
+    """An integer column, 0 in rows of older formats."""
     return Column(name, type_, nullable=False, server_default="0", **options)
 
 
@@ -157,5 +157,5 @@ ballast = sql.Table("ballast", metadata, Column("data", sql.LargeBinary, nullabl
 
 
 def damage_error() -> LogDamaged:
-    """The tables are not what they were made as."""
+    """The error for tables that have another schema."""
     return LogDamaged(f"the session log cannot be opened: its tables are damaged: {REMEDY}")

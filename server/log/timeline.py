@@ -1,7 +1,7 @@
 """A session's timeline: the sum of its rows, and the row that each change adds.
 
-A row says: keep so many turns, tokens and messages of what was there, then append these. So a turn writes its own
-tokens only, and edits and rewinds are rows like any other. Pure values; nothing here knows of a database.
+A row says: keep so many turns, tokens and messages of the timeline so far, then append these. So a turn stores only its
+own tokens, and edits and rewinds are rows too. Nothing here depends on a database.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from server.log.logged_message import LoggedMessage
 
 
 class UnknownSession(Exception):
-    """This tenant has no such session. HTTP 404."""
+    """The tenant has no such session. HTTP 404."""
 
 
 class SessionExists(Exception):
-    """There is a session of this id already. HTTP 409."""
+    """A session with this id exists already. HTTP 409."""
 
 
 class SessionMoved(Exception):
-    """Another server, or an earlier try of the same request, has changed the session since it was read. HTTP 409."""
+    """Another server, or an earlier attempt of the same request, has changed the session since it was read. HTTP
+    409.
+    """
 
 
 class NoSuchPlace(Exception):
-    """The timeline has no such turn, token or message. ``param`` names which of these ("turn", "tokens", "index"),
-    ``last`` is the largest value that it can have now (-1: none)."""
+    """The timeline has no such turn, token or message. ``param`` is "turn", "tokens" or "index", ``last`` the largest
+    valid value (-1: none).
+    """
 
     def __init__(self, param: str, last: int) -> None:
         super().__init__(f"{param} can be {last} at most")
@@ -85,11 +88,10 @@ class SessionSummary:
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """A session as of its last row. ``tokens`` are ids of the tokenizer that ``fingerprint`` stands for.
-
-    ``messages[:rendered]`` are what ``tokens`` cover; the messages behind are in the log but not among the tokens
-    yet: seeded or edited ones, which the next turn renders. ``version`` names this state of the log for ``expect``:
-    opaque, greater than 0, never the same for two states. The rest is as in SessionSummary.
+    """A session as of its last row. ``tokens`` are ids of the tokenizer with this ``fingerprint``.
+    ``messages[:rendered]`` are covered by ``tokens``; later messages (given at creation, or edited) are in the log but
+    not yet among the tokens: the next turn renders them. ``version`` identifies this state of the log for ``expect``:
+    opaque, greater than 0, unique. The other fields are as in SessionSummary.
     """
 
     id: str
@@ -132,9 +134,10 @@ class SessionRecord:
 
 @dataclass(frozen=True)
 class NewTurn:
-    """A turn that is to be committed. ``tokens`` and ``messages`` are the session's whole timeline with it, and must
-    not be changed afterwards. Its reply is the last of ``messages`` and begins at token ``prompt_tokens`` (None: it is
-    not known where). The rest is as in TurnRecord."""
+    """A turn to commit. ``tokens`` and ``messages`` are the session's whole timeline including it, and must not be
+    changed afterwards. Its reply is the last of ``messages`` and begins at token ``prompt_tokens`` (None: unknown). The
+    other fields are as in TurnRecord.
+    """
 
     tokens: Sequence[int]
     messages: Sequence[LoggedMessage]
@@ -147,8 +150,9 @@ class NewTurn:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rewind ends: ``turns`` turns and ``tokens`` tokens are left. ``reply`` is the token at which the reply
-    begins that is cut there: read ``record.tokens[reply:tokens]`` for what is left of it; None: no reply is cut."""
+    """The target of a rewind: ``turns`` turns and ``tokens`` tokens are left. ``reply`` is the token at which a reply
+    begins that is cut: ``record.tokens[reply:tokens]`` is left of it. None: no reply is cut.
+    """
 
     turns: int
     tokens: int
@@ -156,8 +160,9 @@ class Place:
 
 
 def locate(record: SessionRecord, tokens: int) -> Place:
-    """What a rewind to the first ``tokens`` tokens ends at: inside a reply it is cut there; inside a prompt, the end
-    of the reply before it. Raises NoSuchPlace("tokens")."""
+    """The place that a rewind to the first ``tokens`` tokens leads to: within a reply, exactly there; within a prompt,
+    the end of the reply before it. Raises NoSuchPlace("tokens").
+    """
     return place_of_token(record.turns, tokens)
 
 
@@ -185,7 +190,7 @@ def drop_reply(record: SessionRecord) -> SessionRecord:
 
 
 def at_turn(record: SessionRecord, turn: TurnRecord) -> SessionRecord:
-    """The record as it was at the end of one of its turns, for another session to begin with: its ``version`` is 0."""
+    """The record at the end of one of its turns, as the beginning of another session: its ``version`` is 0."""
     return replace(
         record,
         tokens=record.tokens[: turn.tokens],
@@ -199,7 +204,7 @@ def at_turn(record: SessionRecord, turn: TurnRecord) -> SessionRecord:
 
 @dataclass(frozen=True)
 class Row:
-    """What one row says. ``prompt_tokens`` is set in rows that end with a reply: these add a turn."""
+    """One row. ``prompt_tokens`` is set in rows that end with a reply: these add a turn."""
 
     kind: str  # turn | create | rewind | edit | fork | import
     created: int
@@ -217,7 +222,7 @@ class Row:
 
 @dataclass
 class Timeline:
-    """The fold of a session's rows, up to row ``number``. The tokens end where the last turn ends, always."""
+    """The sum of a session's rows, up to row ``number``. The tokens always end where the last turn ends."""
 
     number: int = 0
     fingerprint: str = ""
@@ -231,7 +236,7 @@ class Timeline:
         return self.turns[-1].messages if self.turns else 0
 
     def apply(self, row: Row) -> None:
-        """Add the next row."""
+        """Apply the next row."""
         del self.turns[row.keep_turns :]
         del self.tokens[row.keep_tokens :]
         del self.messages[row.keep_messages :]
@@ -261,10 +266,9 @@ class Timeline:
 
 
 def turn_row(timeline: Timeline, turn: NewTurn, now: int) -> Row:
-    """The row of a turn: what its timeline and the one so far have in common is kept, and so are the turns that end in
-    it.
-
-    The row holds its reply also where that says the same as the one it replaces, so that a replay needs no other row.
+    """The row that commits a turn: it keeps what the turn's timeline and the one so far have in common, and the turns
+    that end within that. The row always contains the reply, also if it equals the one that it replaces, so that a
+    replay needs no other row.
     """
     tokens, messages = array("i", turn.tokens), turn.messages
     prompt_tokens = len(tokens) if turn.prompt_tokens is None else turn.prompt_tokens
@@ -293,7 +297,7 @@ def turns_within(turns: Sequence[TurnRecord], tokens: int, messages: int) -> int
 
 
 def rewind_row(timeline: Timeline, place: Place, reply: LoggedMessage | None, now: int) -> Row:
-    """Back to a place. ``reply`` is what is left of a reply which is cut there."""
+    """The row that cuts the timeline back to a place. ``reply`` is what is left of a reply that is cut."""
     if place.reply is None:
         tokens, messages = timeline.ends(place.turns)
         return Row("rewind", now, timeline.fingerprint, place.turns, tokens, keep_messages=messages)
@@ -316,15 +320,16 @@ def rewind_row(timeline: Timeline, place: Place, reply: LoggedMessage | None, no
 
 
 def edit_row(timeline: Timeline, index: int, content: str, now: int) -> Row:
-    """Another content for a message; everything behind it is dropped. Raises NoSuchPlace("index")."""
+    """The row that replaces the content of a message and drops everything after it. Raises NoSuchPlace("index")."""
     if not 0 <= index < len(timeline.messages):
         raise NoSuchPlace("index", len(timeline.messages) - 1)
     return revise_row(timeline, index, [structs.replace(timeline.messages[index], content=content)], now)
 
 
 def copy_rows(timeline: Timeline, turns: int | None, kind: str, now: int) -> Iterator[Row]:
-    """The rows that make the same timeline from nothing: one per turn, one for what is behind the last turn. With
-    ``turns`` only up to the end of that many. Raises NoSuchPlace("turn")."""
+    """Rows that rebuild the same timeline from nothing: one per turn, and one for messages after the last turn. With
+    ``turns``, only up to the end of that many. Raises NoSuchPlace("turn").
+    """
     if turns is not None and not 0 <= turns <= len(timeline.turns):
         raise NoSuchPlace("turn", len(timeline.turns))
     tokens = messages = 0
@@ -351,8 +356,9 @@ def copy_rows(timeline: Timeline, turns: int | None, kind: str, now: int) -> Ite
 
 
 def revise_row(timeline: Timeline, keep: int, messages: Sequence[LoggedMessage], now: int) -> Row:
-    """The messages from number ``keep`` on are these now; the tokens go back to the end of the last reply before.
-    Raises NoSuchPlace("index")."""
+    """The row that replaces all messages from number ``keep`` on; the tokens are cut back to the end of the last reply
+    before. Raises NoSuchPlace("index").
+    """
     if not 0 <= keep <= len(timeline.messages):
         raise NoSuchPlace("index", len(timeline.messages))
     turns = sum(turn.messages <= keep for turn in timeline.turns)
@@ -361,7 +367,7 @@ def revise_row(timeline: Timeline, keep: int, messages: Sequence[LoggedMessage],
 
 
 def turn_of_row(turns: Sequence[TurnRecord], row: int) -> TurnRecord | None:
-    """The turn that a row of the log has added; None where the timeline has left it since."""
+    """The turn that row ``row`` added; None if the timeline no longer has it."""
     return next((turn for turn in turns if turn.row == row), None)
 
 
@@ -383,7 +389,7 @@ def place_of_token(turns: Sequence[TurnRecord], tokens: int) -> Place:
 
 
 def common_prefix(old: Sequence[Any], new: Sequence[Any]) -> int:
-    """How many items two sequences of one type share from the start. Halving keeps the comparison in C."""
+    """The length of the common prefix of two sequences of one type. Bisects, so that the comparison runs in C."""
     low, high = 0, min(len(old), len(new))  # old[:low] == new[:low] always
     if old[:high] == new[:high]:
         return high

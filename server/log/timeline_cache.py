@@ -21,26 +21,26 @@ REMEMBERED_BYTES = 64 * 2**20  # of the rows that these are the fold of
 
 @dataclass
 class CachedTimeline:
-    """A timeline as the fold of ``size`` bytes of rows of the session with this row ``id``."""
+    """The timeline of the session with row id ``id``, made from ``size`` bytes of rows."""
 
     id: int
     timeline: Timeline = field(default_factory=Timeline)
     size: int = 0
 
     def apply(self, row: Row, columns: Mapping[str, Any]) -> None:
-        """Add the next row."""
+        """Apply the next row."""
         self.timeline.apply(row)
         self.size += len(columns["tokens"]) + len(columns["messages"]) + len(columns["receipt"] or "")
 
 
 class TimelineCache:
-    """The timelines used last. One that may hold what was not committed has to be forgotten."""
+    """The most recently used timelines. Call ``forget`` for one that may contain uncommitted rows."""
 
     def __init__(self) -> None:
         self._timelines: OrderedDict[Key, CachedTimeline] = OrderedDict()
 
     def read(self, connection: sql.Connection, row: SessionRow) -> CachedTimeline:
-        """The timeline as the database has it: what is in memory of it, and the rows since. Raises SessionDamaged."""
+        """The timeline as in the database: the cached one plus the rows since. Raises SessionDamaged."""
         key = row.tenant, row.session
         cached = self._timelines.pop(key, None)
         # Another id: deleted and begun again. Fewer rows: a database that was set back.
@@ -61,7 +61,7 @@ class TimelineCache:
         return cached
 
     def forget(self, key: Key) -> None:
-        """Read this session anew next time."""
+        """Drop the cached timeline of a session."""
         self._timelines.pop(key, None)
 
     def _too_much(self) -> bool:

@@ -28,9 +28,9 @@ FORMAT_5 = {  # the columns that came with it
 
 
 def prepare(connection: sql.Connection) -> None:
-    """Make the tables of a new log, or bring those of an older one to this format; in the caller's transaction.
-    Raises LogUnavailable for a log of a format that this version does not read, and where the names are taken by what
-    is no log; LogDamaged."""
+    """Create the tables of a new log, or upgrade those of an older one, in the caller's transaction. Raises
+    LogUnavailable for a log of an unknown format, or if other tables have the same names; LogDamaged.
+    """
     if connection.dialect.name == "postgresql":
         connection.execute(sql.select(sql.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
     if not sql.inspect(connection).has_table(log_format.name):
@@ -61,7 +61,7 @@ def prepare(connection: sql.Connection) -> None:
 
 
 def format_of_tables(connection: sql.Connection) -> int | None:
-    """The format that the tables are of; None where it is none that this version reads."""
+    """The format of the tables; None for a format that this version cannot read."""
     missing = missing_columns(connection)
     if missing:
         return 4 if (turns.name, "receipt") in missing and missing <= FORMAT_5 else None
@@ -70,7 +70,7 @@ def format_of_tables(connection: sql.Connection) -> int | None:
 
 
 def missing_columns(connection: sql.Connection) -> set[tuple[str, str]]:
-    """The columns of this format that the database lacks, as (table, column)."""
+    """The columns of this format that the database does not have, as (table, column)."""
     inspector = sql.inspect(connection)
     missing = set()
     for table in metadata.tables.values():
@@ -80,7 +80,7 @@ def missing_columns(connection: sql.Connection) -> set[tuple[str, str]]:
 
 
 def upgrade(connection: sql.Connection) -> None:
-    """Add what came after the format of the tables, in the caller's transaction: columns, tables, indexes."""
+    """Add the columns, tables and indexes of later formats, in the caller's transaction."""
     old = {*sql.inspect(connection).get_table_names()}
     for name, column in sorted(missing_columns(connection)):
         if name in old:

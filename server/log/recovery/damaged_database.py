@@ -26,7 +26,7 @@ Named = tuple[str, str]  # tenant, session
 
 @dataclass
 class FoundRecords:
-    """What the records of an image are, told by their shape: every table has another one."""
+    """The records of an image, assigned to tables by their shape; every table has a different one."""
 
     tables: set[str] = field(default_factory=set)
     formats: set[int] = field(default_factory=set)
@@ -94,24 +94,24 @@ class DamagedDatabase:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this has been a log. Another program's file is not ours to move."""
+        """Whether this was a session log. Files of other programs are not moved."""
         tables = self.finds.tables
         if tables:
             return log_format.name in tables or len(tables & metadata.tables.keys()) > 2
         return bool(self.finds.rows) or self._image.is_database or self._image.is_empty()
 
     def ids(self) -> list[int]:
-        """The row ids of all sessions that anything tells of, the newest first."""
+        """The row ids of all sessions that any record mentions, newest first."""
         found = {*self.finds.sessions, *self.finds.names, *self.finds.rows}
         return sorted((id_ for id_ in found if 0 < id_ < 2**31), reverse=True)
 
     def names(self, id_: int) -> list[Named]:
-        """What a session may be called, the likeliest first."""
+        """The possible names of a session, the most likely first."""
         told = [(facts[1], facts[2]) for facts in sorted(self.finds.sessions[id_], key=last_of, reverse=True)]
         return [*dict.fromkeys([*told, *sorted(self.finds.names[id_])])]
 
     def rows(self, id_: int, name: Named) -> dict[int, Mapping[str, Any]]:
-        """The rows whose checksum says that they are this session's, by number, as columns of ``turns``."""
+        """The rows of this session whose checksum is right, by number, as columns of ``turns``."""
         found: dict[int, Mapping[str, Any]] = {}
         for number, places in sorted(self.finds.rows[id_].items()):
             for place in places:
@@ -138,7 +138,7 @@ class DamagedDatabase:
         return found
 
     def facts(self, id_: int, name: Named) -> dict[str, Any]:
-        """What the table ``sessions`` tells of it, newest first; {} where that is lost or is nothing it could tell."""
+        """The newest valid row of the session in ``sessions``; {} if there is none."""
         for values in sorted(self.finds.sessions[id_], key=last_of, reverse=True):
             facts = dict(zip(sessions.columns.keys(), values, strict=True))
             if (facts["tenant"], facts["session"]) == name and all(
@@ -148,7 +148,7 @@ class DamagedDatabase:
         return {}
 
     def last(self, id_: int, rows: Mapping[int, Any], facts: Mapping[str, Any]) -> int:
-        """The number of the last row that anything tells of."""
+        """The highest row number that any record mentions."""
         told = [number for number, row_id in self.finds.numbers[id_] if self._unknown(row_id)]
         return max([0, int(facts.get("rows", 0)), *rows, *self.finds.rows[id_], *(n for n in told if n < 2**31)])
 
@@ -164,7 +164,7 @@ def last_of(facts: Sequence[Any]) -> int:
 
 
 def is_right(column: sql.Column[Any], value: Any) -> bool:
-    """Whether a column can hold a value."""
+    """Whether a value has the type of a column."""
     if value is None:
         return bool(column.nullable)
     if isinstance(column.type, sql.String):
@@ -175,7 +175,7 @@ def is_right(column: sql.Column[Any], value: Any) -> bool:
 
 
 def is_json_text(text: str) -> bool:
-    """Whether this is a string as JSON writes it."""
+    """Whether this is a JSON string."""
     try:
         return isinstance(json.loads(text), str)
     except ValueError:

@@ -30,8 +30,9 @@ IN_USE = 128  # the byte of the wal-index on which every process that uses a log
 
 
 class OpenedLog(NamedTuple):
-    """A log with its tables. ``salvage``: how that ended, if there had to be one. ``older``: it was opened more often
-    than it knows, so it is an older copy, or a new one where another was."""
+    """An opened log. ``salvage``: the result of a salvage, None if none was needed. ``older``: it was opened more often
+    than it knows, so the file is an older copy, or a new one in place of another.
+    """
 
     database: Database
     salvage: Salvage | None = None
@@ -39,7 +40,7 @@ class OpenedLog(NamedTuple):
 
 
 def open_log(where: Path | str, durability: Durability) -> OpenedLog:
-    """Open a log, whatever has become of its file. Raises LogUnavailable."""
+    """Open a log, and salvage it if it is damaged. Raises LogUnavailable."""
     path = file_of(where)
     if path is None:
         return OpenedLog(open_database(where, durability))
@@ -65,8 +66,9 @@ def open_log(where: Path | str, durability: Durability) -> OpenedLog:
 
 @contextmanager
 def alone(path: Path, shared: bool) -> Iterator[None]:
-    """Keep other processes from opening a log that is not in a data dir of one server's own until this one has looked
-    at its files. Raises LogUnavailable."""
+    """Keep other processes from opening a log outside a server's own data dir until this one has checked its files.
+    Raises LogUnavailable.
+    """
     if not shared:
         yield
         return
@@ -93,14 +95,15 @@ def open_database(where: Path | str, durability: Durability) -> Database:
 
 
 def file_of(where: Path | str) -> Path | None:
-    """The file of SQLite, if it is one. Raises LogUnavailable for a URL that is none."""
+    """The path of an SQLite file; None for PostgreSQL. Raises LogUnavailable for an invalid URL."""
     url = url_of(where)
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
 
 
 def is_torn(path: Path) -> bool:
-    """Whether opening the file as it is would lose what was committed: SQLite takes the write-ahead log up to the first
-    frame that is damaged, and drops one beside a file that is empty."""
+    """Whether opening the file would lose commits: SQLite reads the write-ahead log only up to the first damaged frame,
+    and deletes one beside an empty file.
+    """
     main, wal, index = (head_of(Path(f"{path}{suffix}")) for suffix in ("", "-wal", "-shm"))
     if index.startswith((MAGIC, WAL_MAGIC)) or (main and not main.startswith(MAGIC)) or (wal and not main):
         return True
@@ -108,7 +111,9 @@ def is_torn(path: Path) -> bool:
 
 
 def is_older(database: Database, path: Path) -> bool:
-    """Count one more start, in the log and then in a file beside it. Whether the file knows of more of them."""
+    """Count this start in the log and in a file beside it. Returns whether the file has counted more starts than the
+    log.
+    """
 
     def counted(connection: sql.Connection) -> int:
         """One more; of servers that start at once each counts for itself."""
@@ -147,7 +152,7 @@ def is_in_use(path: Path) -> bool:
 
 
 def report(salvage: Salvage) -> str:
-    """What the person at the terminal has to know."""
+    """The result of a salvage, as text for the terminal."""
     told = (
         f"the session log was damaged: it was set aside as {salvage.aside}, and {salvage.whole} sessions go on as they "
         f"were; {salvage.refused} have lost rows and are refused until they are deleted"

@@ -1,8 +1,8 @@
 """Salvage of a damaged log: the readable rows are copied to a new file, and the damaged one is renamed.
 
-In the order of what is certain: rows whose checksum holds under the name of their session are true. A session is whole
-if it has all its rows, up to the last number that anything tells of. Any other is kept as a name that cannot be read,
-with a row less than it should have, until it is deleted: it is never silently shorter.
+A row is taken if its checksum is right for its session. A session is whole if it has all its rows, up to the last
+number that any record mentions. Any other session is kept as a name with one row too few, so that reading it is an
+error until it is deleted: a session is never silently shorter.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ FULL = "the session log cannot be opened: it is damaged, and what is left of it 
 
 @dataclass(frozen=True)
 class Salvage:
-    """How it ended. ``aside``: the name of the damaged file now. ``whole`` sessions go on as they were, ``refused``
-    ones are not to be read; of ``nameless`` ones there are rows, but nothing tells whose. ``torn``: turns that were
-    committed last may be missing without a trace."""
+    """The result of a salvage. ``aside``: the new name of the damaged file. ``whole`` sessions are complete,
+    ``refused`` ones cannot be read; of ``nameless`` ones there are rows, but not their names. ``torn``: the last
+    committed turns may be missing without a trace.
+    """
 
     aside: str
     whole: int
@@ -49,7 +50,7 @@ class Salvage:
 
 
 class RecoveredLog:
-    """A new log that what is left of a damaged one is copied to."""
+    """A new log with the readable rows of a damaged one."""
 
     def __init__(self, damaged: DamagedDatabase, database: Database, torn: bool) -> None:
         self._damaged = damaged
@@ -59,7 +60,7 @@ class RecoveredLog:
         self.whole = self.refused = self.nameless = 0
 
     def run(self) -> None:
-        """Copy all that is certain, then the names of the rest. Raises LogUnavailable."""
+        """Copy tombstones, then sessions with readable rows, then the names of the others. Raises LogUnavailable."""
         finds, doubtful = self._damaged.finds, []
         stones = [{"server": ANYONE, "tenant": tenant, "session": name} for tenant, name in sorted(finds.buried)]
         if stones:
@@ -137,8 +138,9 @@ class RecoveredLog:
 
 
 def salvage_log(path: Path, durability: Durability) -> Salvage:
-    """Replace a damaged log by what is left of it; see the module. Raises LogUnavailable where there is no room, where
-    the file is no log of this format, and where it is in use; nothing is changed then."""
+    """Replace a damaged log by a new one with its readable rows. Raises LogUnavailable if there is no room, if the file
+    is not a log of this format, or if it is in use; nothing is changed then.
+    """
     with DatabaseImage(path) as image:
         damaged = DamagedDatabase(image)
         if not damaged.is_ours and not Path(f"{path}-starts").is_file():  # which only a log has beside it
@@ -174,15 +176,16 @@ def salvage_log(path: Path, durability: Durability) -> Salvage:
 
 
 def room(path: Path) -> None:
-    """Raises LogUnavailable where the disk cannot hold a copy."""
+    """Raises LogUnavailable if the disk has no room for a copy."""
     wanted = sum(one.stat().st_size for one in (path, Path(f"{path}-wal")) if one.is_file())
     if shutil.disk_usage(path.parent).free < wanted + 2**20:
         raise LogUnavailable(f"{FULL}: the disk has no room for {wanted // 2**20 + 1} MB")
 
 
 def finish(path: Path, ready: Path, stamp: str) -> None:
-    """Set the damaged files aside and put the new log in their place. Cut short anywhere, it is finished at the next
-    start: while ``ready`` is there, what lies at ``path`` is the damaged one."""
+    """Rename the damaged files and move the new log in their place. If this is interrupted, the next start finishes it:
+    while ``ready`` exists, the file at ``path`` is the damaged one.
+    """
     for suffix in BESIDE:
         damaged = Path(f"{path}{suffix}")
         if damaged.is_symlink() or damaged.exists():
@@ -193,19 +196,19 @@ def finish(path: Path, ready: Path, stamp: str) -> None:
 
 
 def resume(path: Path) -> None:
-    """Finish a salvage that was cut short."""
+    """Finish a salvage that was interrupted."""
     for ready in path.parent.glob(f"{path.name}.salvaged-*"):
         if ready.is_file() and not ready.is_symlink() and ready.stat().st_uid == os.geteuid():
             finish(path, ready, ready.name.rpartition("-")[2])
 
 
 def aside(path: Path, stamp: str) -> Path:
-    """Where a damaged file goes."""
+    """The new path of a damaged file."""
     return path.with_name(f"{path.name}.damaged-{stamp}")
 
 
 def new_stamp(path: Path) -> str:
-    """Now, as no file that was set aside is named."""
+    """A timestamp that no renamed file has yet."""
     stamp = first = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     count = 1
     while any(os.path.lexists(f"{aside(path, stamp)}{suffix}") for suffix in BESIDE):
@@ -215,7 +218,7 @@ def new_stamp(path: Path) -> str:
 
 
 def fsync_path(path: Path) -> None:
-    """What a file or folder holds is on the disk."""
+    """fsync a file or folder."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -224,6 +227,6 @@ def fsync_path(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A database that was begun and not finished."""
+    """Delete an unfinished database."""
     for suffix in BESIDE:
         Path(f"{path}{suffix}").unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Reads records from the intact pages of a damaged SQLite file and from its write-ahead log, without SQLite.
 
-Follows SQLite's file format (https://www.sqlite.org/fileformat2.html) page by page and trusts nothing else: not the
-schema, not the trees. Nothing is written.
+Follows SQLite's file format (https://www.sqlite.org/fileformat2.html) page by page, without using the schema or the
+trees. Nothing is written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Place = tuple[int, int]  # page, cell
 
 
 class SqliteRecord(NamedTuple):
-    """A record of a table, or without ``rowid`` one of an index."""
+    """A record of a table; without ``rowid``, of an index."""
 
     place: Place
     rowid: int | None
@@ -30,11 +30,12 @@ class SqliteRecord(NamedTuple):
 
 
 class DatabaseImage:
-    """The pages of a database as of its last commit, as far as they are there. ``torn``: parts of the write-ahead log
-    are lost, so pages can be of different times."""
+    """The readable pages of a database as of its last commit. ``torn``: parts of the write-ahead log are lost, so pages
+    can be of different times.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open the file and those beside it; which one is which is told by what they hold, not by their names."""
+        """Open the file and those beside it; their kinds are found by content, not by name."""
         self._files: list[int] = []
         beside = [Path(f"{path}{suffix}") for suffix in ("", "-wal", "-shm", "-starts")]
         starts = {one: head_of(one) for one in beside}
@@ -59,7 +60,7 @@ class DatabaseImage:
             os.close(file)
 
     def records(self) -> Iterator[SqliteRecord]:
-        """Every record that can be decoded. A sound page says what it did; a damaged one may say anything."""
+        """Every record that can be decoded. Those of damaged pages can have any content."""
         for number in sorted({*range(1, -(-self._bytes // self._size) + 1), *self.wal.frames}):
             page = self._page(number)
             count = cells_on(page, number)
@@ -69,11 +70,11 @@ class DatabaseImage:
                     yield record
 
     def record(self, place: Place) -> SqliteRecord | None:
-        """One of them again."""
+        """Read one record again."""
         return self._decoded(self._page(place[0]), place)
 
     def is_empty(self) -> bool:
-        """Whether there is nothing but zeros."""
+        """Whether there are only zeros."""
         pages = range(1, -(-self._bytes // self._size) + 1)
         return not self.wal.frames and not any(any(self._page(number)) for number in pages)
 
@@ -134,7 +135,7 @@ class DatabaseImage:
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes of a plain file; empty where there is none, or it cannot be read."""
+    """The first bytes of a regular file; empty if it does not exist or cannot be read."""
     try:
         if path.is_symlink() or not path.is_file():
             return b""
@@ -145,7 +146,7 @@ def head_of(path: Path) -> bytes:
 
 
 def cells_on(page: bytes, number: int) -> int:
-    """How many records a page holds; 0 unless it is one that holds any."""
+    """How many records a page has; 0 for pages without records."""
     head = 100 if number == 1 else 0
     if len(page) <= head + 8 or page[head] not in (TABLE_LEAF, INDEX_LEAF, INDEX_INTERIOR):
         return 0
@@ -153,7 +154,7 @@ def cells_on(page: bytes, number: int) -> int:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """SQLite's integer of 1 to 9 bytes, and where it ends. Raises IndexError."""
+    """SQLite's varint of 1 to 9 bytes at ``at``, and the offset after it. Raises IndexError."""
     value = 0
     for count in range(9):
         byte = data[at + count]
@@ -167,7 +168,7 @@ INTEGERS = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}  # bytes, by type
 
 
 def decode(payload: bytes) -> tuple[Value, ...]:
-    """The columns of a record. Raises ValueError, IndexError and struct.error for what is none."""
+    """The columns of a record. Raises ValueError, IndexError or struct.error for invalid data."""
     end, at = varint(payload, 0)
     body = end
     values: list[Value] = []
@@ -185,7 +186,7 @@ def decode(payload: bytes) -> tuple[Value, ...]:
 
 
 def value_of(kind: int, data: bytes) -> Value:
-    """One column of a type."""
+    """The value of one column, by its serial type."""
     if kind in INTEGERS:
         return int.from_bytes(data, "big", signed=True)
     if kind in (0, 10, 11):

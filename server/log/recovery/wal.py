@@ -14,14 +14,13 @@ INDEX_HEADER = 48  # bytes of one of the two headers of a wal-index
 
 
 class Wal:
-    """What a log holds. ``frames``: of each page the offset of its last whole version, up to the last commit.
-
-    ``sound``: nothing that was committed is missing. What follows the last commit is no damage: a transaction that was
-    not written out, or was rolled back.
+    """The content of a write-ahead log. ``frames``: the offset of each page's last intact version, up to the last
+    commit. ``sound``: nothing that was committed is missing. Frames after the last commit are not damage: their
+    transaction was unfinished or rolled back.
     """
 
     def __init__(self, path: Path, index: Path) -> None:
-        """Read both; a file that is not there, or cannot be read, is empty."""
+        """Read the log and its index; a file that does not exist or cannot be read counts as empty."""
         self.frames: dict[int, int] = {}
         self.page_size = 0
         data = content(path)
@@ -59,14 +58,14 @@ class Wal:
 
 
 class Committed(NamedTuple):
-    """What the index of a log knows: how many frames are committed, and how many of these are in the database."""
+    """From the index of a write-ahead log: how many frames are committed, and how many of these are in the database."""
 
     frames: int
     copied: int
 
 
 def committed(index: bytes, salts: bytes | None) -> Committed | None:
-    """What an index tells of the log with these salts; None if nothing, or it is damaged itself."""
+    """What the index says about the log with these salts; None if nothing, or if it is damaged."""
     first = index[:INDEX_HEADER]
     if len(index) < 2 * INDEX_HEADER + 4 or first != index[INDEX_HEADER : 2 * INDEX_HEADER] or not first[12]:
         return None
@@ -78,7 +77,7 @@ def committed(index: bytes, salts: bytes | None) -> Committed | None:
 
 
 def checksum(order: str, data: bytes, first: int = 0, second: int = 0) -> tuple[int, int]:
-    """SQLite's, over words in an order of bytes."""
+    """SQLite's checksum over words in a byte order."""
     words = struct.unpack(f"{order}{len(data) // 4}I", data)
     for one, two in zip(words[::2], words[1::2], strict=True):
         first = (first + one + second) & WORD
@@ -87,7 +86,7 @@ def checksum(order: str, data: bytes, first: int = 0, second: int = 0) -> tuple[
 
 
 def content(path: Path) -> bytes:
-    """All of a plain file."""
+    """The content of a regular file; empty if it cannot be read."""
     try:
         return path.read_bytes() if path.is_file() and not path.is_symlink() else b""
     except OSError:
