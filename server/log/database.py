@@ -1,10 +1,10 @@
 """``Database``: transactions on SQLite or PostgreSQL, and the errors they raise.
 
-    LogUnavailable
-    +-- LogFull         no storage left to write to
-    +-- LogLocked       rows are locked by another server's transaction
-    +-- LogDamaged      stored data is not what was written
-        +-- SessionDamaged  the same for one session
+LogUnavailable
++-- LogFull         no storage left to write to
++-- LogLocked       rows are locked by another server's transaction
++-- LogDamaged      stored data is not what was written
+    +-- SessionDamaged  the same for one session
 """
 
 from __future__ import annotations
