@@ -18,13 +18,13 @@ KINDS = {
 
 
 class AnthropicErrorDetails(msgspec.Struct, frozen=True):
-    """What a client program may act upon."""
+    """Details of an error for client programs."""
 
     error_code: str
 
 
 class AnthropicErrorInfo(msgspec.Struct, frozen=True):
-    """The inside of an error."""
+    """The field ``error`` of an error body."""
 
     type: str
     message: str
@@ -32,20 +32,21 @@ class AnthropicErrorInfo(msgspec.Struct, frozen=True):
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
-    """An error, also as the last event of a stream that failed."""
+    """Anthropic's error body, also the last event of a stream that failed."""
 
     error: AnthropicErrorInfo
     request_id: str | None = None
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether the answers at a path are Anthropic's."""
+    """Whether a path belongs to Anthropic's API."""
     return path == ROUTES or path.startswith(ROUTES + "/")
 
 
 def error_body(status: int, message: str, request_id: str | None, param: str | None = None) -> AnthropicErrorBody:
-    """An answer of that status; ``param`` is the field at fault, if there is one. A refused ``thread`` has the code on
-    which Anthropic's client sends the whole conversation instead."""
+    """An error body for a status; ``param`` is the field at fault, if any. A refused ``thread`` gets the code that
+    makes Anthropic's client send the whole conversation instead.
+    """
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     details = AnthropicErrorDetails("thread_unsupported_request") if param == "thread" else UNSET
     return AnthropicErrorBody(AnthropicErrorInfo(kind, message, details), request_id)

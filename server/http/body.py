@@ -25,8 +25,9 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
 def takes_turn(endpoint: Endpoint) -> Endpoint:
-    """Mark an endpoint whose requests become turns, in a decorator below that of the route: they are refused early
-    while the engine is full, and take the short way of ``server.dispatch``."""
+    """Decorator, below that of the route: marks an endpoint whose requests become turns. They are refused early while
+    the engine's queue is full, and are routed by ``server.dispatch``.
+    """
     endpoint.takes_turn = True  # type: ignore[attr-defined]
     return endpoint
 
@@ -37,7 +38,7 @@ def is_turn_route(route: object) -> TypeGuard[APIRoute]:
 
 
 class ParsedRequest(Request):
-    """A request whose body has been read and parsed; the framework asks it for both."""
+    """A request whose body has been read and parsed already; FastAPI gets both from here."""
 
     def __init__(self, request: Request, value: object) -> None:
         super().__init__(request.scope, request.receive)
@@ -51,7 +52,7 @@ class ParsedRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that takes a JSON object and looks at it here, before the framework does."""
+    """A route whose JSON body is read and checked here, before FastAPI sees it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -68,7 +69,7 @@ class JsonRoute(APIRoute):
 
 
 async def read_json_object(request: Request) -> dict[str, Any]:
-    """The JSON object that a request carries; what is read of it next leaves unknown fields out, where that is told."""
+    """The JSON object in a request's body. Also sets whether unknown fields are ignored when it is validated."""
     check_headers(request)
     data = await read_bytes(request)
     value = parse(data) if len(data) <= INLINE_BYTES else await run_in_threadpool(parse, data)
@@ -77,14 +78,15 @@ async def read_json_object(request: Request) -> dict[str, Any]:
 
 
 def log_ignored() -> None:
-    """A line for who debugs about the fields that were left out."""
+    """Log the unknown fields that were ignored, at debug level."""
     if names := strict.ignored():
         logger.debug("unknown fields were left out: %s", ", ".join(names))
 
 
 async def only_known_parameters(request: Request) -> None:
-    """A dependency of every route that serves: what is in the URL behind the question mark is known, or refused
-    by its name. Routes that have such parameters declare them as one strict model."""
+    """A dependency of all routes: refuses unknown query parameters by name. Routes with query parameters declare them
+    as one strict model.
+    """
     route = request.scope["route"]
     if isinstance(route, APIRoute) and not route.dependant.query_params and request.query_params:
         name = next(iter(request.query_params))
@@ -92,7 +94,7 @@ async def only_known_parameters(request: Request) -> None:
 
 
 def check_headers(request: Request) -> None:
-    """Only plain JSON: a form or text body could come from any web page without its reader's consent."""
+    """Refuse any content type but plain JSON: web pages can send forms and text without a CORS preflight."""
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
     if media_type.strip().lower() != "application/json":
         raise ApiError(415, "The body must be JSON: Content-Type: application/json.")
@@ -107,7 +109,7 @@ def check_headers(request: Request) -> None:
 
 
 async def read_bytes(request: Request) -> bytes:
-    """The whole body, counted while it comes, as a chunked one has no length."""
+    """The whole body. Its size is counted while reading, as chunked bodies have no length."""
     data = bytearray()
     while True:
         message = await request.receive()

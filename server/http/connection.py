@@ -30,7 +30,7 @@ logger = logging.getLogger("warmturn.http")
 
 
 class HttpConfig(uvicorn.Config):
-    """How connections are treated. ``patience`` is in seconds; more than ``most`` connections are not served."""
+    """Settings of connections. ``patience`` is in seconds; connections beyond ``most`` are refused."""
 
     def __init__(self, app: Any, *, patience: float, most: int, goodbye: int) -> None:
         super().__init__(
@@ -51,11 +51,11 @@ class HttpConfig(uvicorn.Config):
 
 
 class HeadTooLarge(ValueError):
-    """The head of a request passes ``HEAD_BYTES``."""
+    """The head of a request is larger than ``HEAD_BYTES``."""
 
 
 class HeadMalformed(ValueError):
-    """The head of a request is not one, though the parser took it."""
+    """The head of a request is malformed, though the parser accepted it."""
 
 
 class Connection(HttpToolsProtocol):
@@ -101,7 +101,7 @@ class Connection(HttpToolsProtocol):
     # --- what comes -------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """As uvicorn's, but for what it logs of clients that send no HTTP or ask for an upgrade."""
+        """As uvicorn's, without its log lines about clients that send invalid HTTP or ask for an upgrade."""
         self._came += len(data)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
@@ -200,7 +200,7 @@ class Connection(HttpToolsProtocol):
             self._watch_reader()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Between two requests; what was answered before may still be unread."""
+        """Called between two requests; the client may not yet have read the last answer."""
         self._hang_up()
 
     def _watch_reader(self) -> None:
@@ -241,15 +241,16 @@ class Connection(HttpToolsProtocol):
 
 
 def well_formed(version: str, target: bytes, hosts: list[bytes]) -> bool:
-    """What RFC 9112 wants of a head besides what the parser looks at: a version of HTTP/1, no fragment in the target,
-    and the Host once (in HTTP/1.0 at most once) and as one is written."""
+    """Checks of RFC 9112 that the parser does not make: an HTTP/1 version, no fragment in the target, and one valid
+    Host header (in HTTP/1.0 at most one).
+    """
     if version not in VERSIONS or b"#" in target or len(hosts) > 1:
         return False
     return all(HOST.match(host) for host in hosts) if hosts else version == "1.0"
 
 
 def answer(error: ApiError) -> bytes:
-    """A whole HTTP answer, after which the connection is closed."""
+    """An error as a whole HTTP answer; the connection is closed after it."""
     body = error.encoded()
     headers = {
         **dict(error.headers or {}),

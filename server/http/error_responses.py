@@ -1,7 +1,7 @@
 """Converts exceptions to error responses.
 
-Whatever is raised by the framework, the engine or the log becomes an ApiError here, in one place, and leaves in
-OpenAI's shape, or where Anthropic's API is in Anthropic's.
+Exceptions of the framework, the engine and the log become ApiErrors here, and are sent in OpenAI's format, or in
+Anthropic's on paths of its API.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SENTENCES = {
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """Any exception as what the client is told about it; strangers become a bare 500."""
+    """Any exception as an ApiError; unknown ones become a 500 without details."""
     match error:
         case ApiError():
             return error
@@ -84,7 +84,7 @@ def as_api_error(error: BaseException) -> ApiError:
 
 
 def turn_refused_error(error: TurnRefused) -> ApiError:
-    """What the engine says when it does not admit a turn."""
+    """The error for a turn that the engine did not admit."""
     status = REFUSALS.get(error.code, 400)
     headers = {}
     if status in (409, 429) or error.retry_after is not None:
@@ -100,7 +100,7 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """The answer to a request, in the shape that its path has."""
+    """The error as a response, in the format of the request's API."""
     data = error.encoded()
     if speaks_anthropic(scope["path"]):
         request_id = scope.get("state", {}).get("request_id")
@@ -127,7 +127,7 @@ ANSWERED = (
 
 
 def install(app: FastAPI) -> None:
-    """Put every exception that can be answered under ``on_error``; ``server.middleware.access`` catches the rest."""
+    """Register ``on_error`` for every known exception; ``server.middleware.access`` catches the rest."""
     for kind in ANSWERED:
         app.add_exception_handler(kind, on_error)
 
@@ -155,7 +155,7 @@ SHAPES = {  # unions, where pydantic would speak of each branch
 
 
 def validation_error(error: RequestValidationError) -> ApiError:
-    """The first finding as a 400. Pydantic's own ``input`` and ``ctx`` stay here: they hold what the client sent."""
+    """The first error as a 400. Pydantic's ``input`` and ``ctx`` are left out, as they contain what the client sent."""
     finding = error.errors()[0]
     kind: str = finding["type"]
     path: list[str | int] = [*finding["loc"][1:]]  # without "body"
@@ -171,7 +171,7 @@ def validation_error(error: RequestValidationError) -> ApiError:
 
 
 def describe_finding(finding: Mapping[str, Any], path: list[str | int]) -> str:
-    """What is wrong, as the end of a sentence that starts with the parameter's name."""
+    """What is wrong, as the end of a sentence that begins with the parameter's name."""
     kind: str = finding["type"]
     if kind == "missing":
         return "is required"
@@ -192,7 +192,7 @@ def describe_finding(finding: Mapping[str, Any], path: list[str | int]) -> str:
 
 
 def dotted_path(path: list[str | int]) -> str | None:
-    """A location as OpenAI writes it: ``messages[0].content``. None when a name in it is not one of ours to repeat."""
+    """A location as OpenAI writes it: ``messages[0].content``. None if it contains a name that is not a known field."""
     text = ""
     for part in path:
         if isinstance(part, int):

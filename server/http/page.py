@@ -45,7 +45,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Asset:
-    """A file as it is sent. ``digest`` is of its bytes: what is zipped has an ETag of its own."""
+    """A file with its content type and encodings. ``digest`` is of its bytes; the compressed form has another ETag."""
 
     body: bytes
     zipped: bytes
@@ -54,7 +54,7 @@ class Asset:
 
     @classmethod
     def of(cls, path: Path) -> Asset:
-        """Read it."""
+        """Read the file."""
         body = path.read_bytes()
         return cls(body, gzip.compress(body, mtime=0), TYPES[path.suffix], hashlib.sha256(body).hexdigest()[:24])
 
@@ -79,8 +79,9 @@ ASSETS["/ui/"] = ASSETS["/ui/index.html"]
 
 
 def is_page_request(scope: Scope) -> bool:
-    """Whether a request reads the page, which is anybody's: one of its files by its exact path, or the way to it. At
-    the root only browsers look for a page."""
+    """Whether a request is for the page, which needs no key: one of its files by exact path, or a redirect to it. At
+    ``/``, only requests of browsers are.
+    """
     if scope["method"] not in ("GET", "HEAD"):
         return False
     path = scope["path"]
@@ -88,8 +89,9 @@ def is_page_request(scope: Scope) -> bool:
 
 
 def page_answer(scope: Scope) -> Response | None:
-    """What a browser that asks for the page gets; None where something else is asked for. The redirect names no host:
-    that of the request is anybody's choice."""
+    """The response with a file of the page, or a redirect to it; None for other requests. The redirect has no host, as
+    the request's Host header cannot be trusted.
+    """
     if not is_page_request(scope):
         return None
     asset = ASSETS.get(scope["path"])

@@ -16,7 +16,7 @@ router = APIRouter(include_in_schema=False)
 @router.api_route("/ui", methods=["GET", "HEAD"])
 @router.api_route("/ui/{path:path}", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
-    """One of its files, or a redirect to it for who comes with a browser."""
+    """A file of the page, or a redirect to it for browsers."""
     answer = page_answer(request.scope)
     if answer is None:
         raise ApiError(404, SENTENCES[404])

@@ -1,6 +1,6 @@
 """Extracts the session that a request's URL names, for load balancers that route by session.
 
-``deploy/nginx.conf`` says the same in nginx's words.
+``deploy/nginx.conf`` has the same rules for nginx.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ IMPORT = "/v1/sessions/import"
 
 
 def session_of(path: str, query: bytes = b"") -> str | None:
-    """The session that a URL names; None for one that names none."""
+    """The session that a URL names; None if it names none."""
     if path.rstrip("/") == IMPORT:
         return parse_qs(query.decode("latin-1")).get("id", [None])[0]
     found = next((match for place in PLACES if (match := place.match(path)) is not None), None)

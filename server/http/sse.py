@@ -25,7 +25,7 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 def frame_event(data: bytes) -> bytes:
-    """One event. JSON holds no raw line ends, so one data line is enough."""
+    """One event. JSON contains no raw line ends, so it fits in one data line."""
     return b"data: " + data + b"\n\n"
 
 
@@ -36,7 +36,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 class DisconnectWatch:
-    """Cancels a task when its client leaves: ``gone`` is true then. Once it is ``over`` nothing is cancelled."""
+    """Cancels a task when its client disconnects, and sets ``gone``. After ``over`` is set, nothing is cancelled."""
 
     __slots__ = ("gone", "over", "task")
 
@@ -46,7 +46,7 @@ class DisconnectWatch:
         self.over = False
 
     async def look(self, receive: Receive) -> None:
-        """Until the client leaves."""
+        """Wait until the client disconnects."""
         await wait_for_disconnect(receive)
         if not self.over:
             self.gone = True
@@ -54,8 +54,9 @@ class DisconnectWatch:
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of ``work``, unless the client leaves first: then it is cancelled, and ClientLeft raised when its
-    cleanup is done. It runs in the caller's task; the watcher is the only other one."""
+    """The result of ``work``. If the client disconnects first, ``work`` is cancelled, and ClientLeft is raised after
+    its cleanup. ``work`` runs in the caller's task; only the watcher runs in another one.
+    """
     own = asyncio.current_task()
     assert own is not None
     watch = DisconnectWatch(own)

@@ -22,11 +22,10 @@ CLIENT_ID = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 
 
 class Access:
-    """ASGI middleware: every answer carries ``x-request-id`` (Anthropic's ``request-id`` too) and is counted by route
-    and status; ``state["started"]`` is when its request came, ``state["request_id"]`` its id.
-
-    Nothing that is raised below gets past it: before the answer has begun it becomes a bare 500, after that the
-    connection is closed (streams tell their errors themselves).
+    """The outermost ASGI middleware. Adds ``x-request-id`` to every answer (Anthropic's ``request-id`` too) and counts
+    it by route and status; sets ``state["started"]``, when the request came, and ``state["request_id"]``. Catches all
+    exceptions: before the answer has begun they become a 500 without details, after that the connection is closed
+    (streams send their own errors).
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -54,7 +53,7 @@ class Access:
 
 
 class SentResponse:
-    """What is sent for one request; ``status`` is 0 before it has begun."""
+    """The response to one request, as sent so far; ``status`` is 0 before it has begun."""
 
     __slots__ = ("_anthropic", "_request_id", "_send", "status")
 
@@ -65,7 +64,7 @@ class SentResponse:
         self._anthropic = anthropic
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Pass it on, the first one with the request's id."""
+        """Send a message; the first one gets the request id as a header."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -76,8 +75,9 @@ class SentResponse:
 
 
 class LastResort:
-    """ASGI middleware among the framework's own layers, the outermost of which would answer what nobody has caught in
-    words of its own: it becomes a bare 500 here."""
+    """ASGI middleware inside the framework's, whose outermost layer would answer uncaught exceptions in its own format:
+    here they become a 500 without details.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -99,7 +99,7 @@ class LastResort:
 
 
 def log_uncaught(error: Exception, request_id: str) -> ApiError:
-    """What a client is told about an exception that nobody has caught, which is logged."""
+    """Log an uncaught exception. Returns the 500 for the client."""
     told = as_api_error(error)
     if told.status_code == 500:
         logger.exception("request %s failed", request_id, exc_info=error)
@@ -109,11 +109,11 @@ def log_uncaught(error: Exception, request_id: str) -> ApiError:
 
 
 def request_id_of(scope: Scope) -> str:
-    """The client's id when it is harmless text, else a new one."""
+    """The client's request id if it is a short, plain string, else a new one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if CLIENT_ID.match(given) else uuid.uuid4().hex
 
 
 def route_of(scope: Scope) -> str:
-    """The matched route's template, never the path itself: a label must not grow with what clients send."""
+    """The path template of the matched route, not the path: metric labels must not grow with what clients send."""
     return str(getattr(scope.get("route"), "path", "unmatched"))

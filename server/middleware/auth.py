@@ -31,7 +31,9 @@ class Keyring:
         return bool(self._digests)
 
     def tenant(self, authorization: bytes | None) -> str | None:
-        """Whose key an Authorization header carries; without any configured key everybody is one tenant."""
+        """The tenant whose key is in an Authorization header; None if it is wrong. Without configured keys, the one
+        tenant.
+        """
         if not self._digests:
             return DEFAULT_TENANT
         scheme, _, key = (authorization or b"").partition(b" ")
@@ -51,14 +53,15 @@ def digest(key: bytes) -> bytes:
 
 
 class Hosts:
-    """The names under which a server without keys answers. A web page can point a name of its own at this machine and
-    then is, for the browser, of one origin with the server (DNS rebinding); an address has no such names."""
+    """The host names that a server without keys accepts. Otherwise a web page could point a name of its own at this
+    machine and be of the same origin as the server (DNS rebinding); IP addresses are always accepted.
+    """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = {"localhost", *names}
 
     def allow(self, given: Sequence[str]) -> bool:
-        """Whether the Host headers of a request are one allowed name or address, or none, as no browser would send."""
+        """Whether a request's Host headers are one allowed name or address, or none, which no browser sends."""
         if not given or "*" in self._names:
             return True
         host = given[0].lower()
@@ -80,8 +83,9 @@ def is_address(name: str) -> bool:
 
 
 class Guard:
-    """ASGI middleware: a request without a valid key gets a 401, and where there are no keys, one for a name that is
-    not among ``hosts`` a 403; the others carry ``state["tenant"]``."""
+    """ASGI middleware: a request without a valid key gets a 401; without configured keys, one whose Host is not among
+    ``hosts`` gets a 403. Other requests get ``state["tenant"]``.
+    """
 
     def __init__(self, app: ASGIApp, keyring: Keyring, hosts: Hosts) -> None:
         self.app = app
@@ -114,6 +118,6 @@ def missing_key_error(given: bool) -> ApiError:
 
 
 def wrong_host_error() -> ApiError:
-    """The 403 for a name that could be anybody's."""
+    """The 403 for a host name that is not allowed."""
     message = "This server has no API keys and does not answer to this host name: see --allowed-host."
     return ApiError(403, message, code="host_not_allowed")

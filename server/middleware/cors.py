@@ -14,12 +14,12 @@ ANY = "*"
 
 
 class Cors:
-    """ASGI middleware: answers to a page of one of ``origins`` ("*": of any) carry what lets the page read them,
-    errors and streams too. Keys come in headers and never as cookies, so credentials are never allowed.
+    """ASGI middleware: answers to pages of ``origins`` ("*": of any origin) get CORS headers, errors and streams too.
+    Keys are sent in headers, not as cookies, so credentials are never allowed.
 
-    A preflight carries no key and asks for nothing but leave: it is answered here, before keys and hosts are looked at,
-    and is not counted. The request that follows it has to pass these checks like any other. One of an origin that is
-    not allowed, or of no origin, is treated as without CORS."""
+    A preflight has no key: it is answered here, before keys and hosts are checked, and is not counted. The request
+    after it is checked like any other. Preflights of other origins, or of none, are treated as without CORS.
+    """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self.app = app
@@ -52,7 +52,7 @@ class Cors:
 
 
 def leave(asked: Headers) -> list[tuple[bytes, bytes]]:
-    """The headers of the answer to a preflight: all methods, and whichever request headers the page wants to send."""
+    """The headers of the answer to a preflight: all methods, and all request headers that the page asks for."""
     given = {"access-control-allow-methods": METHODS, "access-control-max-age": MAX_AGE}
     if wanted := asked.get("access-control-request-headers"):
         given["access-control-allow-headers"] = wanted

@@ -1,7 +1,7 @@
 """Refuses requests early while the engine's queue is full, before their bodies are parsed.
 
-A request that is parsed, rendered and tokenised only to find the queue full costs ten times what its refusal costs;
-with enough of them the server has no time left for those that it serves.
+Parsing, rendering and tokenising a request only to find the queue full costs ten times as much as refusing it here;
+many such requests would leave no CPU time for the turns that run.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class TurnRoutes:
 
 
 class Overload:
-    """ASGI middleware behind the one that knows the tenant: a POST that would become a turn gets its 429 at once while
-    the tenant's turns find no place in the engine's queue. Its body is taken off the wire and dropped, as a client that
-    still writes would not see the answer."""
+    """ASGI middleware after authentication: a POST that would become a turn gets its 429 at once while the engine's
+    queue has no place for the tenant. Its body is read and dropped, as a client that is still writing would not see the
+    answer.
+    """
 
     def __init__(self, app: ASGIApp, engine: Engine, routes: TurnRoutes) -> None:
         self.app = app
@@ -62,7 +63,7 @@ class Overload:
 
 
 async def refuse(refusal: TurnRefused, scope: Scope, receive: Receive, send: Send) -> None:
-    """The 429, once the body is off the wire."""
+    """Send the 429 after reading the body."""
     message = await receive()
     while message["type"] == "http.request" and message.get("more_body", False):
         message = await receive()

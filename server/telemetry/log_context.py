@@ -25,21 +25,22 @@ _form = TEXT
 
 
 def configure(form: str, level: str) -> None:
-    """How this process logs from now on: see ``scheduler.logs.configure``."""
+    """Configure logging in this process: see ``scheduler.logs.configure``."""
     global _form
     _form = form
     configure_lines(form, level, TEXT_LINE, ContextFilter())
 
 
 def adopt() -> None:
-    """Libraries were imported that log by themselves: where a program reads, their records are to go where ours go."""
+    """In JSON format, send the records of libraries that install handlers of their own to ours."""
     if _form == JSON:
         adopt_libraries()
 
 
 def say(text: str, level: int = logging.INFO, *, result: bool = False) -> None:
-    """A line for the person at the terminal, on standard output where it is a ``result``; where a program reads, a
-    record of this ``level``."""
+    """Print a line for the person at the terminal, on standard output if it is a ``result``; in JSON format, log a
+    record of ``level``.
+    """
     if _form == JSON:
         server.log(level, "%s", text)
     else:
@@ -47,20 +48,21 @@ def say(text: str, level: int = logging.INFO, *, result: bool = False) -> None:
 
 
 def begin(request_id: str) -> None:
-    """From here on this task, and those it starts, answer this request: their records tell its id."""
+    """Set the request id of this task and of tasks that it starts, for their log records."""
     _about.set({"request_id": request_id})
 
 
 def note(**fields: object) -> None:
-    """More about the request that is being answered, for its later records and its line: no text of the client's but a
-    session's id."""
+    """Add fields to later log records of this request and to its access line. Must not contain the client's text, but
+    for session ids.
+    """
     about = _about.get()
     if about is not None:
         about.update(fields)
 
 
 def answered(scope: Scope, route: str, status: int) -> None:
-    """The one line of a request, as its answer is over; status 0: the client left before there was one."""
+    """Log the access line of a request; status 0: the client disconnected before an answer."""
     level = logging.DEBUG if route in PROBES and status < 400 else logging.INFO
     if not access.isEnabledFor(level):
         return
@@ -79,7 +81,7 @@ def answered(scope: Scope, route: str, status: int) -> None:
 
 
 class ContextFilter(logging.Filter):
-    """Adds to every record what is known of the request in whose task it was made, and of its trace."""
+    """Adds the current request's fields and trace to every log record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         about = _about.get()

@@ -1,7 +1,7 @@
 """Counters and histograms: plain numbers while counting, Prometheus families when read.
 
-prometheus-client's own counters take a lock and a linear search per observation, made for many threads; ours belong to
-the event loop alone, and there is one observation per token.
+prometheus-client's counters take a lock and a linear search per observation, as they support threads. These are used on
+the event loop only, with one observation per token.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
 
 class Counter:
-    """A counter, one number per combination of labels. ``known``: the values of its one label that are there from the
-    start, so that their first increase is seen as one."""
+    """A counter, one number per combination of labels. ``known``: values of its one label that are shown as 0 from the
+    start, so that their first increase is visible.
+    """
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = (), known: Sequence[str] = ()) -> None:
         self._head = name, text
@@ -24,11 +25,11 @@ class Counter:
             self._values[()] = 0.0
 
     def add(self, amount: float, *labels: str) -> None:
-        """It grew."""
+        """Increase the counter."""
         self._values[labels] = self._values.get(labels, 0.0) + amount
 
     def family(self) -> CounterMetricFamily:
-        """As of now."""
+        """The Prometheus family, with the current values."""
         family = CounterMetricFamily(*self._head, labels=self._labels)
         for labels, value in self._values.items():
             family.add_metric(labels, value)
@@ -36,7 +37,7 @@ class Counter:
 
 
 class Histogram:
-    """A histogram. ``bounds`` are the buckets' upper ends, ascending; a last bucket takes the rest."""
+    """A histogram. ``bounds`` are the buckets' upper ends, ascending; a last bucket has all larger values."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._head = name, text
@@ -45,12 +46,12 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """One more."""
+        """Count one value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def family(self) -> HistogramMetricFamily:
-        """As of now; buckets hold what they and all before them have."""
+        """The Prometheus family, with cumulative buckets."""
         buckets, below = [], 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             below += count

@@ -1,7 +1,7 @@
 """The metrics that ``/metrics`` shows.
 
-Everything is counted in plain numbers on the event loop and becomes series when it is asked for: what is counted once a
-token or once a request has to cost next to nothing.
+Values are plain numbers on the event loop and become Prometheus families when they are read, so that counting once per
+token or request is cheap.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ COUNTERS = {
 
 
 class Metrics(Collector):
-    """Counters only grow, also when an engine dies and a fresh one, with another process id, counts from zero again."""
+    """All metrics. Counters never decrease, also when the engine restarts with another process id and counts from
+    zero.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -101,7 +103,7 @@ class Metrics(Collector):
     # --- what happens -----------------------------------------------------------------------------------------
 
     def log_opened(self, salvage: Salvage | None, older: bool) -> None:
-        """Take over what the log found when it was opened."""
+        """Record whether the log was salvaged or is older than expected."""
         self.older.add(older)
         if salvage is not None:
             self.salvages.add(1)
@@ -109,11 +111,13 @@ class Metrics(Collector):
                 self.salvaged.add(getattr(salvage, state), state)
 
     def answered(self, route: str, status: int) -> None:
-        """Count one answer; status 0 is a client that left before there was one."""
+        """Count one answer; status 0: the client disconnected before an answer."""
         self.requests.add(1, route, str(status))
 
     def engine(self, stats: Stats, ready: bool) -> None:
-        """Take over the engine's figures. Called often enough that no engine's counts are missed for long."""
+        """Update from the engine's statistics. Must be called often, as counts of a dead engine since the last call are
+        lost.
+        """
         if stats.pid != self._stats.pid:
             for field in COUNTERS:
                 self._before[field] += getattr(self._stats, field)
@@ -125,21 +129,21 @@ class Metrics(Collector):
         self._stats, self._ready = stats, ready
 
     def model(self, name: str, facts: ModelFacts | None) -> None:
-        """Which model is served, by its name in the API; None: as before."""
+        """Set the served model and its name in the API; None: unchanged."""
         if facts is not None:
             self._model = name, facts
 
     @property
     def facts(self) -> ModelFacts | None:
-        """What the engine measured of the served model, once that is known."""
+        """What the engine measured of the served model; None while that is unknown."""
         return None if self._model is None else self._model[1]
 
     def stopwatch(self, started: float) -> Stopwatch:
-        """Times one turn. ``started`` is when its request came, by ``time.perf_counter``."""
+        """A stopwatch for one turn. ``started`` is when its request came, by ``time.perf_counter``."""
         return Stopwatch(self, started)
 
     def committed(self, recomputed: int, miss: MissReason | None) -> None:
-        """A turn of a session that had a past: how many tokens of it were computed again, and why."""
+        """Count a committed turn of a session with earlier turns: its recomputed tokens, and the reason."""
         if recomputed:
             self.misses.add(1, UNKNOWN_MISS if miss is None else miss)
         else:
@@ -148,15 +152,15 @@ class Metrics(Collector):
     # --- what is shown ----------------------------------------------------------------------------------------
 
     def text(self) -> bytes:
-        """Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def describe(self) -> list[Metric]:
-        """Nothing is known before it is collected."""
+        """Empty: the families are known only when they are collected."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, as of now."""
+        """All families, with the current values."""
         stats = self._stats
         yield _gauge("engine_ready", "1 while the engine takes turns", float(self._ready))
         for field, (name, text) in GAUGES.items():
@@ -205,8 +209,9 @@ class Metrics(Collector):
 
 
 class Stopwatch:
-    """The times of one turn, as its deltas come. ``receipt`` and ``queued`` (seconds) are there once it is admitted,
-    ``first`` (seconds from the request) and ``prefill`` (from admission) with its first token."""
+    """The times of one turn. ``receipt`` and ``queued`` (seconds) are set when it is admitted, ``first`` (seconds since
+    the request) and ``prefill`` (since admission) with its first token.
+    """
 
     def __init__(self, metrics: Metrics, started: float) -> None:
         self.receipt: Receipt | None = None
@@ -236,7 +241,7 @@ class Stopwatch:
             metrics.restore.observe(receipt.load_seconds)
 
     def saw(self, delta: Delta) -> None:
-        """A delta came. Several tokens in one share its time."""
+        """Record a delta. If it has several tokens, they share its time."""
         if delta.receipt is not None:
             self._admitted_with(delta.receipt)
         if delta.tokens:
@@ -254,7 +259,7 @@ class Stopwatch:
             self.ended(delta.finish_reason)
 
     def ended(self, reason: FinishReason) -> None:
-        """The turn is over. Only the first call counts; a turn that was never admitted is none."""
+        """Record the end of the turn. Only the first call counts; a turn that was never admitted is not counted."""
         if self._ended or self.receipt is None:
             return
         self._ended = True

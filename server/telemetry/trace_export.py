@@ -16,7 +16,7 @@ NAME = "warmturn"
 
 
 class NoQueryValues(SpanProcessor):
-    """What clients write behind a question mark stays here; only its names are sent."""
+    """Removes the values of query parameters from spans; only the names are exported."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         query = (span.attributes or {}).get("url.query")
@@ -26,8 +26,9 @@ class NoQueryValues(SpanProcessor):
 
 
 def provider(*processors: SpanProcessor) -> TracerProvider:
-    """A provider over ``processors``. ``OTEL_SERVICE_NAME`` or ``OTEL_RESOURCE_ATTRIBUTES`` name the service, else it
-    is warmturn; ``OTEL_TRACES_SAMPLER`` says how much is sampled."""
+    """A tracer provider with ``processors``. ``OTEL_SERVICE_NAME`` or ``OTEL_RESOURCE_ATTRIBUTES`` set the service name
+    (default: warmturn), ``OTEL_TRACES_SAMPLER`` the sampling.
+    """
     named = {"service.name": NAME, "service.version": __version__} | dict(OTELResourceDetector().detect().attributes)
     made = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
     for processor in (NoQueryValues(), *processors):
@@ -36,6 +37,7 @@ def provider(*processors: SpanProcessor) -> TracerProvider:
 
 
 def otlp() -> TracerProvider:
-    """A provider that sends spans in batches, from a thread of its own, as ``OTEL_EXPORTER_OTLP_*`` and ``OTEL_BSP_*``
-    say."""
+    """A provider that exports spans in batches on a thread of its own, as set by ``OTEL_EXPORTER_OTLP_*`` and
+    ``OTEL_BSP_*``.
+    """
     return provider(BatchSpanProcessor(OTLPSpanExporter()))

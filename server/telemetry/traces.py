@@ -35,18 +35,19 @@ Value = str | int | float | bool | Sequence[str]
 
 
 def untraced(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a request is not worth a span, as there is one every few seconds."""
+    """Whether a request gets no span because it repeats every few seconds (health checks, metrics)."""
     return scope["path"] in PROBES
 
 
 def tracer(provider: TracerProvider | None = None) -> Tracer:
-    """Ours, of ``provider``; None: of the one that the process has, if whoever started it has set one."""
+    """Our tracer of ``provider``; None: of the process's global provider, if one is set."""
     return trace.get_tracer(NAME, __version__, provider)
 
 
 def provider_of_environment() -> OwnProvider | None:
-    """What sends spans where the environment says; None where it says nothing. Telemetry that cannot be is told in the
-    log and left out: the server serves without it."""
+    """The provider that the environment asks for; None if it asks for none. If tracing cannot be set up, that is logged
+    and the server runs without it.
+    """
     endpoint = first_of(ENDPOINTS)
     exporter = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -64,20 +65,21 @@ def provider_of_environment() -> OwnProvider | None:
 
 
 def first_of(variables: Sequence[str]) -> str | None:
-    """The first environment variable that says anything."""
+    """The value of the first environment variable that is not empty."""
     return next((os.environ[name] for name in variables if os.environ.get(name)), None)
 
 
 async def close(provider: OwnProvider) -> None:
-    """Send the last spans, for ``CLOSE_SECONDS`` at most: a collector that is away does not hold the exit."""
+    """Send the last spans, for ``CLOSE_SECONDS`` at most, so that an unreachable collector does not delay the exit."""
     closing = threading.Thread(target=provider.shutdown, name="telemetry", daemon=True)
     closing.start()
     await asyncio.to_thread(closing.join, CLOSE_SECONDS)
 
 
 def generation(tracer: Tracer, operation: str, model: str, session: str | None, submit: Submit, choices: int) -> Span:
-    """The span of ``choices`` turns like ``submit``, begun; whoever has it ends it. ``operation`` is one of the
-    conventions' names."""
+    """A started span for ``choices`` turns like ``submit``; the caller ends it. ``operation`` is a name of the
+    conventions.
+    """
     sampling = submit.sampling
     span = tracer.start_span(
         f"{operation} {model}",
@@ -105,7 +107,7 @@ def generation(tracer: Tracer, operation: str, model: str, session: str | None, 
 
 
 def ended(span: Span, told: Mapping[str, Value | None], error: str | None) -> None:
-    """End a span with what is known by now; ``error`` is a short word for what went wrong."""
+    """End a span with the known attributes; ``error`` is a short error type."""
     if span.is_recording():
         span.set_attributes(known({**told, "error.type": error}))
         if error is not None:
@@ -114,5 +116,5 @@ def ended(span: Span, told: Mapping[str, Value | None], error: str | None) -> No
 
 
 def known(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
-    """Without those that are not known."""
+    """The attributes that are not None."""
     return {name: value for name, value in attributes.items() if value is not None}

@@ -36,18 +36,18 @@ LABELS = {"finish_reason": "finished_reason"}
 
 
 class VllmNames(Collector):
-    """The families of ``metrics`` that vLLM has too, with its labels ``model_name`` and ``engine``."""
+    """The metrics that vLLM has too, under its names and with its labels ``model_name`` and ``engine``."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
         self._labels = {"model_name": model, "engine": "0"}
 
     def describe(self) -> list[Metric]:
-        """Nothing is known before it is collected."""
+        """Empty: the families are known only when they are collected."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """As of now."""
+        """All families, with the current values."""
         for family in self._metrics.collect():
             ours = family.name.removeprefix(PREFIX)
             for names in (SAME, MORE):

@@ -14,15 +14,14 @@ from server.turns.request_usage import RequestUsage
 
 
 class Choices:
-    """Submits turns and merges what they tell.
-
-    After ``close`` no turn of this request is running or queued. What the reader does not take waits in the turns
-    themselves, merged.
+    """Submits the turns of a request and merges their deltas. After ``close``, none of them is running or queued.
+    Deltas that the reader has not taken are merged in the turns' mailboxes.
     """
 
     def __init__(self, engine: Engine, usage: RequestUsage, submits: Sequence[Submit], patience: int = 1) -> None:
-        """Hand every turn to the engine at once. Raises EngineUnavailable; then none is left behind. ``usage`` has a
-        watch for each of them, and is closed with them. ``patience``: deltas that the reader lets come together."""
+        """Submit every turn at once. Raises EngineUnavailable; then none is left. ``usage`` has a stopwatch for each
+        turn, and is closed with them. ``patience``: how many deltas to collect before the reader is woken.
+        """
         self.usage = usage
         self._engine = engine
         self._news = asyncio.Event()  # of all turns
@@ -42,11 +41,11 @@ class Choices:
 
     @property
     def receipts(self) -> list[Receipt | None]:
-        """What each prompt cost; None until its turn is admitted."""
+        """The engine's receipt for each prompt; None until its turn is admitted."""
         return [stream.receipt for stream in self._streams]
 
     async def wait_until_admitted(self) -> None:
-        """Wait until one turn is admitted, and so the request's status is known. Raises what refused it."""
+        """Wait until one turn is admitted, which decides the response's status. Raises the refusal."""
         while self._failure is None and not any(self.receipts):
             await self._collect()
         if self._failure is not None:
@@ -54,9 +53,8 @@ class Choices:
             raise self._failure
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Every delta with the number of its choice, until all choices have ended.
-
-        Raises what ended a turn early: TurnRefused, EngineDied, or ApiError when it failed or was cancelled.
+        """Every delta with the number of its choice, until all choices have ended. Raises TurnRefused or EngineDied, or
+        ApiError if a turn failed or was cancelled.
         """
         running = len(self._streams)
         while running:
@@ -70,7 +68,7 @@ class Choices:
                 await self._collect()
 
     def stop(self) -> None:
-        """End what still runs on purpose: what was said so far is the reply."""
+        """End the running turns and keep what they have generated."""
         for stream in self._streams:
             stream.stop()
 
@@ -99,8 +97,9 @@ class Choices:
 
 
 def explain_early_end(delta: Delta, stream: TurnStream) -> ApiError | None:
-    """Why a turn ended that has no reply: it failed, its session was deleted (an engine that stops has failed its turns
-    before), or it was stopped before its first token."""
+    """The error for a turn that ended without a reply: it failed, its session was deleted (an engine that stops fails
+    its turns before), or it was stopped before its first token. None if it has a reply.
+    """
     if delta.finish_reason == FinishReason.ERROR:
         return ApiError(500, "The engine failed on this request.", code="engine_error")
     if delta.finish_reason == FinishReason.CANCELLED and stream.stopped:
@@ -111,6 +110,6 @@ def explain_early_end(delta: Delta, stream: TurnStream) -> ApiError | None:
 
 
 def turn_cancelled() -> ApiError:
-    """499: whoever asked wants no reply any more. Not a status upon which clients try again."""
+    """499: the turn was cancelled. Clients do not retry this status."""
     message = "This turn was cancelled before it said anything; nothing of it is kept."
     return ApiError(499, message, code="turn_cancelled")

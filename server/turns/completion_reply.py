@@ -17,8 +17,9 @@ from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, Usage
 
 
 class CompletionReply(Reply):
-    """Text completions. ``prompts`` has one entry per choice; with ``echo`` each text starts with its prompt. ``best``
-    of every so many choices are told, those with the highest log-probability per token: (2, 5) tells two of five."""
+    """Text completions. ``prompts`` has one entry per choice; with ``echo`` each text begins with its prompt. ``best``,
+    as in (2, 5): of each 5 choices, the 2 with the highest mean log-probability are returned.
+    """
 
     operation = "text_completion"
 
@@ -113,10 +114,9 @@ def likelihood(partial_reply: PartialReply) -> float:
 
 
 class LogprobColumns:
-    """The parallel lists of one choice, and where in its text the next token starts.
-
-    A character may need several tokens: its offset is that of the token that begins it. Prompt tokens that the
-    echoed text does not show (BOS) take no room; the first ``skip`` prompt tokens are a session's past.
+    """The log-probability lists of one choice, and the offset in its text of the next token. A character may need
+    several tokens: its offset is that of the first of them. Prompt tokens that the echoed text does not show (BOS) have
+    no length; the first ``skip`` prompt tokens belong to the session's earlier turns.
     """
 
     def __init__(self, echo: str, skip: int, options: TokenOptions = NO_TOKEN_OPTIONS) -> None:
@@ -148,7 +148,9 @@ class LogprobColumns:
 
 
 def alternatives(entry: TokenLogprob, options: TokenOptions) -> dict[str, float]:
-    """Text -> log-probability, the token itself included. Of two tokens with one text the likelier counts."""
+    """Text -> log-probability, the token itself included. If two tokens have the same text, the likelier one is
+    kept.
+    """
     found: dict[str, float] = {}
     for id, text, _, value in entry.top[: options.logprobs]:
         found.setdefault(options.name(id, text), max(value, FLOOR))

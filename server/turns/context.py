@@ -29,8 +29,8 @@ STOPPING_RETRY = 5  # seconds, told to a client that comes while the server stop
 
 @dataclass(frozen=True)
 class ServerContext:
-    """The parts of one server. ``template`` is what was measured of its chat template. ``created`` is its start in Unix
-    seconds, OpenAI's age of the model.
+    """The parts of one server. ``template`` is the measured stability of its chat template. ``created`` is the time of
+    its start in Unix seconds, shown as the model's creation time.
     """
 
     engine: Engine
@@ -44,28 +44,30 @@ class ServerContext:
 
     @cached_property
     def grammars(self) -> GrammarCheck:
-        """What tells whether the grammar of a request is one."""
+        """Checks whether grammars of requests compile."""
         return GrammarCheck(self.tokens.special_tokens)
 
     @property
     def facts(self) -> ModelFacts:
-        """What the engine measured. Raises a 503 while there is no engine."""
+        """What the engine measured of the model. Raises a 503 while there is no engine."""
         if self.engine.facts is None:
             raise unavailable(f"The engine is {self.engine.state()}: no model is ready yet.", 2)
         return self.engine.facts
 
     @property
     def fingerprint(self) -> str:
-        """Of the token ids that the served model reads and the log holds. Raises a 503 while there is no engine."""
+        """The fingerprint of the tokenizer with the model's vocabulary. Raises a 503 while there is no engine."""
         return self.tokens.fingerprint(self.facts.vocab_size)
 
     def check_model(self, name: str) -> None:
-        """Requests name the served model, or none."""
+        """Raises a 404 unless ``name`` is the served model or None."""
         if name not in ("", self.served_name):
             raise model_not_found("model", self.served_name)
 
     def check(self, body: TurnRequest, session: Session | None) -> ModelFacts:
-        """Everything about a request that can be told without its prompt. Raises a 503 while no turn is taken."""
+        """Check everything about a request that does not need its prompt. Raises a 503 while no turn can be
+        submitted.
+        """
         self.check_model(body.model)
         if self.engine.state() == "stopping":
             raise unavailable("The server is shutting down.", STOPPING_RETRY)
@@ -82,9 +84,8 @@ class ServerContext:
         return facts
 
     async def open(self, session: Session | None, held: ExitStack) -> SessionRecord | None:
-        """Hold a named session for as long as ``held`` is; what the log holds of it, None when it begins here.
-
-        Raises LogFull while the log can take nothing: a turn that could not be kept is not computed.
+        """Hold a named session until ``held`` is closed. Returns its record, None if it is new. Raises LogFull while
+        the log cannot be written: a turn that cannot be committed is not computed.
         """
         if session is None:
             return None
@@ -94,17 +95,17 @@ class ServerContext:
 
 
 def context_of(request: Request) -> ServerContext:
-    """The app's parts."""
+    """The app's ServerContext."""
     context: ServerContext = request.app.state.context
     return context
 
 
 def model_not_found(param: str | None, served: str) -> ApiError:
-    """404: some other model, or none."""
+    """404: the request names another model."""
     message = f"This server does not serve that model, but {served}: see /v1/models."
     return ApiError(404, message, param=param, code="model_not_found")
 
 
 def headers_of(session: Session | None) -> dict[str, str]:
-    """The response headers that echo a session."""
+    """The response headers that name the session."""
     return {} if session is None else {"x-session-id": session.name}

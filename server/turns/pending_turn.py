@@ -24,12 +24,10 @@ from server.turns.reply_rules import ReplyRules
 
 @dataclass(frozen=True)
 class PendingTurn:
-    """What every endpoint that generates has of a request before there is a prompt.
-
-    ``session`` takes the turn; None: nothing is kept. ``record`` is what the log holds of it now (None: nothing),
-    whether or not the prompt builds on it: the commit fails with SessionMoved if the log is further by then, and the
-    receipt tells what of it could not be reused. ``idempotency`` is the client's key for the request. ``claim`` holds
-    the session until the response is over.
+    """A checked request before it has a prompt. ``session`` takes the turn; None: nothing is stored. ``record`` is what
+    the log has of the session now (None: nothing), whether or not the prompt builds on it: the commit fails with
+    SessionMoved if the session has changed by then, and the receipt says what of it could not be reused.
+    ``idempotency`` is the client's key for the request. ``claim`` holds the session until the response is complete.
     """
 
     request: Request
@@ -42,7 +40,9 @@ class PendingTurn:
 
     @property
     def continued(self) -> SessionRecord | None:
-        """The record that the request's messages or text are added to; None where the request carries all of it."""
+        """The record to which the request's messages or text are appended; None if the request has the whole
+        conversation.
+        """
         return self.record if self.session is not None and self.session.stateful else None
 
     def reply_head(self, prefix: str, created: int | None = None) -> ReplyHead:
@@ -52,18 +52,18 @@ class PendingTurn:
         return ReplyHead.new(prefix, context.served_name, context.facts.fingerprint, name, created)
 
     async def replay(self, make_reply: Callable[[int], Reply]) -> Response | None:
-        """The answer of the turn that was committed under the request's idempotency key; None when there is none.
-
-        ``make_reply`` makes the endpoint's objects for a creation time in Unix seconds. Raises a 422 when the key
-        stands for another request.
+        """The answer of the turn that was committed under the request's idempotency key; None if there is none.
+        ``make_reply`` makes the endpoint's reply for a creation time in Unix seconds. Raises a 422 if the key belongs
+        to another request.
         """
         if self.session is None or self.idempotency is None:
             return None
         return await replay_turn(self.context, self.session, self.idempotency, self.body.stream, make_reply)
 
     def submits(self, prompts: Sequence[Prompt], rules: ReplyRules) -> list[Submit]:
-        """What the engine is told: ``body.candidates`` turns per prompt, prompt by prompt. Raises a 400 for a prompt
-        that leaves no room for a reply."""
+        """The turns to submit: ``body.candidates`` per prompt, prompt by prompt. Raises a 400 for a prompt that leaves
+        no room for a reply.
+        """
         body, facts = self.body, self.context.facts
         salt, keep_until = body.salt, body.keep_until
         made = []
@@ -90,9 +90,8 @@ class PendingTurn:
 
 
 async def open_turn(request: Request, body: TurnRequest, session: Session | None, claim: ExitStack) -> PendingTurn:
-    """Check a request, and claim the session that it names for as long as ``claim`` is open.
-
-    Raises a 400 or 404 for a request that cannot be served, SessionBusy, LogFull while the log can take nothing.
+    """Check a request, and claim its session until ``claim`` is closed. Raises a 400 or 404 for a request that cannot
+    be served, SessionBusy, or LogFull while the log cannot be written.
     """
     context = context_of(request)
     context.check(body, session)

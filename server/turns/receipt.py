@@ -1,8 +1,8 @@
 """The cache receipt: what was reused of a prompt, from which tier, and why not more.
 
-Of a session's prompt, tokens are *reused* (some tier of the cache had them), *recomputed* (this session had computed
-them before, the cache did not have them) or *new*. A *miss* says why not everything that the session, or for an
-unnamed one the tenant, had computed before could be reused.
+Of a session's prompt, tokens are *reused* (a tier of the cache had them), *recomputed* (this session had computed them
+before, but the cache no longer had them) or *new*. A *miss* is the reason why not everything could be reused that the
+session (for an unnamed one: the tenant) had computed before.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class PromptHistory:
-    """What the server knows of a prompt's history. ``named``: the client named a session; ``record``: what the log held
-    of it before this turn; ``fingerprint``: of the served token ids; ``reusable``: whether this request, run by this
-    model, may skip any token at all.
+    """What is known of a prompt's history. ``named``: the client named a session; ``record``: its log before this turn;
+    ``fingerprint``: of the served tokenizer; ``reusable``: whether this request may reuse any cached token at all.
     """
 
     named: bool
@@ -43,7 +42,7 @@ class PromptHistory:
         fingerprint: str,
         submit: Submit,
     ) -> PromptHistory:
-        """The past of a turn that is submitted now."""
+        """The history of a turn that is submitted now."""
         # An encoder reads its prompt anew each time, and logprobs of a prompt come from computing it.
         reusable = not facts.encoder_decoder and facts.mode != UNCACHED and submit.prompt_logprobs is None
         return cls(session is not None, record, fingerprint, reusable)
@@ -66,8 +65,8 @@ def receipt_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Dec
 
 
 def miss_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Decode) -> objects.CacheMiss | None:
-    """Why not more was reused. None when it was everything but one token, which a model needs to be fed, or when
-    there was nothing to reuse.
+    """Why not more was reused. None if all but one token was, which must always be fed, or if there was nothing to
+    reuse.
     """
     ids, cached, record = prompt.ids, engine.cached, past.record
     if cached >= len(ids) - 1 or not past.reusable:
@@ -100,7 +99,7 @@ def miss_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Decode
 def divergence_miss(
     reason: MissReason, at: int, ids: Sequence[int], expected: int | None, decode: Decode
 ) -> objects.CacheMiss:
-    """A miss at the first token of ``ids`` that is another one than was cached."""
+    """A miss at the first token of ``ids`` that differs from ``expected``."""
 
     def token(id: int | None) -> objects.TokenText | None:
         return None if id is None else objects.TokenText(id, decode([id]))
@@ -109,7 +108,7 @@ def divergence_miss(
 
 
 def extends_log(prompt: Prompt, record: SessionRecord) -> bool:
-    """Whether the prompt's words begin with the logged ones, be it as messages or, for raw prompts, as one text."""
+    """Whether the prompt begins with the logged messages, or, for raw prompts, with the logged text."""
     if prompt.echo:
         said = "".join(message.content for message in prompt.messages)
         return said.startswith("".join(message.content for message in record.messages))
@@ -117,9 +116,8 @@ def extends_log(prompt: Prompt, record: SessionRecord) -> bool:
 
 
 def sum_receipts(receipts: Sequence[objects.CacheReceipt], prefill_seconds: float | None) -> objects.CacheReceipt:
-    """One receipt for all prompts of a request (at least one): tokens and ``load_ms`` add up, the first miss counts.
-
-    ``prefill_seconds`` is the longest time between a prompt's admission and its first token.
+    """One receipt for all prompts of a request (at least one): tokens and ``load_ms`` are added up, the first miss is
+    kept. ``prefill_seconds`` is the longest time between a prompt's admission and its first token.
     """
     return objects.CacheReceipt(
         prompt_tokens=sum(receipt.prompt_tokens for receipt in receipts),
@@ -133,5 +131,5 @@ def sum_receipts(receipts: Sequence[objects.CacheReceipt], prefill_seconds: floa
 
 
 def to_milliseconds(seconds: float) -> float:
-    """To the microsecond."""
+    """Milliseconds, rounded to microseconds."""
     return round(1000 * seconds, 3)

@@ -31,7 +31,7 @@ HOW_ONLY = {"stream", "stream_options", "session_id"}  # fields that leave the t
 
 
 def idempotency_of(request: Request, body: TurnRequest) -> Idempotency | None:
-    """The key that the client sent, with a hash of what it asked for. Raises a 400."""
+    """The client's idempotency key, with a hash of the request; None if it sent none. Raises a 400."""
     keys = request.headers.getlist(HEADER)
     if not keys:
         return None
@@ -49,10 +49,9 @@ async def replay_turn(
     stream: bool,
     make_reply: Callable[[int], Reply],
 ) -> Response | None:
-    """The answer of the turn that was committed under an idempotency key; None when there is none.
-
-    ``make_reply`` makes the endpoint's objects for a creation time in Unix seconds. The session must be claimed: then
-    no first attempt is running. Raises a 422 when the key stands for another request.
+    """The answer of the turn that was committed under an idempotency key; None if there is none. ``make_reply`` makes
+    the endpoint's reply for a creation time in Unix seconds. The session must be claimed, so that no first attempt is
+    still running. Raises a 422 if the key belongs to another request.
     """
     found = await context.log.replay(session.tenant, session.name, idempotency.key)
     if found is None:
@@ -74,7 +73,7 @@ async def replay_turn(
 
 
 def idempotency_key_reused() -> ApiError:
-    """422: a key that stands for something else."""
+    """422: the key belongs to another request."""
     message = "This Idempotency-Key was used for another request on this session."
     return ApiError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
 

@@ -33,7 +33,7 @@ CacheField = objects.CacheReceipt | UnsetType | None  # null: nothing was comput
 
 @dataclass(frozen=True)
 class ReplyHead:
-    """What all objects of one answer repeat."""
+    """The fields that all objects of one answer share."""
 
     id: str
     created: int
@@ -45,7 +45,7 @@ class ReplyHead:
     def new(
         cls, prefix: str, model: str, fingerprint: str, session: str | None, created: int | None = None
     ) -> ReplyHead:
-        """A head with an id of its own, which has the session in it. ``created`` is in Unix seconds; None: now."""
+        """A head with a new id that contains the session. ``created`` is in Unix seconds; None: now."""
         name = UNSET if session is None else session
         when = int(time.time()) if created is None else created
         unique = uuid.uuid4().hex if session is None else f"{session}-{secrets.token_hex(12)}"
@@ -54,8 +54,8 @@ class ReplyHead:
 
 @dataclass(frozen=True)
 class UsageOptions:
-    """Where a stream carries usage: ``at_end`` in a chunk behind the last one, or ``everywhere``; ``elsewhere`` is what
-    the field holds in the other chunks. ``obfuscated``: how long a piece of the reply is does not show.
+    """Where a stream has usage: ``at_end``, in an additional last chunk, or ``everywhere``; ``elsewhere`` is the
+    field's value in the other chunks. ``obfuscated``: chunks are padded to hide the length of their text.
     """
 
     at_end: bool
@@ -78,13 +78,14 @@ encoder = msgspec.json.Encoder()
 
 
 def padding(size: int) -> str:
-    """Random letters that make ``size`` bytes as many as those of any other piece of about that size."""
+    """Random letters that pad ``size`` bytes to a multiple of ``PIECE``, which hides the exact length."""
     return secrets.token_urlsafe(PIECE)[: -size % PIECE]
 
 
 class Reply(ABC):
-    """One endpoint's objects. What a stream tells are methods of their own, so that the order is the caller's: each
-    gives the objects to send then, often one, sometimes none."""
+    """Writes one endpoint's objects. The caller calls the methods in the order of the stream; each returns the objects
+    to send then, often one, sometimes none.
+    """
 
     done: bytes = DONE  # what follows the last event
     operation = "chat"  # as OpenTelemetry's GenAI conventions call it
@@ -105,47 +106,47 @@ class Reply(ABC):
         return frame_event(data)
 
     def encode_failure(self, error: ApiError) -> bytes:
-        """The last event of a stream that failed; ``done`` does not follow."""
+        """The last event of a stream that failed; no ``done`` follows."""
         return frame_event(error.encoded())
 
     def observe_delta(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:  # noqa: B027 most need not
-        """Of a reply that is not streamed: a delta, and what its text was read as."""
+        """Called for each delta of a reply that is not streamed, with its parsed parts."""
 
     def message(self, partial_reply: PartialReply) -> LoggedMessage:
-        """What the log holds of a reply that has ended."""
+        """The logged message of a reply that has ended."""
         return partial_reply.message()
 
     def turn_extras(self, partial_reply: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
-        """What is committed with the turn of a reply that has ended."""
+        """What is committed together with the turn of a reply that has ended."""
         return TurnExtras()
 
     @abstractmethod
     def open_choice(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
-        """Before a choice's first token."""
+        """The objects before a choice's first token."""
 
     @abstractmethod
     def write_delta(
         self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
     ) -> Sequence[msgspec.Struct]:
-        """For a delta, and what its text was read as."""
+        """The objects for a delta with its parsed parts."""
 
     @abstractmethod
     def end_choice(
         self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
     ) -> Sequence[msgspec.Struct]:
-        """At the end of a choice, which is durable by then; with the last one goes the receipt."""
+        """The objects at the end of a choice, which is committed by then; the last choice has the receipt."""
 
     @abstractmethod
     def end_stream(
         self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
     ) -> Sequence[msgspec.Struct]:
-        """Behind the end of the last choice."""
+        """The objects after the end of the last choice."""
 
     @abstractmethod
     def write_body(
         self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
     ) -> msgspec.Struct:
-        """Everything at once."""
+        """The whole answer as one object."""
 
 
 class ChatReply(Reply):
@@ -162,9 +163,10 @@ class ChatReply(Reply):
         metadata: Mapping[str, str] | None = None,
         kept: tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
-        """``prompt``: None where the reply is replayed; ``echo`` stands before the reply's content; ``tier``: the
-        service tier that the client asked for, if it did; ``metadata``: other ones for the session;
-        ``kept``: of a chat that is stored, how it was asked for and the messages that were sent."""
+        """``prompt``: None for a replay; ``echo`` is put before the reply's content; ``tier``: the service tier that
+        the client asked for; ``metadata``: new metadata for the session; ``kept``: for a stored chat, its request's
+        parameters and messages.
+        """
         super().__init__(head, options)
         self._beside = TurnExtras(metadata=metadata)
         self._kept = kept
@@ -247,7 +249,7 @@ class ChatReply(Reply):
 
 
 def chat_message(partial_reply: PartialReply, echo: str = "") -> objects.ChatMessage:
-    """A reply that has ended, behind what it is to begin with."""
+    """The message of a reply that has ended, after the beginning ``echo``."""
     calls = [
         objects.ToolCall(call.id, objects.CalledFunction(call.name, call.arguments)) for call in partial_reply.calls
     ]
@@ -259,7 +261,9 @@ def chat_message(partial_reply: PartialReply, echo: str = "") -> objects.ChatMes
 
 
 def chat_delta(parts: Sequence[Part]) -> objects.ChatDelta:
-    """What one delta was read as. Without any part it is content that is empty: its tokens' logprobs need a place."""
+    """The chunk's delta for parsed parts. Without parts its content is empty, as the logprobs of its tokens need a
+    chunk.
+    """
     content = "".join(part.text for part in parts if isinstance(part, ContentPiece))
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPiece))
     begun = {part.index: part for part in parts if isinstance(part, CallStart)}
@@ -276,14 +280,14 @@ def chat_delta(parts: Sequence[Part]) -> objects.ChatDelta:
 
 
 def call_delta(index: int, call: CallStart | None, arguments: str) -> objects.ToolCallDelta:
-    """More of a call; ``call`` if it begins."""
+    """A part of a tool call; ``call`` is given where it begins."""
     if call is None:
         return objects.ToolCallDelta(index, objects.FunctionDelta(arguments=arguments))
     return objects.ToolCallDelta(index, objects.FunctionDelta(call.name, arguments), call.id, "function")
 
 
 def chat_logprob(entry: TokenLogprob, options: TokenOptions = NO_TOKEN_OPTIONS) -> objects.ChatLogprob:
-    """One token in the chat's form."""
+    """One token's log-probability in the chat format."""
     top = [
         objects.TopLogprob(options.name(id, text), max(value, FLOOR), list(raw)) for id, text, raw, value in entry.top
     ]

@@ -19,9 +19,10 @@ from server.turns.context import ServerContext
 
 @dataclass(frozen=True)
 class ReplyRules:
-    """Of all choices of one request. ``grammar`` is what a reply must match (None: anything), ``bad_words`` the token
-    ids that it may not hold, ``calls`` the tools that it may call. ``dialect`` reads it, behind a prompt that ends with
-    ``tail``; None: all of it is content. ``reasons`` false: its first word is content, and none of it reasoning.
+    """The rules for all choices of one request. ``grammar`` is what a reply must match (None: no grammar),
+    ``bad_words`` the token ids that it may not contain, ``calls`` the tools that it may call. ``dialect`` parses it,
+    after a prompt that ends with ``tail``; None: all of it is content. ``reasons`` false: the reply begins with content
+    and has no reasoning.
     """
 
     grammar: str | None = None
@@ -39,7 +40,7 @@ class ReplyRules:
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether the parser can only find calls and reasoning in a text that shows special tokens."""
+        """Whether the parser needs special tokens in the text to find calls and reasoning."""
         return self.dialect is not None and needs_marks(self.dialect, self.calls, reasons=self.reasons)
 
 
@@ -64,14 +65,13 @@ async def chat_rules(
 
 
 async def text_rules(context: ServerContext, body: TurnRequest, format: Formatted) -> ReplyRules:
-    """The rules of a text that continues a prompt as it is: all of it is content. Raises a 400 that names the
-    parameter."""
+    """The rules of a text completion: all of it is content. Raises a 400 that names the parameter."""
     grammar = await format_grammar(format, context.grammars)
     return ReplyRules(grammar, await bad_word_ids(context, body, grammar))
 
 
 async def bad_word_ids(context: ServerContext, body: TurnRequest, grammar: str | None) -> tuple[tuple[int, ...], ...]:
-    """The token ids of the request's ``bad_words``. Raises a 400 where a grammar decides which words may come."""
+    """The token ids of the request's ``bad_words``. Raises a 400 if the request has a grammar too."""
     if not body.bad_words:
         return ()
     if grammar is not None:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class RequestUsage:
-    """Of the turns of one request: one per choice, the same number for each prompt.
+    """Usage of one request's turns: one per choice, the same number for each prompt.
 
-    ``close`` ends it: a turn that has no finish reason by then has failed (``record_failure``), or was cancelled as
-    its client left.
+    At ``close``, a turn without a finish reason has failed (``record_failure``), or was cancelled because its client
+    disconnected.
     """
 
     def __init__(
@@ -34,8 +34,9 @@ class RequestUsage:
         partial_replies: Sequence[PartialReply],
         attributes: dict[str, traces.Value],
     ) -> None:
-        """``span`` has begun, and gets ``attributes`` at its end; ``started`` is when the request came, by
-        ``time.perf_counter``."""
+        """``span`` is started, and gets ``attributes`` when it ends; ``started`` is when the request came, by
+        ``time.perf_counter``.
+        """
         self.metrics = metrics
         self.watches: list[Stopwatch] = [metrics.stopwatch(started) for _ in partial_replies]
         self._span = span
@@ -46,11 +47,11 @@ class RequestUsage:
         self._closed = False
 
     def record_failure(self, error: BaseException) -> None:
-        """Something went wrong. Only the first counts: others follow from it."""
+        """Record an exception. Only the first one is kept."""
         self._failure = self._failure or error
 
     def close(self) -> None:
-        """The request is over. Idempotent."""
+        """Report the request's usage and end its span. Idempotent."""
         if self._closed:
             return
         self._closed = True

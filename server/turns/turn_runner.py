@@ -30,9 +30,9 @@ TOGETHER = 16  # deltas of a reply that is told as a whole: it need not be read 
 
 
 class TurnRunner:
-    """Runs a turn on ``prompts`` (``body.candidates`` choices each) under ``rules``, and writes ``reply``.
+    """Runs the turns of ``prompts`` (``body.candidates`` choices each) under ``rules``, and writes ``reply``.
 
-    The session is committed before the client can know that the turn has ended, and not at all if the client leaves
+    The session is committed before the client can see that the turn has ended, and not at all if the client disconnects
     before that.
     """
 
@@ -56,8 +56,9 @@ class TurnRunner:
         self._past = PromptHistory.of(turn.session, turn.record, context.facts, self._fingerprint, self._submits[0])
 
     async def respond(self) -> Response:
-        """The response, once its status is certain. A stream keeps the session's claim until it is over; otherwise the
-        claim stays with whoever opened the turn."""
+        """The response, as soon as its status is certain. A stream keeps the session's claim until it has ended;
+        otherwise the caller that opened the turn keeps it.
+        """
         turn, reply = self._turn, self._reply
         receive, headers = turn.request.receive, headers_of(self._session)
         choices = self.submit(1 if turn.body.stream else TOGETHER)
@@ -70,8 +71,9 @@ class TurnRunner:
         return EventStream(events, turn.claim.pop_all().close, headers, done=reply.done, failed=reply.encode_failure)
 
     def submit(self, patience: int = 1) -> Choices:
-        """Hand the turns to the engine; the caller closes them. ``patience``: see ``Choices``. The session is free
-        once its turn is committed, at the latest when the turn's claim is closed. Raises EngineUnavailable."""
+        """Submit the turns; the caller closes them. ``patience``: see ``Choices``. The session is released when its
+        turn is committed, at the latest when the turn's claim is closed. Raises EngineUnavailable.
+        """
         self._claim = self._turn.claim.pop_all()
         self._turn.claim.enter_context(self._claim)
         assert is_turn_route(self._turn.request.scope["route"]), "the endpoint needs the decorator takes_turn"
@@ -94,7 +96,7 @@ class TurnRunner:
         )
 
     async def events(self, choices: Choices) -> AsyncGenerator[bytes]:
-        """The reply as a stream, up to its last event; whoever reads it to the end has the turn committed."""
+        """The reply as a stream of events. The turn is committed before the last one."""
         reply = self._reply
         for index in range(len(self._partial_replies)):
             for chunk in reply.open_choice(index, self._usage_field(choices)):
@@ -181,5 +183,5 @@ class TurnRunner:
 
 
 def prepend_beginning(said: str, reply: LoggedMessage) -> LoggedMessage:
-    """A reply that goes on with what was ``reply_start``, as one; ``begun`` tells how many characters were."""
+    """A reply that continues ``reply_start``, with that beginning; ``begun`` is its length in characters."""
     return msgspec.structs.replace(reply, content=said + reply.content, begun=len(said)) if said else reply
