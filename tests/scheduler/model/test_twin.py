@@ -115,7 +115,7 @@ def nearsighted(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*_: Any) -> Twin:
         return Twin()
 
-    monkeypatch.setattr("scheduler.model.thresholds.twin_of", nothing)
+    monkeypatch.setattr("scheduler.model.thresholds.make_twin", nothing)
 
 
 @pytest.mark.usefixtures("nearsighted")
@@ -203,7 +203,7 @@ def test_a_window_that_only_the_cache_has_is_found() -> None:
 
 def test_what_cannot_be_measured_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(
-        "scheduler.model.thresholds.twin_of", lambda *_: Twin(obstacle="no forward with a small window")
+        "scheduler.model.thresholds.make_twin", lambda *_: Twin(obstacle="no forward with a small window")
     )
     with caplog.at_level("WARNING", "warmturn.engine"):
         loaded = prepare(make_model("llama"), make_tokenizer())
