@@ -9,6 +9,7 @@ import pytest
 from http_context import Site, served
 
 from server.http.error_responses import as_api_error
+from server.log.logged_message import LoggedMessage
 from server.workers import NoWorkerFree, Workers, WorkTimedOut
 
 PATIENCE = 20.0  # seconds until a test that hangs fails
@@ -125,8 +126,8 @@ async def test_a_template_that_hangs_costs_its_own_request(site: Site, monkeypat
     tokens = site.app.state.context.tokens
     render = type(tokens).render
 
-    def hanging(self: object, messages: list[dict[str, str]], **how: bool) -> str:
-        if messages[-1]["content"] == "hang":
+    def hanging(self: object, messages: list[LoggedMessage], **how: bool) -> str:
+        if messages[-1].content == "hang":
             go.wait()
         text: str = render(self, messages, **how)
         return text

@@ -184,19 +184,19 @@ def test_a_line_for_people_ends_with_what_is_known() -> None:
 
 TALK = """
 import logging, sys, warnings
-from server.telemetry import logs
-logs.configure(*sys.argv[1:])
+from server.telemetry import log_context
+log_context.configure(*sys.argv[1:])
 for name in ("warmturn.access", "warmturn.engine", "httpx"):
     logger = logging.getLogger(name)
     logger.debug("d"), logger.info("i"), logger.warning("w"), logger.error("e")
-logs.say("for people")
-logs.say("a result", result=True)
-logs.say("a fault", logging.ERROR)
+log_context.say("for people")
+log_context.say("a result", result=True)
+log_context.say("a fault", logging.ERROR)
 warnings.warn("old")
 library = logging.getLogger("transformers")
 library.addHandler(logging.StreamHandler())
 library.propagate = False
-logs.adopt()
+log_context.adopt()
 library.error("of a library")
 raise ValueError("unexpected")
 """
