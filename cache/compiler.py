@@ -35,11 +35,11 @@ _PATIENCE = 300  # seconds that a compiler may take
 
 
 class NotBuilt(Exception):
-    """There is no object; the message says why in a few words."""
+    """A shared object is not available; the message is the reason in a few words."""
 
 
 def built(source: Path) -> Path:
-    """The shared object of ``source`` and the headers beside it, compiled now if it is not there.
+    """The path of the shared object of ``source`` and the headers beside it; compiled now if it does not exist.
 
     Raises ``NotBuilt``.
     """
@@ -76,12 +76,14 @@ def _instructions() -> list[str]:
 
 @cache
 def has_tiles() -> bool:
-    """Whether what is compiled here multiplies tiles of bfloat16 (see ``kernels/tiles.h``). Asked at every step."""
+    """Whether kernels compiled here multiply tiles of bfloat16 (see ``kernels/tiles.h``). Cached, as it is asked at
+    every step.
+    """
     return any("bf16" in flag for flag in _instructions())
 
 
 def private_folder() -> Path:
-    """Where objects are kept. Raises ``NotBuilt`` where anybody else may have put something there."""
+    """The folder of the shared objects. Raises ``NotBuilt`` if other users can write to or read it."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache").resolve() / "warmturn"
     make_folder(folder)

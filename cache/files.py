@@ -39,9 +39,9 @@ _REASONS = {
 
 
 class CorruptFile(Exception):
-    """This file cannot be trusted. ``reason`` says why in a few words, without a path or anything it contains.
+    """A file that cannot be trusted. ``reason`` is a few words without a path or content of the file.
 
-    An OSError instead says nothing about the file: the same read may succeed later.
+    An OSError, in contrast, says nothing about the file: the same read may succeed later.
     """
 
     def __init__(self, reason: str) -> None:
@@ -50,9 +50,11 @@ class CorruptFile(Exception):
 
 
 def write_file(folder: Path, name: str, chunks: Iterable[bytes | memoryview]) -> int:
-    """Make the file ``name`` of ``chunks`` (of bytes), on stable storage when this returns; the bytes written.
+    """Write the file ``name`` from ``chunks`` of bytes; it is on stable storage when this returns. Returns its size in
+    bytes.
 
-    Where anything fails nothing is left, not even an older file of that name if the rename was done already.
+    If anything fails no file is left, not even an older one of that name if the rename was done already. Raises
+    OSError, ValueError for a bad name.
     """
     _checked(name)
     with _opened(folder) as fd:
@@ -71,7 +73,7 @@ def write_file(folder: Path, name: str, chunks: Iterable[bytes | memoryview]) ->
 
 
 def make_folder(path: Path) -> None:
-    """Make ``path`` and what is missing above it, for this user only, each entry synced. A link is refused."""
+    """Create ``path`` and missing parents, for this user only, and sync each entry. Raises OSError, also for a link."""
     try:
         os.close(os.open(path, _FOLDER))
     except FileNotFoundError:
@@ -83,8 +85,8 @@ def make_folder(path: Path) -> None:
 
 
 def open_file(folder: Path, name: str) -> int:
-    """A descriptor to read ``name`` with; the caller closes it. Raises CorruptFile where it is not there, not a regular
-    file, or not this user's; never waits, whatever it is.
+    """A file descriptor for reading ``name``; the caller closes it. Does not block. Raises CorruptFile if the file is
+    missing, not a regular file or another user's, OSError otherwise.
     """
     if not _PLAIN.fullmatch(name):
         raise CorruptFile("not a file's name")
@@ -108,14 +110,16 @@ def open_file(folder: Path, name: str) -> int:
 
 
 def read_at(fd: int, size: int, offset: int) -> bytearray:
-    """Exactly ``size`` bytes at ``offset``, or CorruptFile. The caller has compared ``size`` with the file's."""
+    """Exactly ``size`` bytes at ``offset``. Raises CorruptFile if the file is shorter. The caller has checked that
+    ``size`` is plausible.
+    """
     data = bytearray(size)
     read_into(fd, memoryview(data), offset)
     return data
 
 
 def read_into(fd: int, buffer: memoryview, offset: int) -> None:
-    """Fill ``buffer`` (bytes, contiguous) from ``offset``, or CorruptFile where the file ends before."""
+    """Fill ``buffer`` (bytes, contiguous) from ``offset``. Raises CorruptFile if the file is shorter."""
     done = 0
     while done < len(buffer):
         count = os.preadv(fd, [buffer[done:]], offset + done)
@@ -125,8 +129,8 @@ def read_into(fd: int, buffer: memoryview, offset: int) -> None:
 
 
 def lock(folder: Path, seconds: float) -> int:
-    """Hold ``folder`` against other processes until the descriptor is closed or this process ends, whatever ends it.
-    Waits for one that is just going; BlockingIOError where it stays.
+    """Lock ``folder`` against other processes until the returned descriptor is closed or this process ends. Waits up to
+    ``seconds`` for a process that is ending; then raises BlockingIOError.
     """
     with _opened(folder) as fd:
         held = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
@@ -144,8 +148,8 @@ def lock(folder: Path, seconds: float) -> int:
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:
-    """Unlink the files that are there of ``names``: gone for good when this returns. Raises OSError, and ValueError for
-    a name with a slash.
+    """Unlink those files of ``names`` that exist, and sync the folder. Raises OSError, and ValueError for a name with a
+    slash.
     """
     with _opened(folder) as fd:
         for name in names:
@@ -157,7 +161,7 @@ def remove(folder: Path, names: Iterable[str]) -> None:
 
 
 def clear_temporaries(folder: Path) -> None:
-    """Unlink what writers left that were killed. Nobody may be writing to ``folder``."""
+    """Unlink temporary files of writers that were killed. Nobody may be writing to ``folder``. Raises OSError."""
     with _opened(folder) as fd:
         for name in os.listdir(fd):
             if name.startswith(".") and name.endswith(".tmp"):
@@ -179,7 +183,7 @@ def _checked(name: str) -> None:
 
 
 def _write(fd: int, chunks: Iterable[bytes | memoryview]) -> int:
-    """All of ``chunks`` to ``fd``, synced and closed; their bytes."""
+    """Write all of ``chunks`` to ``fd``, sync and close it. Returns the number of bytes."""
     size = 0
     try:
         for chunk in chunks:

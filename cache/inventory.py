@@ -8,7 +8,7 @@ from cache.tier import Tier, TierHolding, TierStats
 
 
 def tier_stats(store: SessionStore) -> dict[Tier, TierStats]:
-    """Every tier that there is, nearest first."""
+    """The statistics of every tier, nearest first."""
     stats = {
         tier: TierStats(memory.used, memory.slots, store.evictions[tier]) for tier, memory in store.pool.tiers.items()
     }
@@ -16,7 +16,7 @@ def tier_stats(store: SessionStore) -> dict[Tier, TierStats]:
 
 
 def session_holdings(store: SessionStore, tenant: str, name: str) -> dict[Tier, TierHolding]:
-    """Where the KV of a named session lies: only tiers that hold some of it, nearest first."""
+    """What each tier holds of a named session: only tiers that hold some of its KV, nearest first."""
     session = store.find(tenant, name)
     found: dict[Tier, TierHolding] = {}
     if session is not None and session.length:

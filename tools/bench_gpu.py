@@ -1,5 +1,4 @@
-"""Benchmark of the engine on one GPU against the device's measured limits: ``python -m tools.bench_gpu [--tiny]
-[--minutes M] [--out FILE]``.
+"""Benchmark of the engine on one GPU: ``python -m tools.bench_gpu [--tiny] [--minutes M] [--out FILE]``.
 
 Floors first: how fast memory is copied, how fast bf16 matrices are multiplied, how fast pinned memory comes up. Then
 the shapes of an 8B Llama and of the 0.6B Qwen3 with random weights made on the device, served by the engine as it is

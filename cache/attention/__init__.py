@@ -5,5 +5,5 @@ Owns: the attention function that modeling code calls, the backends of CPU and G
 
 May import: ``cache.pages``, ``cache.memory``.
 
-Never knows: sessions' lives, tiers below memory.
+Never knows: when sessions begin and end, tiers below memory.
 """

@@ -18,7 +18,7 @@ P = TypeVar("P", bound="Plan")
 
 
 class Signature(NamedTuple):
-    """All that decides whether a backend can attend: the pages, the queries, and how scores become weights."""
+    """What decides whether a backend can be used: shape and dtype of pages and queries, and how scores are computed."""
 
     shape: PageShape
     heads: int  # of the queries
@@ -30,29 +30,29 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, shape: PageShape, query: torch.Tensor, scores: ScoreOptions, layer: AttentionLayer) -> Signature:
-        """That of ``query [H, T, D]`` over pages of ``shape`` in ``layer``."""
+        """The signature of ``query [H, T, D]`` over pages of ``shape`` in ``layer``."""
         heads, _, dim = query.shape
         capped, sinks = scores.softcap is not None, scores.sinks is not None
         return cls(shape, heads, dim, query.dtype, capped, sinks, layer.reach is Reach.CHUNKED)
 
 
 class Plan(Protocol):
-    """What a backend must know of the spans that it takes of one step. Valid as long as the step."""
+    """What a backend has prepared for the spans of one step that it takes. Valid during that step."""
 
     @property
     def rest(self) -> frozenset[int]:
-        """The numbers of the spans that it leaves to others."""
+        """The numbers of the spans that the backend leaves to the next one."""
 
 
 class Backend(Protocol[P]):
-    """A way to attend over the pages of a step, used where it fits."""
+    """An implementation of attention over the pages of a step, used where it fits."""
 
     def fits(self, signature: Signature) -> bool:
-        """Whether it can attend, and was seen to do so right."""
+        """Whether the backend supports this signature and its self-test passed for it."""
 
     def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> P | None:
-        """How to attend in layers like ``layer`` to those of these spans that it is for, made once a step; None
-        where it is for none. ``last``: no other backend is asked for those that it leaves.
+        """The plan for those of ``spans`` that the backend takes, in layers of the same kind as ``layer``; made once
+        per step. None if it takes none. ``last``: no other backend is tried for the spans that it leaves.
         """
 
     def attend(
@@ -66,12 +66,13 @@ class Backend(Protocol[P]):
         out: torch.Tensor,
     ) -> None:
         """Attention of ``query [H, T, D]`` over the pages of layer ``source``, for the rows of the plan's spans,
-        into the same rows of ``out [T, H, Dv]`` (contiguous, dtype of ``query``). The caller has asked ``fits``.
+        written to the same rows of ``out [T, H, Dv]`` (contiguous, dtype of ``query``). The caller has checked
+        ``fits``.
         """
 
 
 def once(step: PackedStep, key: Any, make: Callable[[], T]) -> T:
-    """What belongs to ``step`` under ``key``, made when it is first asked for."""
+    """The value in ``step.plans`` under ``key``; ``make`` is called if there is none yet."""
     try:
         made: T = step.plans[key]
     except KeyError:

@@ -11,7 +11,7 @@ from cache.attention.backend import Backend
 
 
 def backends(device: torch.device) -> list[Backend[Any]]:
-    """Those that are there; what all of them leave is attended to by torch, span by span."""
+    """The backends that are available on ``device``. Torch computes the spans that all of them leave, one by one."""
     if device.type == "cpu":
         found: list[Backend[Any] | None] = [cpu.cpu_backend()]
     else:

@@ -35,7 +35,7 @@ _TRIED_BY_TILES = ((150, 40), (0, 90), (3, 1))
 
 
 class AttentionCall(ctypes.Structure):
-    """``AttentionCall`` of attention.cpp."""
+    """The struct ``AttentionCall`` of attention.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "key", "value")),
@@ -50,9 +50,10 @@ class AttentionCall(ctypes.Structure):
 
 
 class CpuPlan:
-    """Which spans of a step the kernel takes in layers of one kind, and what it must know of them.
+    """The spans of a step that the kernel takes in layers of one kind, and the kernel's call for them. Valid during
+    that step.
 
-    ``numbers`` are those spans, ``rest`` those that it leaves. Valid as long as the step.
+    ``numbers`` are those spans, ``rest`` the spans that it leaves.
     """
 
     def __init__(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int]) -> None:
@@ -85,7 +86,7 @@ class CpuPlan:
             yield table.data_ptr(), where, flagged, span.row + at, size, span.start + at
 
     def read(self, source: int, heads: int) -> None:
-        """Point ``call`` to the pages of layer ``source``."""
+        """Set ``call`` to read the pages of layer ``source``."""
         call, shape = self.call, self.tier.shapes[source]
         call.key, call.value = self.tier.keys[source].data_ptr(), self.tier.values[source].data_ptr()
         call.heads = heads
@@ -106,10 +107,12 @@ def _by_tiles(shapes: Iterable[PageShape]) -> bool:
 
 
 class CpuBackend:
-    """The compiled function."""
+    """The compiled CPU kernel."""
 
     def __init__(self, path: Path) -> None:
-        """``path``: of the shared object. Raises ``OSError`` and ``AttributeError`` where it has no such function."""
+        """``path``: of the shared object. Raises ``OSError`` if it cannot be loaded, ``AttributeError`` if it lacks the
+        function.
+        """
         if torch.cpu._is_amx_tile_supported():
             torch.cpu._init_amx()  # the system gives matrix units to those who ask
         self._function = ctypes.CDLL(str(path)).warmturn_attend
@@ -128,7 +131,7 @@ class CpuBackend:
         return self._self_test.passes(signature)
 
     def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> CpuPlan | None:
-        """For short spans; where it computes by tiles for all."""
+        """For short spans; for all spans if the kernel uses tiles."""
         return once(step, (CpuPlan, layer.kind, spans), lambda: CpuPlan(step, layer, spans))
 
     def attend(
@@ -141,7 +144,7 @@ class CpuBackend:
         scores: ScoreOptions,
         out: torch.Tensor,
     ) -> None:
-        """See ``Backend.attend``. Raises ``MemoryError``."""
+        """See ``Backend.attend``. Raises ``MemoryError`` if the kernel cannot allocate memory."""
         if not plan.numbers:
             return
         query = query if query.stride(2) == 1 else query.contiguous()
@@ -160,7 +163,8 @@ class CpuBackend:
         scores: ScoreOptions,
         sinks: torch.Tensor | None,
     ) -> int:
-        """The address of the call by which ``address`` computes what ``attend`` says; the plan's next one changes it.
+        """The address of the plan's ``AttentionCall``, set for this call: passed to the function at ``address``, it
+        computes what ``attend`` does. The next call for the same plan overwrites it.
 
         ``where``: address of the queries, elements from head to head and from row to row, address of the output.
         ``sinks``: those of ``scores``, float32 and contiguous.
@@ -175,7 +179,7 @@ class CpuBackend:
 
 
 def _tried(signature: Signature) -> Iterator[StepSpec]:
-    """The steps that it must do: it has no other code where nothing is hidden, or for one token alone."""
+    """The steps of the self-test. Steps with hidden tokens are enough: the kernel has no separate code for others."""
     yield StepSpec(_TRIED, True)
     if _by_tiles([signature.shape]):
         yield StepSpec(_TRIED_BY_TILES, True)
@@ -183,7 +187,7 @@ def _tried(signature: Signature) -> Iterator[StepSpec]:
 
 @cache
 def cpu_backend() -> CpuBackend | None:
-    """The backend of this process, built if need be; None, said once in the log, where it cannot be had."""
+    """The backend of this process, compiled if necessary. If it cannot be had: None, and a line in the log, once."""
     try:
         return CpuBackend(built(Path(__file__).with_name("kernels") / "attention.cpp"))
     except (NotBuilt, OSError, AttributeError) as error:
@@ -194,8 +198,8 @@ def cpu_backend() -> CpuBackend | None:
 
 @cache
 def team_address() -> int | None:
-    """The address of the function by which all kernels of this process share their work among threads
-    (``kernels/team.cpp``); None where it cannot be had: then each works on one thread.
+    """The address of the function with which all kernels of this process divide work among threads
+    (``kernels/team.cpp``); None if it cannot be compiled: then each kernel uses one thread.
     """
     try:
         function = ctypes.CDLL(str(built(Path(__file__).with_name("kernels") / "team.cpp"))).warmturn_together

@@ -18,7 +18,9 @@ from cache.pages.session import SessionCache
 
 
 class Tables:
-    """The page tables of a step's sessions, a row each, on the device; only rows that have changed are sent there."""
+    """The page tables of a step's sessions, one row each, ``[rows, pages]`` int32 on the device. Only changed rows are
+    copied there.
+    """
 
     def __init__(self, tier: MemoryTier, rows: int, pages: int) -> None:
         assert tier.scratch is not None
@@ -28,11 +30,13 @@ class Tables:
 
     @property
     def width(self) -> int:
-        """Pages that a session may have."""
+        """The most pages that a session may have."""
         return self.device.shape[1]
 
     def fill(self, sessions: Sequence[SessionCache], rows: int) -> int:
-        """Make the first ``rows`` those of ``sessions``, and nobody's behind them; how many were sent."""
+        """Set the first ``rows`` to the tables of ``sessions`` and to the scratch page behind them. Returns how many
+        rows were copied.
+        """
         wanted = [session.slots for session in sessions] + [self._nobody] * (rows - len(sessions))
         changed = [row for row, slots in enumerate(wanted) if self._held[row] is not slots]
         if not changed:
@@ -46,7 +50,9 @@ class Tables:
 
 
 class DecodeStep(PackedStep):
-    """``rows`` tokens of as many sessions. Rows of nobody, as all are at first, stand at position 0 of the scratch."""
+    """A step with one token each of up to ``rows`` sessions. Rows without a session, which at first are all of them,
+    have position 0 and write to the scratch page.
+    """
 
     def __init__(self, tier: MemoryTier, tables: Tables, rows: int) -> None:
         self.tier = tier
@@ -65,12 +71,12 @@ class DecodeStep(PackedStep):
         self.plans = {TritonPlan.key(self.numbers): plan}
 
     def fill(self, sessions: Sequence[SessionCache]) -> None:
-        """From here on it is a step of ``sessions``, the next token of each; there may be fewer than rows."""
+        """Set the step to the next token of each of ``sessions``, of which there may be fewer than rows."""
         self._tables.fill(sessions, self.tokens)
         refill(self._numbers, self._rows(sessions))
 
     def _rows(self, sessions: Sequence[SessionCache]) -> np.ndarray[Any, Any]:
-        """Token, position and place of each row, ``[3, rows]`` int64."""
+        """Token id, position and write index of each row, ``[3, rows]`` int64."""
         size, count = self.tier.page_size, len(sessions)
         lengths = [session.length for session in sessions]
         numbers = np.zeros((3, self.tokens), np.int64)

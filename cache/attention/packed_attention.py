@@ -31,14 +31,14 @@ _HARMLESS = frozenset({"position_ids", "position_embeddings", "cache_position", 
 
 
 class Unsupported(ValueError):
-    """The model asks its attention for something that a packed step does not compute."""
+    """The model's attention needs something that a packed step does not compute."""
 
 
 class PackedAttention:
-    """Attention over the pages of the step in flight, for one loaded model.
+    """The attention function of one loaded model, over the pages of the current step.
 
-    ``transformed`` collects the layers that hand on other tensors than ``PackedCache.update`` gave them, ``sources``
-    says whose keys and values each layer has attended to.
+    ``transformed`` collects the layers that pass on other tensors than ``PackedCache.update`` returned. ``sources`` has
+    for each layer the layer whose pages it attended to, None if these tensors are in no pages.
     """
 
     def __init__(self, layers: list[AttentionLayer]) -> None:
@@ -75,7 +75,9 @@ class PackedAttention:
         s_aux: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """What modeling code calls; see ``attend``."""
+        """The function that modeling code calls. Returns ``[1, T, H, Dv]`` and None; see ``attend``. Raises Unsupported
+        for a mask or an unknown tensor.
+        """
         self._refuse(attention_mask, kwargs)
         if torch.compiler.is_compiling():
             sinks, index = self.sinks(module, s_aux), module.layer_idx
@@ -94,8 +96,8 @@ class PackedAttention:
         softcap: float | None,
         s_aux: torch.Tensor | None,
     ) -> torch.Tensor:
-        """``query [1, H, T, D]`` against ``key``, ``value`` as the layer has them after ``update``; returns
-        ``[1, T, H, Dv]``.
+        """Attention of ``query [1, H, T, D]`` over ``key`` and ``value`` as the layer has them after ``update``;
+        returns ``[1, T, H, Dv]``. Raises Unsupported outside of a step.
         """
         step, index = self.step, getattr(module, "layer_idx", None)
         if step is None or not isinstance(index, int):
@@ -114,7 +116,9 @@ class PackedAttention:
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The same for layer ``index`` where compiled code calls: ``key`` and ``value`` are not stored yet."""
+        """``attend`` for layer ``index`` in compiled code, where ``key`` and ``value`` are not stored yet: they are
+        stored here. Raises Unsupported outside of a step.
+        """
         step, source = self.step, self.sources.get(index)
         if step is None or source is None:
             raise Unsupported("compiled attention outside of a step, or over keys that are not in pages")
@@ -167,7 +171,9 @@ class PackedAttention:
         scores: ScoreOptions,
         out: torch.Tensor,
     ) -> frozenset[int]:
-        """Let the device's backends fill rows of ``out``, one after the other; the numbers of the spans left."""
+        """Let the device's backends fill rows of ``out``, one after the other. Returns the numbers of the spans that
+        none took.
+        """
         left = step.numbers
         if source is None:
             return left
@@ -211,7 +217,7 @@ class PackedAttention:
 
     @staticmethod
     def _refuse(attention_mask: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
-        """What we do not compute must not be ignored: the probe then picks another mode, or refuses the model."""
+        """Raises Unsupported for arguments that are not computed here; the probe then tries another mode."""
         unknown = [k for k, v in kwargs.items() if isinstance(v, torch.Tensor) and k not in _HARMLESS]
         if attention_mask is not None or unknown:
             raise Unsupported(f"attention needs {', '.join(unknown) or 'a mask of its own'}")
@@ -224,7 +230,7 @@ def _attend_compiled(
 
 
 def _shaped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """What a compiler must know of the result."""
+    """The shape and dtype of the result, for the compiler."""
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
@@ -280,10 +286,10 @@ def attend(
 def _rounded(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same attention with queries and keys filled up to multiples of ``_ROUND``.
+    """The same inputs with queries and keys padded to multiples of ``_ROUND``.
 
-    The half-precision CPU kernel keeps code for every pair of lengths that it has met, for ever: a server
-    meets them all.
+    The half-precision CPU kernel keeps generated code for every pair of lengths, forever, and a server sees all
+    lengths.
     """
     rows, columns = -query.shape[1] % _ROUND, -keys.shape[1] % _ROUND
     seen = F.pad(seen, (0, columns, 0, rows))

@@ -36,19 +36,19 @@ _PAGE = 16
 
 
 class StepSpec(NamedTuple):
-    """A step that a backend is tried on: tokens cached and new of each session, and whether some are hidden."""
+    """A step of the self-test: tokens cached and new of each session, and whether some tokens are hidden."""
 
     sessions: Sequence[tuple[int, int]]
     hidden: bool
 
 
 def all_steps(signature: Signature) -> Iterator[StepSpec]:
-    """Steps of every kind."""
+    """All steps of the self-test, for any signature."""
     return (StepSpec(sessions, hidden) for sessions in SESSIONS for hidden in (False, True))
 
 
 class SelfTest:
-    """Whether ``backend`` computes what the definition says; the answer for each signature is remembered."""
+    """Whether ``backend`` agrees with the reference; the result for each signature is remembered."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class SelfTest:
         device: torch.device,
         steps: Callable[[Signature], Iterable[StepSpec]] = all_steps,
     ) -> None:
-        """``name``: the backend's in the log. ``steps``: those that it must do alone, of a signature."""
+        """``name``: of the backend in log lines. ``steps``: the steps to test for a signature."""
         self._backend, self._name, self._device, self._steps = backend, name, device, steps
         self._passed: dict[Signature, bool] = {}
 
     def passes(self, signature: Signature) -> bool:
-        """Whether it is right, in layers of that kind; where not, that is said in the log once."""
+        """Whether the backend's results are right for this signature. A failure is logged once."""
         passed = self._passed.get(signature)
         if passed is None:
             passed = self._passed[signature] = self._run(signature)
@@ -101,7 +101,7 @@ class SelfTest:
 
 
 def random_step(spec: StepSpec, device: torch.device, shape: PageShape, random: torch.Generator) -> PackedStep:
-    """A step of sessions over random pages of one layer; what no session owns is NaN."""
+    """A step of sessions over random pages of one layer; memory that no session owns is NaN."""
     pages = [-(-(cached + new) // _PAGE) for cached, new in spec.sessions]
     tier = MemoryTier(sum(pages) + 2, _PAGE, device, {0: shape})
     slots = torch.randperm(tier.slots, generator=random).tolist()
@@ -125,7 +125,9 @@ def random_step(spec: StepSpec, device: torch.device, shape: PageShape, random: 
 
 
 def reference(step: PackedStep, layer: AttentionLayer, query: torch.Tensor, scores: ScoreOptions) -> torch.Tensor:
-    """The definition, span by span: float32 ``query [H, T, D]`` over layer 0, ``[T, H, Dv]``."""
+    """The reference, span by span: attention of float32 ``query [H, T, D]`` over layer 0; returns ``[T, H, Dv]``
+    float32.
+    """
     out = []
     for number, span in enumerate(step.spans):
         keys, values = (part.float()[: span.stop] for part in step.tier.read(0, step.pages(span, LAYERS[0])))

@@ -31,7 +31,9 @@ _DECODE_ROWS, _ROWS = 16, 64  # queries of a tile: where every span has one toke
 
 
 class LaunchShape(NamedTuple):
-    """How a launch is cut: ``rows`` queries a tile, of ``tokens`` of one span; ``splits`` programs for its keys."""
+    """The shape of a kernel launch: tiles of ``rows`` queries, which are those of ``tokens`` tokens of one span, and
+    ``splits`` programs among which the keys of a tile are divided.
+    """
 
     rows: int
     tokens: int
@@ -39,9 +41,9 @@ class LaunchShape(NamedTuple):
 
 
 def launch_shape(group: int, key_heads: int, rows: int, spans: int, tokens: int, processors: int) -> LaunchShape:
-    """The shape of a launch over ``spans`` of together ``tokens``, about ``rows`` queries a tile.
+    """The shape of a launch for ``spans`` with ``tokens`` in all, about ``rows`` queries per tile.
 
-    How long the histories are does not matter: one launch serves the same sessions at every length.
+    It does not depend on the lengths of the histories: one launch shape serves the same sessions at every length.
     """
     rows = max(rows, next_power_of_two(group))
     each = rows // group
@@ -51,12 +53,14 @@ def launch_shape(group: int, key_heads: int, rows: int, spans: int, tokens: int,
 
 
 def next_power_of_two(number: int) -> int:
-    """The least power of two that is no less."""
+    """The smallest power of two that is at least ``number``."""
     return 1 << (number - 1).bit_length()
 
 
 class TritonPlan:
-    """What the kernel must know of its spans; it leaves none. Valid as long as the step."""
+    """The page tables and positions of the spans of a step, for the kernel. It takes all spans. Valid during that
+    step.
+    """
 
     rest: frozenset[int] = frozenset()
 
@@ -67,8 +71,9 @@ class TritonPlan:
         positions: torch.Tensor,
         flags: torch.Tensor | None = None,
     ) -> None:
-        """``places``: row and tokens of each. ``table``: their slots, ``[spans, pages]`` int32. ``positions``: of
-        all tokens of the step, ``[T]`` int64. ``flags``: 0 for hidden tokens, ``[spans, flagged]`` uint8.
+        """``places``: first row and number of tokens of each span. ``table``: slots of their pages, ``[spans, pages]``
+        int32. ``positions``: of all tokens of the step, ``[T]`` int64. ``flags``: 0 for hidden tokens, ``[spans,
+        flagged]`` uint8.
         """
         self.table, self.positions, self.flags = table, positions, flags
         self.longest = max((size for _, size in places), default=0)
@@ -78,8 +83,8 @@ class TritonPlan:
         self._tiles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def tiles(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The spans in tiles of up to ``tokens``: span, row and tokens of each ``[tiles, 3]`` int32; and the row
-        of each place in them, -1 where it is empty, ``[tiles * tokens]`` int32.
+        """The spans in tiles of up to ``tokens``: span, first row and number of tokens of each, ``[tiles, 3]`` int32;
+        and the row of each place in the tiles, -1 if it is empty, ``[tiles * tokens]`` int32.
         """
         if tokens not in self._tiles:
             cuts = [
@@ -96,7 +101,7 @@ class TritonPlan:
 
     @staticmethod
     def key(spans: frozenset[int]) -> tuple[Any, ...]:
-        """Under which ``PackedStep.plans`` has that for these spans: layers of all kinds have the same."""
+        """The key of the plan for these spans in ``PackedStep.plans``: layers of all kinds share it."""
         return TritonPlan, spans
 
     @classmethod
@@ -119,10 +124,10 @@ class TritonPlan:
 
 
 class TritonBackend:
-    """The kernel on one device."""
+    """The Triton kernel on one device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Raises ``ImportError`` without Triton."""
+        """Raises ``ImportError`` if Triton is not installed."""
         self._functions: Any = import_module("cache.attention.kernels.paged")
         cuda = device.type == "cuda"
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 8
@@ -139,7 +144,7 @@ class TritonBackend:
         return self._self_test.passes(signature)
 
     def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> TritonPlan | None:
-        """For all of them."""
+        """A plan for all of the spans."""
         return once(step, TritonPlan.key(spans), lambda: TritonPlan.of(step, spans)) if spans else None
 
     def attend(
@@ -187,7 +192,7 @@ class TritonBackend:
 
 @cache
 def triton_backend(device: torch.device) -> TritonBackend | None:
-    """The backend for ``device``; None on a CPU and, said once in the log, where there is no Triton."""
+    """The backend for ``device``; None on a CPU, and None with a line in the log, once, without Triton."""
     if device.type != "cuda":
         return None
     try:

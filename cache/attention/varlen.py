@@ -27,10 +27,11 @@ _WIDEST = 256  # numbers of a head
 
 
 class VarlenPlan:
-    """What the call must know of the spans ``numbers`` of a step in layers of one kind. Valid as long as the step.
+    """The tensors with which ``varlen_attn`` is called for the spans ``numbers`` of a step, in layers of one kind.
+    Valid during that step.
 
-    ``rows`` of the step are theirs; ``places`` hold their keys, span after span, up to the last one each sees.
-    ``rest`` are left.
+    ``rows [rows]`` are their rows in the step, and ``places [keys]`` the slot * page_size + offset of their keys, span
+    after span, both int64. ``rest`` are the spans that it leaves.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class VarlenPlan:
 
 
 class VarlenBackend:
-    """torch's function on one device."""
+    """torch's ``varlen_attn`` on one device."""
 
     def __init__(self, device: torch.device, function: Callable[..., Any]) -> None:
         self._function = function
@@ -71,7 +72,7 @@ class VarlenBackend:
         return self._self_test.passes(signature)
 
     def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> VarlenPlan | None:
-        """For spans whose tokens are all seen: the long ones of these, or all where it is the ``last``."""
+        """For spans without hidden tokens: the long ones of these, or all if this is the ``last`` backend."""
 
         def make() -> VarlenPlan | None:
             seen = (number for number in spans if not step.spans[number].session.hidden)
@@ -115,13 +116,13 @@ class VarlenBackend:
 
 
 def _tried(signature: Signature) -> Iterator[StepSpec]:
-    """Steps in which all tokens are seen."""
+    """The steps of the self-test without hidden tokens."""
     return (StepSpec(sessions, False) for sessions in self_test.SESSIONS)
 
 
 @cache
 def varlen_backend(device: torch.device) -> VarlenBackend | None:
-    """The backend for ``device``; None where this torch, or this device, has no such function."""
+    """The backend for ``device``; None if this torch or this device has no ``varlen_attn``."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return None
     try:

@@ -20,7 +20,7 @@ _BYTES = 16 << 20  # of each
 
 
 def runs(slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Neighbours in ``slots`` that follow each other: index of the first, its slot, how many."""
+    """The runs of consecutive numbers in ``slots``: index of the first, its slot, and the length."""
     first = 0
     for at in range(1, len(slots) + 1):
         if at == len(slots) or slots[at] != slots[at - 1] + 1:
@@ -29,7 +29,7 @@ def runs(slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 class HostOffload:
-    """Copies of one device. Used by the thread of the steps; anyone may ``settle``."""
+    """Copies to and from one device. Called by the thread that runs steps; ``settle`` by any thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -39,7 +39,9 @@ class HostOffload:
         self._next = 0
 
     def down(self, source: torch.Tensor, there: Sequence[int], target: torch.Tensor, here: Sequence[int]) -> None:
-        """Pages ``there`` of a pool on the device to the places ``here`` of a pinned one; there after ``settle``."""
+        """Copy the pages ``there`` of a device pool to the slots ``here`` of a pinned pool. Complete after
+        ``settle``.
+        """
         steps = torch.cuda.current_stream(self._device)
         for at, size in self._chunks(source, len(there)):
             buffer, used = self._take(source, size)
@@ -51,8 +53,8 @@ class HostOffload:
                 used.record(self._stream)
 
     def up(self, source: torch.Tensor, there: Sequence[int], target: torch.Tensor, here: Sequence[int]) -> None:
-        """Pages ``there`` of a pinned pool to the places ``here`` of one on the device, before anything that is asked
-        of the device from now on.
+        """Copy the pages ``there`` of a pinned pool to the slots ``here`` of a device pool, before any later work on
+        the current stream.
         """
         steps = torch.cuda.current_stream(self._device)
         for at, size in self._chunks(source, len(there)):
@@ -65,17 +67,17 @@ class HostOffload:
             used.record(steps)
 
     def settle(self) -> None:
-        """Wait until host memory holds what was sent down."""
+        """Wait until all copies to host memory are complete."""
         self._stream.synchronize()
 
     @staticmethod
     def _chunks(pool: torch.Tensor, pages: int) -> Iterator[tuple[int, int]]:
-        """The first of each few pages that go together, and how many."""
+        """Index of the first page and number of pages of each chunk that fits a buffer."""
         most = max(1, _BYTES // (pool[0].numel() * pool.element_size()))
         return ((at, min(most, pages - at)) for at in range(0, pages, most))
 
     def _take(self, pool: torch.Tensor, pages: int) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """A buffer shaped for so many pages, and the event of its last use: both streams get at it only after that."""
+        """A buffer for that many pages, and the event of its last use, for which both streams wait."""
         self._next = number = (self._next + 1) % _BUFFERS
         nbytes = pages * pool[0].numel() * pool.element_size()
         if self._buffers[number].numel() < nbytes:
@@ -89,5 +91,5 @@ class HostOffload:
 
 @cache
 def host_offload(device: torch.device) -> HostOffload:
-    """The one of ``device``."""
+    """The ``HostOffload`` of ``device``."""
     return HostOffload(device)

@@ -15,8 +15,8 @@ _open = torch.empty(0, dtype=torch.uint8)  # what is left of the last shared str
 
 
 def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """``[count]``, of any values, at the begin of a line of the cache. It cannot be resized; its memory is given back
-    when neither it nor what shares a stretch with it is there any more. Without huge pages it lies in others.
+    """An uninitialised tensor ``[count]``, aligned to a cache line. It cannot be resized. Small tensors share an
+    allocation, which is freed when all of them are. Falls back to ordinary pages where there are no huge ones.
     """
     global _open
     size = -(-count * dtype.itemsize // _LINE) * _LINE
@@ -29,7 +29,7 @@ def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _stretch(size: int) -> torch.Tensor:
-    """Bytes from the begin of a huge page on; those that are never touched take no memory."""
+    """``size`` bytes that begin at a huge page; pages that are never touched take no memory."""
     memory = mmap.mmap(-1, size + HUGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them

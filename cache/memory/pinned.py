@@ -20,10 +20,10 @@ log = logging.getLogger("warmturn.engine")
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of any values, in pages of the system that hold nothing else; locked until its memory goes.
+    """An uninitialised pinned tensor, in memory pages of its own; it is unpinned when its memory is freed.
 
-    Where they cannot be locked, which is said in the log, copies between it and a GPU are as right as others, and the
-    thread that asks for them waits.
+    If the memory cannot be pinned a warning is logged; copies between it and a GPU are then correct, but block the
+    calling thread.
     """
     size = math.prod(shape) * dtype.itemsize
     pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -36,7 +36,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _lock(memory: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
-    """Lock it until it is no more; it is unlocked before it is given back."""
+    """Pin the memory until it is freed."""
     pointer = memory.ctypes.data
     try:
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -58,5 +58,5 @@ def _unlock(pointer: int) -> None:
 
 @functools.cache
 def _tell(reason: str) -> None:
-    """Once, however many pools there are."""
+    """Log the failure once, however many pools there are."""
     log.warning("the host tier's memory cannot be pinned, so copies between it and the GPU are slower: %s", reason)

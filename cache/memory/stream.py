@@ -18,36 +18,40 @@ _mine = local()  # the stream of each thread
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CPU tensor on ``device``, of the same shape and dtype. Nothing waits for the device: the copy takes its turn on
-    the current stream.
+    """A CPU tensor copied to ``device``, with the same shape and dtype. Does not block: the copy is queued on the
+    current stream.
     """
     return _ready(tensor, device).to(device, non_blocking=True)
 
 
 def put(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """``array`` on ``device``, as ``copy_to_device``."""
+    """``array`` as a tensor on ``device``, copied as by ``copy_to_device``."""
     return copy_to_device(torch.from_numpy(array), device)
 
 
 def refill(tensor: torch.Tensor, array: np.ndarray[Any, Any]) -> None:
-    """Make ``tensor`` hold ``array``, without waiting: the copy takes its turn on the current stream."""
+    """Copy ``array`` to ``tensor`` (same shape and dtype). Does not block: the copy is queued on the current stream."""
     tensor.copy_(_ready(torch.from_numpy(array), tensor.device), non_blocking=True)
 
 
 def _ready(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A CPU tensor where ``device`` reads by itself: torch keeps that memory until the copy is done."""
+    """A CPU tensor that ``device`` can read asynchronously: pinned for a GPU. torch keeps that memory until the copy is
+    done.
+    """
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` on the CPU, of the same shape and dtype, there when the current stream has come to this."""
+    """``tensor`` copied to the CPU, with the same shape and dtype. Complete when the current stream has reached this
+    point.
+    """
     if tensor.device.type != "cuda":
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 class HostCopy:
-    """``tensors`` of one device on their way to the CPU, behind all that the current stream has been asked for."""
+    """A copy of ``tensors`` of one device to the CPU, queued behind all earlier work on the current stream."""
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         self._here = [copy_to_host(tensor) for tensor in tensors]
@@ -57,7 +61,7 @@ class HostCopy:
             self._there.record(torch.cuda.current_stream(tensors[0].device))
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors, once they are there."""
+        """Wait for the copy; returns the tensors on the CPU."""
         if self._there is not None:
             self._there.synchronize()
         return self._here
@@ -65,9 +69,9 @@ class HostCopy:
 
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """Within it, what the calling thread asks of ``device`` runs beside the steps, on a stream of that thread.
+    """Within it, the calling thread's work on ``device`` runs concurrently with steps, on a stream of that thread.
 
-    It begins behind all that the steps had asked for, and is done when the block ends: only this thread waits.
+    It begins after all work that is queued for steps, and is complete when the block ends; only this thread waits.
     """
     if device.type != "cuda":
         yield

@@ -14,9 +14,9 @@ from cache.memory.stream import beside, copy_to_device, copy_to_host, put
 
 
 class PageShape(NamedTuple):
-    """What one token of one layer stores; K and V may differ in heads and width (MLA keeps its latents).
+    """What one layer stores per token. K and V may differ in heads and width (MLA stores its latents).
 
-    ``index_dim`` is the width of the indexer key that sparse attention keeps beside them, 0 where there is none.
+    ``index_dim`` is the width of the indexer key of sparse attention, 0 if there is none.
     """
 
     key_heads: int
@@ -36,11 +36,11 @@ class PageShape(NamedTuple):
 class MemoryTier:
     """``slots`` pages of ``page_size`` tokens in one memory, for all layers of a model.
 
-    Per storing layer one K and one V tensor ``[slots, page_size, heads, dim]`` (and ``[slots, page_size, dim]`` for
-    indexer keys); a page has the same slot in all of them. With ``scratch`` there is one slot more, the last, that is
-    never given out: what is written there is nobody's. Shapes are learned from the first write unless given, since only
-    the model knows them. A ``pinned`` tier is the host tier of a GPU: see ``cache.memory.pinned``. Invariant: a slot is
-    either in ``_free`` or owned by exactly one page.
+    For each layer that stores KV there is one K and one V tensor ``[slots, page_size, heads, dim]`` (and ``[slots,
+    page_size, dim]`` for indexer keys); a page has the same slot in all of them. ``scratch`` adds one last slot that is
+    never allocated, for writes of padding rows. Shapes are taken from the first write unless given. A ``pinned`` tier
+    is the host tier of a GPU: see ``cache.memory.pinned``. Invariant: a slot is either in ``_free`` or owned by exactly
+    one page.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class MemoryTier:
         return self.slots - len(self._free)
 
     def alloc(self) -> int:
-        """A free slot; its content is undefined. The caller has checked ``free``."""
+        """Allocate a slot; its content is undefined. The caller has checked ``free``."""
         return self._free.pop()
 
     def release(self, slot: int) -> None:
-        """Give a slot back."""
+        """Free a slot."""
         self._free.append(slot)
 
     def write(self, layer: int, index: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -119,7 +119,7 @@ class MemoryTier:
     def _copy(
         self, other: MemoryTier, theirs: torch.Tensor, source: list[int], mine: torch.Tensor, target: list[int]
     ) -> None:
-        """Pages of one pool of ``other`` to ours."""
+        """Copy pages of one pool of ``other`` to this tier."""
         if self._pinned and other.device.type == "cuda":
             self._host_offload = host_offload(other.device)
             self._host_offload.down(theirs, source, mine, target)
@@ -138,12 +138,12 @@ class MemoryTier:
 
     @property
     def token_shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of one token in each named tensor that ``gather`` gives."""
+        """Shape and dtype of one token in each named tensor that ``gather`` returns."""
         return {n: (tuple(pool.shape[2:]), str(pool.dtype).removeprefix("torch.")) for n, pool in self.pools.items()}
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in all that ``gather`` gives."""
+        """Bytes of one token in all tensors that ``gather`` returns."""
         return sum(shape.nbytes for shape in self.shapes.values())
 
     def gather(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -164,7 +164,7 @@ class MemoryTier:
             pool.index_copy_(0, put(rows.numpy(), self.device), copy_to_device(tokens, self.device))
 
     def settle(self) -> None:
-        """Wait until the pages hold what was copied to them, where a CPU reads them."""
+        """Wait until copies to this tier are complete, before a CPU reads it."""
         if self._host_offload is not None:
             self._host_offload.settle()
 

@@ -3,7 +3,7 @@
 The first layer of a chain computes all of them. When a later layer is called with the output of the layer before it and
 otherwise the same arguments, it returns the result that is ready; when it is called with anything else it computes and
 stores its keys and values again. A change of a tensor in place cannot be detected here: the probe verifies that the
-model makes none, and layers with hooks are not chained.
+model makes none, and nothing is computed ahead while a layer has hooks.
 """
 
 from __future__ import annotations
