@@ -22,27 +22,27 @@ from cache.tiers.archive import Archive
 
 
 class SessionRunning(Exception):
-    """A turn of this session is running."""
+    """A turn of this session is running already."""
 
 
 class SessionStore:
-    """The caches of all sessions over one page pool.
+    """The session caches of all sessions, over one page pool.
 
-    A session is *running* (a turn owns it), *warm* (idle, KV on the device), *hosted* (idle, KV on the host) or gone.
-    Eviction takes the least recently used warm session to the host, and drops the least recently used hosted one
-    where the host is full. It is never an error: what is gone is read from the ``archive``, if there is one, or
+    A session is *running* (a turn owns it), *warm* (idle, KV on the device), *hosted* (idle, KV in host memory) or
+    gone. Eviction moves the least recently used warm session to the host, and drops the least recently used hosted
+    session if the host is full. It is never an error: dropped KV is loaded from the ``archive``, if there is one, or
     computed again.
 
-    A page leaves the device only when no warm session holds it, so a shared trunk moves once, with its last
-    warm holder.
+    A page leaves the device only when no warm session holds it, so pages that sessions share are moved once, with their
+    last warm holder.
     """
 
     def __init__(
         self, pool: PagePool, state_budget: int | None = None, threshold: int | None = None, share: float = 1.0
     ) -> None:
-        """``state_budget``: bytes that idle sessions' states may take where the model has states that are not paged;
-        None where it has none. ``threshold``: timelines longer than that have other keys than shorter ones, and
-        share nothing with them. ``share`` of the pages: a tenant with more of them is evicted before others.
+        """``state_budget``: bytes for the states of idle sessions if the model has states that are not paged; None if
+        it has none. ``threshold``: timelines longer than that have different keys than shorter ones, and share nothing
+        with them. ``share``: the sessions of a tenant that holds more than this share of the pages are evicted first.
         """
         self.pool = pool
         self.archive: Archive | None = None
@@ -69,12 +69,12 @@ class SessionStore:
         return session is not None and session.running
 
     def find(self, tenant: str, name: str) -> SessionCache | None:
-        """The named session, wherever its KV is."""
+        """The named session in device or host memory, if there is one."""
         return self._named.get((tenant, name))
 
     def match(self, tenant: str, prompt: array[int], name: str | None = None) -> int:
         """How many tokens of ``prompt`` could be reused from memory now, at most all but one: from the named session or
-        from any of ``tenant``.
+        any other of ``tenant``.
         """
         long = self.is_long(len(prompt))
         found, shared = self._index.match(tenant, long, prompt)
@@ -84,12 +84,12 @@ class SessionStore:
         return max(reach, own)
 
     def nearest(self, tenant: str, ids: array[int]) -> SessionCache | None:
-        """The session of ``tenant`` in memory that shares the most with ``ids``, of what others may reuse."""
+        """The session of ``tenant`` in memory whose shareable tokens have the longest common prefix with ``ids``."""
         return self._index.match(tenant, self.is_long(len(ids)), ids)[0]
 
     def closest(self, tenant: str, prompt: array[int]) -> tuple[int, int | None]:
-        """The longest prefix that ``prompt`` shares with any cached or stored timeline of ``tenant``, and the token
-        with which that one goes on.
+        """The length of the longest prefix that ``prompt`` has in common with any cached or stored timeline of
+        ``tenant``, and the token with which that timeline continues.
         """
         long = self.is_long(len(prompt))
         session, shared = self._index.match(tenant, long, prompt)
@@ -103,13 +103,13 @@ class SessionStore:
     def acquire(
         self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True, long: bool | None = None
     ) -> Acquired | None:
-        """The session that will run ``prompt``, holding the longest cached prefix of it on the device, and
-        pages for the rest.
+        """The session on which ``prompt`` will run, with the longest cached prefix of it on the device and pages for
+        the rest. None if the device has no room now. Raises ``SessionRunning``.
 
-        ``prompt`` is the whole timeline. A named session keeps its name and is brought in line with the prompt;
-        without a name an idle anonymous session is continued where all it has cached is a prefix of the prompt, else
-        a new one is forked off the longest prefix, copy-on-write. ``long``: on which side of the threshold, if not the
-        prompt's own. None: no room on the device now. Raises ``SessionRunning``.
+        ``prompt`` is the whole timeline. A named session keeps its name and is rewound to the common prefix. Without a
+        name, an idle anonymous session is continued if all its cached tokens are a prefix of the prompt; else a new
+        session is forked from the one with the longest prefix, copy-on-write. ``long``: the side of the RoPE threshold,
+        if it is not the prompt's own.
         """
         named = self._named.get((tenant, name)) if name is not None else None
         if named is not None and named.running:
@@ -139,7 +139,9 @@ class SessionStore:
         return Acquired(session, reused, min(len(off_device) * self.pool.page_size, reused))
 
     def reserve(self, session: SessionCache, length: int) -> bool:
-        """Pages for ``length`` tokens in all, the next one writable; False where running turns hold all the memory."""
+        """Reserve pages for ``length`` tokens in all, and make the next one writable. False if running turns hold all
+        the memory.
+        """
         missing = self._missing(session, length)
         if missing <= 0:
             return True
@@ -155,20 +157,20 @@ class SessionStore:
         return True
 
     def invalidate(self, session: SessionCache) -> None:
-        """A step failed half-way: nothing of this running session's cache can be trusted."""
+        """A step failed: drop all that this running session has cached."""
         self._cut(session, 0)
 
     def publish(self, session: SessionCache) -> None:
-        """Let others find what a running session has cached by now."""
+        """Put what a running session has cached so far in the prefix index."""
         self._index.put(session.tenant, session.long, session)
 
     def release(self, session: SessionCache) -> None:
-        """The turn is over: the session is idle, most recently used, evictable."""
+        """The session's turn is over: it is idle, most recently used, and may be evicted."""
         self._cut(session, session.length)
         self._keep(session)
 
     def discard(self, session: SessionCache) -> None:
-        """Drop a session and its KV, idle or not."""
+        """Drop a session, idle or running, and its KV."""
         self._running.discard(session)
         self._warm.pop(session, None)
         self._hosted.pop(session, None)
@@ -184,13 +186,13 @@ class SessionStore:
         self._count(session)
 
     def name(self, session: SessionCache, name: str) -> None:
-        """Give an anonymous session a name, where that is free."""
+        """Give an anonymous session a name, unless that is taken."""
         if session.name is None and (session.tenant, name) not in self._named:
             session.name = name
             self._named[session.tenant, name] = session
 
     def pin(self, tenant: str, name: str, until: float) -> None:
-        """Evict the named session last, from every tier, until then (Unix seconds)."""
+        """Pin the named session in every tier until ``until`` (Unix seconds): it is evicted last."""
         session = self.find(tenant, name)
         if session is not None:
             session.pinned_until = until
@@ -198,20 +200,22 @@ class SessionStore:
             self.archive.pin(Owner(tenant, name, True), until)
 
     def keep(self, session: SessionCache, until: float) -> None:
-        """Evict this session last, from every tier, until then or as long as it was to be kept before."""
+        """Pin this session in every tier until ``until`` (Unix seconds), unless it is pinned for longer."""
         if until > session.pinned_until:
             session.pinned_until = until
             if self.archive is not None:
                 self.archive.pin(session.owner, until)
 
     def forget(self, tenant: str, name: str) -> None:
-        """Drop the named idle session, where there is one."""
+        """Drop the named session if it is in memory and idle."""
         session = self._named.get((tenant, name))
         if session is not None and not session.running:
             self.discard(session)
 
     def trim(self) -> None:
-        """Keep idle sessions' states within their budget: the least recently used leave, the newest only if alone."""
+        """Evict sessions until the states of idle sessions fit their budget, least recently used first; the newest only
+        if it is the only one.
+        """
         while self._state_total > self._state_budget:
             others = len(self._hosted) + len(self._warm) - 1  # a turn may be about to go on from the newest
             session = self._victim(islice(chain(self._hosted, self._warm), max(1, others)))
@@ -221,7 +225,7 @@ class SessionStore:
             self.discard(session)
 
     def check_integrity(self) -> None:
-        """Assert what must hold between steps (design section 8, invariants 2 and 3)."""
+        """Assert the invariants that hold between steps: references, tiers and budgets are consistent."""
         holders: defaultdict[Page, list[SessionCache]] = defaultdict(list)
         writing = self.archive.held if self.archive is not None else Counter()
         for page in writing:
@@ -256,7 +260,9 @@ class SessionStore:
     def _best(
         self, tenant: str, named: SessionCache | None, prompt: array[int], long: bool
     ) -> tuple[SessionCache, int]:
-        """The session to run on and how much of it to keep; forks where the best holder must be left as it is."""
+        """The session to run on and how many of its tokens to keep; a fork if the session with the longest prefix must
+        not change.
+        """
         own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
         found, shared = self._index.match(tenant, long, prompt)
         shared = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
@@ -296,7 +302,7 @@ class SessionStore:
     # -- moving -----------------------------------------------------------------------------------------------------
 
     def _start(self, session: SessionCache) -> None:
-        """Idle or new -> running: nothing evicts it from now on."""
+        """Idle or new -> running: it is not evicted from now on."""
         self._warm.pop(session, None)
         self._hosted.pop(session, None)
         self._state_total -= self._state_bytes.pop(session, 0)
@@ -309,7 +315,7 @@ class SessionStore:
         self._count(session)
 
     def _keep(self, session: SessionCache) -> None:
-        """Running -> idle. A session that holds nothing is gone; one with pages still on the host goes back there."""
+        """Running -> idle. A session without KV is dropped; one with pages on the host goes back to the host."""
         if not session.length:
             self.discard(session)
             return
@@ -340,7 +346,7 @@ class SessionStore:
             self._count(session)
 
     def _missing(self, session: SessionCache, length: int) -> int:
-        """Device slots that ``session`` lacks to grow to ``length`` tokens."""
+        """How many device slots ``session`` needs to grow to ``length`` tokens."""
         lacking = -(-length // self.pool.page_size) - len(session.pages)
         return max(lacking, 0) + self._shares_next(session)
 
@@ -350,7 +356,7 @@ class SessionStore:
         return offset > 0 and session.pages[page].refs > 1
 
     def _make_room(self, pages: int) -> bool:
-        """Free device slots, evicting idle sessions as needed; False, and nobody evicted, where that cannot be
+        """Free ``pages`` device slots, evicting idle sessions as needed. False, with nobody evicted, if that cannot be
         enough.
         """
         device = self.pool.device
@@ -372,14 +378,14 @@ class SessionStore:
         return True
 
     def _victim(self, idle: Iterable[SessionCache]) -> SessionCache | None:
-        """Who of ``idle`` leaves first; while writes are getting on, none that waits for its own."""
+        """The session of ``idle`` to evict; while writes make progress, none that is scheduled for writing."""
         write_behind = self.archive.write_behind if self.archive is not None else None
         if write_behind is not None and write_behind.working:
             idle = (session for session in idle if not write_behind.is_scheduled(session))
         return victim(idle, self._shares.over)
 
     def _count(self, session: SessionCache) -> None:
-        """The pages of ``session`` are others now, or it is no longer warm."""
+        """Update the tenant's share after the pages of ``session`` have changed, or it is no longer warm."""
         pages = len(session.pages) if session.warm else 0
         self._shares.add(session.tenant, pages - session.counted)
         session.counted = pages
@@ -390,7 +396,7 @@ class SessionStore:
         return len(held | set(self.archive.held) if self.archive is not None else held)
 
     def _move_to_host(self, session: SessionCache) -> None:
-        """Idle, and from now on of the host."""
+        """Warm -> hosted; its pages move later, see ``_offload_stranded``."""
         self.pool.release_warm(session.pages)
         session.move(self.pool.host.device)
         session.warm = False
@@ -398,8 +404,8 @@ class SessionStore:
         self._count(session)
 
     def _offload_stranded(self) -> None:
-        """Take stranded pages off the device: to the host, else by dropping hosted sessions, least recently
-        used first.
+        """Take stranded pages off the device: move them to the host, where hosted sessions are dropped as needed, least
+        recently used first.
         """
         host, stranded = self.pool.host, self.pool.stranded
         while len(stranded) > host.free:

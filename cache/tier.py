@@ -10,7 +10,9 @@ import msgspec
 
 
 class Tier(StrEnum):
-    """Where KV can lie, nearest to the model first. Metrics, receipts, the API and the page show every member."""
+    """A tier of the KV cache; members are in order, nearest to the model first. Metrics, receipts, the API and the page
+    at ``/ui`` show all members.
+    """
 
     DEVICE = "device"
     HOST = "host"
@@ -19,15 +21,15 @@ class Tier(StrEnum):
 
     @property
     def paged(self) -> bool:
-        """Whether it is memory, which is counted in pages; the other tiers hold files, which are counted in bytes."""
+        """Whether it is memory, measured in pages; the other tiers hold files and are measured in bytes."""
         return self in (Tier.DEVICE, Tier.HOST)
 
 
 class TierStats(msgspec.Struct, frozen=True):
-    """What a tier holds now, and what has left it since the engine started.
+    """What a tier holds now, and how many sessions were evicted from it since the engine started.
 
-    ``used`` and ``capacity`` are pages where the tier is ``paged``, else bytes. ``capacity`` 0: there is no such tier,
-    or it has no limit. ``evictions`` are sessions that had to make room.
+    ``used`` and ``capacity`` are pages if the tier is ``paged``, else bytes. ``capacity`` 0: there is no such tier, or
+    it has no limit. ``evictions`` are sessions.
     """
 
     used: int = 0
@@ -36,7 +38,9 @@ class TierStats(msgspec.Struct, frozen=True):
 
 
 class TierHolding(msgspec.Struct, frozen=True):
-    """What one tier holds of a session: tokens from its beginning, and the bytes that they take there."""
+    """What one tier holds of a session: ``tokens`` from the beginning of its timeline, and their size there in
+    ``bytes``.
+    """
 
     tokens: int
     bytes: int

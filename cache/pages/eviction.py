@@ -10,15 +10,15 @@ from typing import Protocol, TypeVar
 
 
 class Evictable(Protocol):
-    """A session in some tier."""
+    """A session in some tier, as ``victim`` needs it."""
 
     @property
     def tenant(self) -> str:
-        """Whose it is; see ``scoped``."""
+        """The tenant that owns it, with its salt; see ``scoped``."""
 
     @property
     def pinned_until(self) -> float:
-        """Unix seconds."""
+        """The end of its pin, in Unix seconds."""
 
 
 E = TypeVar("E", bound=Evictable)
@@ -26,17 +26,21 @@ SALT = "#"  # no tenant has it in its name
 
 
 def scoped(tenant: str, salt: str) -> str:
-    """The name under which a tenant's sessions of one salt are kept, apart from all its other ones; "" is no salt."""
+    """The name under which sessions of a tenant with that salt are kept, separate from its others; ``salt`` "" is
+    none.
+    """
     return f"{tenant}{SALT}{salt}" if salt else tenant
 
 
 def payer(tenant: str) -> str:
-    """Who has to account for sessions of that name: the tenant, whatever the salt."""
+    """The tenant in a name that ``scoped`` made: its use counts for the tenant, whatever the salt."""
     return tenant.partition(SALT)[0]
 
 
 class TenantShares:
-    """What tenants hold of a tier, in pages or bytes, and who is ``over`` his share of its ``size``."""
+    """How much of a tier each tenant holds, in pages or bytes, and which tenants are ``over`` their share of its
+    ``size``.
+    """
 
     def __init__(self, share: float, size: int) -> None:
         self.held: Counter[str] = Counter()
@@ -44,7 +48,7 @@ class TenantShares:
         self._most = share * size if share < 1.0 else math.inf
 
     def add(self, tenant: str, amount: int) -> None:
-        """A tenant holds so much more, or less."""
+        """A tenant holds ``amount`` more, or less if it is negative."""
         tenant = payer(tenant)
         self.held[tenant] += amount
         if self.held[tenant] > self._most:
@@ -56,8 +60,9 @@ class TenantShares:
 
 
 def victim(idle: Iterable[E], over: Collection[str]) -> E | None:
-    """The first of ``idle`` (least recently used first) of a tenant that is ``over`` its share, else the first of all;
-    a pinned one only where all are. So a pin delays, and never keeps a tier from making room.
+    """The session to evict: the first of ``idle`` (least recently used first) whose tenant is ``over`` its share, else
+    the first of all. A pinned session is chosen only if all are pinned, so a pin never keeps a tier from making room.
+    None if ``idle`` is empty.
     """
     now = time.time()
     first: E | None = None

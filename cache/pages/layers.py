@@ -1,7 +1,7 @@
 """Layer kinds: whether a layer stores KV, and which keys its queries may see.
 
-Kinds are read from the config's own layer types (the vocabulary of ``transformers.cache_utils``), never from a model's
-name.
+Kinds are read from the layer types in the model's config (the names of ``transformers.cache_utils``), never from a
+model's name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, get_layer_types
 
 
 class Reach(StrEnum):
-    """How far back a query at position ``p`` may look (all are causal)."""
+    """Which keys a query at position ``p`` may see; all are causal."""
 
     FULL = "full"  # every key
     SLIDING = "sliding"  # keys at p - window < k <= p
@@ -24,7 +24,7 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One attention layer. ``stores`` is False where the layer reads another layer's KV, or has no attention at all."""
+    """One attention layer. ``stores`` is False if the layer reads another layer's KV or has no attention."""
 
     reach: Reach
     window: int | None
@@ -32,11 +32,11 @@ class AttentionLayer:
 
     @property
     def kind(self) -> tuple[Reach, int | None]:
-        """Layers of one kind look at the same keys."""
+        """Layers of the same kind see the same keys."""
         return self.reach, self.window
 
     def first_key(self, position: int) -> int:
-        """The first position that the query at ``position`` may look at."""
+        """The first position that the query at ``position`` may see."""
         if self.window is None:
             return 0
         if self.reach is Reach.SLIDING:
@@ -44,7 +44,7 @@ class AttentionLayer:
         return position - position % self.window
 
     def sees(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Whether queries at positions ``[n, 1]`` may look at keys at positions ``[1, m]``; bool ``[n, m]``."""
+        """Which keys at positions ``[1, m]`` the queries at positions ``[n, 1]`` may see; bool ``[n, m]``."""
         seen = key <= query
         if self.window is None:
             return seen
@@ -54,7 +54,7 @@ class AttentionLayer:
 
 
 class ScoreOptions(NamedTuple):
-    """How scores are made of products, see ``attention.attend``."""
+    """How attention scores are computed, see ``packed_attention.attend``. ``sinks``: ``[H]`` or None."""
 
     scale: float
     softcap: float | None
@@ -62,10 +62,10 @@ class ScoreOptions(NamedTuple):
 
 
 def read_layers(config: Any) -> list[AttentionLayer]:
-    """The layers of a text decoder ``config`` in order; none where the config does not describe them.
+    """The layers of a text decoder's ``config``, in order; empty if the config does not describe them.
 
-    A kind that is neither windowed nor chunked is read as full attention: for one that has no attention that
-    means nothing, and for one that is something else the load-time probe finds out.
+    A kind that is neither windowed nor chunked is read as full attention. For a layer without attention that has no
+    effect; if it is wrong for another layer the load-time probe detects it.
     """
     try:
         stored, _ = get_layer_types_and_kwargs(config)

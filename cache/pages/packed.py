@@ -21,11 +21,11 @@ from cache.pages.session import SessionCache
 
 
 class NotInPlace(Exception):
-    """Code that works on what is in the cache cannot be compiled: how much that is differs from step to step."""
+    """Raised in compiled code that would need the KV that is in the cache: its length differs from step to step."""
 
 
 class Span(NamedTuple):
-    """``size`` new tokens of one session, rows ``row .. row + size`` of the packed batch."""
+    """``size`` new tokens of one session, in rows ``row .. row + size`` of the packed step."""
 
     session: SessionCache
     row: int
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Position of the first new token: what the cache holds before this step."""
+        """Position of the first new token: the length of the session cache before this step."""
         return self.session.length
 
     @property
@@ -69,26 +69,24 @@ class PackedStep:
         self.write_index = numbers[2]  # [T]
 
     def first_page(self, span: Span, layer: AttentionLayer) -> int:
-        """Index in the page table of the first page that ``span`` looks at in ``layer``."""
+        """Index in the page table of the first page that ``span`` sees in ``layer``."""
         return layer.first_key(span.start) // self.tier.page_size
 
     def pages(self, span: Span, layer: AttentionLayer) -> torch.Tensor:
-        """The slots of the pages that ``span`` looks at in ``layer``, in order, ``[pages]`` int64."""
+        """The slots of the pages that ``span`` sees in ``layer``, in order, ``[pages]`` int64."""
         last = -(-span.stop // self.tier.page_size)
         return span.session.table(self.tier.device)[self.first_page(span, layer) : last]
 
     def gather_index(self, layer: AttentionLayer) -> torch.Tensor:
-        """Slot * page_size + offset of every key that the step looks at in ``layer``, span after span, ``[keys]``
-        int64.
-        """
+        """Slot * page_size + offset of every key that the step sees in ``layer``, span after span, ``[keys]`` int64."""
         if layer.kind not in self._gathers:
             places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.spans])
             self._gathers[layer.kind] = put(places, self.tier.device)
         return self._gathers[layer.kind]
 
     def mask(self, number: int, layer: AttentionLayer, first: int) -> torch.Tensor | None:
-        """Which keys ``first .. stop`` each query of span ``number`` may see, bool ``[size, keys]``; None:
-        all of them.
+        """Which of the keys ``first .. stop`` each query of span ``number`` may see, bool ``[size, keys]``; None: all
+        of them.
         """
         key = (number, layer.reach, layer.window, first)
         if key not in self._masks:
@@ -109,7 +107,7 @@ class PackedStep:
         return seen
 
     def offsets(self) -> torch.Tensor:
-        """Position minus place in the step, of each row: ``[T]`` int64."""
+        """For each row its position minus its index in the step: ``[T]`` int64."""
         return self.positions[0] - torch.arange(self.tokens, device=self.positions.device)
 
     def places(self, span: Span, first: int) -> np.ndarray[Any, Any]:
@@ -120,7 +118,7 @@ class PackedStep:
 
 
 class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
-    """Stands for a layer where modeling code asks the cache about one; holds nothing itself."""
+    """The layer object that modeling code sees in the cache; it stores nothing."""
 
     def __init__(self, layer: AttentionLayer, step: PackedStep, by_row: bool) -> None:
         super().__init__()
@@ -129,14 +127,14 @@ class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is un
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the tier is the storage."""
+        """Nothing to do: KV is stored in the tier."""
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Never called: ``PackedCache.update`` does it. Raises RuntimeError."""
+        """Raises RuntimeError: ``PackedCache.update`` is called instead."""
         raise RuntimeError("a packed layer is updated through its cache")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Raises RuntimeError: only a model that builds its own mask asks, and it cannot run packed."""
+        """Raises RuntimeError: it is called only by models that build their own mask, which cannot run packed."""
         raise RuntimeError("no mask fits a packed step")
 
     def get_seq_length(self) -> int | torch.Tensor:
@@ -149,13 +147,13 @@ class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is un
 
 
 class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
-    """The cache that a packed forward updates: writes new K/V to the sessions' pages.
+    """The transformers cache of a packed forward: stores new K and V in the sessions' pages.
 
-    ``update`` returns the K/V of all sessions, gathered, since some models work on it after the update (MLA expands its
-    latents). For a layer in ``in_place`` it returns the new K/V as they came: the load-time probe has seen the
-    layer hand on the very tensors it got, and the attention function reads the pages themselves. In compiled code it
-    only hands on: there the attention function stores as well, so all layers must be in ``in_place``. ``by_row``: see
-    ``get_seq_length``.
+    ``update`` returns the gathered K and V of all sessions, since some models compute with them after the update (MLA
+    expands its latents). For a layer in ``in_place`` it returns the new K and V unchanged: the load-time probe has
+    verified that the layer passes on the same tensors that it got, and the attention function reads the pages itself.
+    In compiled code nothing is stored here: the attention function stores K and V, so all layers must be in
+    ``in_place``. ``by_row``: see ``get_seq_length``.
     """
 
     def __init__(
@@ -172,8 +170,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``key_states``, ``value_states``: ``[1, H, T, D]`` of the step's tokens; returns ``[1, H, T or all
-        keys, D]``. Raises NotInPlace in compiled code where some layer is not in ``in_place``.
+        """``key_states`` and ``value_states``: ``[1, H, T, D]`` of the step's tokens; returns ``[1, H, T or all keys,
+        D]``. Raises NotInPlace in compiled code if some layer is not in ``in_place``.
         """
         if torch.compiler.is_compiling():
             if not self.compilable:
@@ -190,8 +188,8 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         return key_states, value_states
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        """Indexer keys of sparse attention: ``[1, T, D]`` of the step's tokens; returns those of all keys,
-        ``[1, keys, D]``.
+        """Store indexer keys of sparse attention, ``[1, T, D]`` of the step's tokens; returns those of all keys, ``[1,
+        keys, D]``. Raises NotInPlace in compiled code.
         """
         if torch.compiler.is_compiling():
             raise NotInPlace
@@ -199,16 +197,16 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         return self.step.tier.write_index(layer_idx, self.step.write_index, indexer_key_states)[index][None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:
-        """The length of each row's own session ahead of the row's place in the step, ``[T]`` int64: code that adds the
-        place to it gets the position of every token. Code that needs one number for the whole step fails.
+        """For each row its position minus its index in the step, ``[T]`` int64: code that adds the index to it gets the
+        position of every token. Code that needs one number for the whole step fails. Raises NotInPlace in compiled
+        code.
 
-        Without ``by_row`` 0, for models that were seen to ask for it outside of their layers although they had been
-        told positions.
+        0 without ``by_row``, for models that ask only outside of their layers although they were given positions.
         """
         return _length(self.step, self.by_row)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Recurrent modules ask their session's own state instead."""
+        """False: recurrent modules are called with their session's own state instead."""
         return False
 
 
@@ -221,7 +219,9 @@ def _length(step: PackedStep, by_row: bool) -> int | torch.Tensor:
 
 
 def packed_class(kind: type) -> type:
-    """``PackedCache``, also an instance of the model's own cache class where the model insists on that."""
+    """``PackedCache``, or a subclass of it and of the model's own cache class ``kind`` if the model checks for that
+    class.
+    """
     if kind is DynamicCache or not issubclass(kind, DynamicCache):
         return PackedCache
     own = {name: value for name, value in vars(kind()).items() if name not in ("layers", "layer_class_to_replicate")}

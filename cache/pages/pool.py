@@ -9,10 +9,10 @@ from cache.tier import Tier
 
 
 class Page:
-    """``page_size`` tokens of one timeline, all layers.
+    """``page_size`` tokens of one timeline, in all layers.
 
-    ``refs`` sessions hold it; ``warm`` of them are running, or idle with their KV on the device.
-    It lies in exactly one tier, at ``slot``.
+    ``refs`` sessions hold it. ``warm`` of these are running, or idle with their KV on the device. It lies in exactly
+    one tier, at ``slot``.
     """
 
     __slots__ = ("refs", "slot", "tier", "warm")
@@ -25,10 +25,10 @@ class Page:
 
 
 class PagePool:
-    """Every page of the engine, in a device tier and, below it, a host tier.
+    """All pages of the engine, in a device tier and a host tier.
 
-    Invariants between two calls of the session store: a page with ``warm`` > 0 lies on the device;
-    ``stranded`` are exactly the pages on the device that no warm session holds; a page with ``refs`` 0 does not exist.
+    Invariants between two calls of the session store: a page with ``warm`` > 0 is on the device; ``stranded`` are
+    exactly the pages on the device that no warm session holds; a page with ``refs`` 0 does not exist.
     """
 
     def __init__(self, device: MemoryTier, host: MemoryTier) -> None:
@@ -39,7 +39,7 @@ class PagePool:
 
     @property
     def tiers(self) -> dict[Tier, MemoryTier]:
-        """The tiers of memory, nearest first."""
+        """The tiers in memory, nearest first."""
         return {Tier.DEVICE: self.device, Tier.HOST: self.host}
 
     @property
@@ -48,16 +48,16 @@ class PagePool:
         return self.page_size * self.device.token_bytes
 
     def alloc(self) -> Page:
-        """A new page on the device, held once and warm. The caller has checked ``device.free``."""
+        """Allocate a page on the device, with one reference, which is warm. The caller has checked ``device.free``."""
         return Page(self.device, self.device.alloc())
 
     def share(self, pages: Iterable[Page]) -> None:
-        """One more session holds these pages (not yet warm: see ``hold_warm``)."""
+        """Add a reference to each of these pages (not a warm one: see ``hold_warm``)."""
         for page in pages:
             page.refs += 1
 
     def drop(self, pages: Iterable[Page], *, warm: bool) -> None:
-        """One session, warm or not, holds these pages no longer."""
+        """Remove a reference of a session, warm or not, from each of these pages; free those without any."""
         for page in pages:
             page.refs -= 1
             if page.refs == 0:
@@ -67,13 +67,13 @@ class PagePool:
                 self._release_warm(page)
 
     def hold_warm(self, pages: Iterable[Page]) -> None:
-        """One more warm session holds these pages. Call ``promote`` before they are read."""
+        """One more session that holds these pages is warm. Call ``promote`` before they are read."""
         for page in pages:
             page.warm += 1
             self.stranded.pop(page, None)
 
     def release_warm(self, pages: Iterable[Page]) -> None:
-        """One warm session less holds these pages."""
+        """One session fewer that holds these pages is warm."""
         for page in pages:
             self._release_warm(page)
 
@@ -87,11 +87,11 @@ class PagePool:
         return [page for page in pages if page.tier is not self.device]
 
     def promote(self, pages: list[Page]) -> None:
-        """Move host pages to the device. The caller has checked ``device.free``."""
+        """Move pages from the host tier to the device. The caller has checked ``device.free``."""
         self._move(pages, self.host, self.device)
 
     def demote(self) -> None:
-        """Move the stranded pages to the host. The caller has checked ``host.free``."""
+        """Move the stranded pages to the host tier. The caller has checked ``host.free``."""
         self._move(list(self.stranded), self.device, self.host)
         self.stranded.clear()
 

@@ -13,18 +13,18 @@ from cache.pages.session import common_prefix
 
 
 class Shareable(Protocol):
-    """What can be found by its tokens."""
+    """A cached or stored session, as the index needs it."""
 
     @property
     def shareable(self) -> array[int]:
-        """The tokens that any other timeline with the same beginning may reuse."""
+        """The tokens whose KV may be reused by any other timeline with the same beginning."""
 
 
 S = TypeVar("S", bound=Shareable)
 
 
 class _Node(Generic[S]):
-    """``tokens`` lie on the edge from the parent; ``sessions`` are those whose cached tokens end at this node."""
+    """``tokens`` are on the edge from the parent; ``sessions`` are those whose cached tokens end at this node."""
 
     __slots__ = ("children", "parent", "sessions", "tokens")
 
@@ -49,10 +49,10 @@ class PrefixIndex(Generic[S]):
         return len(self._nodes)
 
     def match(self, prompt: array[int]) -> tuple[S | None, int]:
-        """The session with the longest common prefix and that prefix's length in tokens; (None, 0) where none
-        begins alike.
+        """The session with the longest common prefix with ``prompt``, and that prefix's length in tokens; (None, 0) if
+        there is no common prefix.
 
-        Where several tie, one that ends there is preferred to one that goes on.
+        If several are equally long, a session that ends there is preferred to one that continues.
         """
         node, depth = self._root, 0
         while True:
@@ -66,7 +66,7 @@ class PrefixIndex(Generic[S]):
         return (self._any(node), depth) if depth else (None, 0)
 
     def put(self, session: S) -> None:
-        """Index what ``session`` has cached now, in place of what was indexed of it before."""
+        """Index the shareable tokens of ``session`` as they are now, replacing its earlier entry."""
         self.remove(session)
         tokens = session.shareable
         if not tokens:
@@ -85,7 +85,7 @@ class PrefixIndex(Generic[S]):
         self._nodes[session] = node
 
     def remove(self, session: S) -> None:
-        """Forget ``session``; no error where it was not indexed."""
+        """Remove ``session`` from the index; no error if it is not there."""
         node = self._nodes.pop(session, None)
         if node is None:
             return
@@ -97,7 +97,7 @@ class PrefixIndex(Generic[S]):
             self._merge(node)
 
     def check_integrity(self) -> int:
-        """Assert the invariant above; how many sessions are indexed."""
+        """Assert the invariant; returns how many sessions are indexed."""
         nodes, found = [self._root], 0
         for node in nodes:
             nodes.extend(node.children.values())
@@ -126,7 +126,7 @@ class PrefixIndex(Generic[S]):
 
     @staticmethod
     def _merge(node: _Node[S]) -> None:
-        """Join ``node``, which holds nothing, with its only child."""
+        """Merge ``node``, at which no session ends, with its only child."""
         (child,) = node.children.values()
         assert node.parent is not None
         child.tokens = node.tokens + child.tokens
@@ -135,8 +135,8 @@ class PrefixIndex(Generic[S]):
 
 
 class PrefixIndexes(Generic[S]):
-    """An index for each tenant and side of a RoPE threshold that has sessions, and none for others: tenants whose
-    names hold a salt are without number.
+    """An index for each tenant and side of a RoPE threshold. Empty indexes are removed, as names of tenants with salts
+    are unlimited in number.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class PrefixIndexes(Generic[S]):
             self._prune(tenant, long)
 
     def check_integrity(self) -> int:
-        """See ``PrefixIndex.check_integrity``; that none is empty."""
+        """See ``PrefixIndex.check_integrity``; also asserts that no index is empty."""
         assert all(self._indexes.values())
         return sum(index.check_integrity() for index in self._indexes.values())
 

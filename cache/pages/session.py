@@ -28,19 +28,19 @@ def common_prefix(a: array[int], b: array[int]) -> int:
 
 
 class SessionCache:
-    """One timeline of tokens and the KV computed from it.
+    """The cache of one session: its timeline's tokens and the KV that was computed from them.
 
-    Invariants: ``length == len(mask)`` tokens have been fed, and ``token_ids[:length]`` are exactly those;
-    ``pages`` cover at least ``length`` tokens. ``token_ids`` runs ahead of ``length`` by what is still to be
-    fed: the rest of a prompt, or the pending token, the last one that was sampled. ``mask`` holds one flag per
-    fed token: 1, or 0 for a hidden one.
+    Invariants: ``length == len(mask)`` tokens have been fed, and ``token_ids[:length]`` are exactly those; ``pages``
+    cover at least ``length`` tokens. ``token_ids[length:]`` are still to be fed: the rest of a prompt, or the pending
+    token. ``mask`` holds one flag per fed token: 1, or 0 for a hidden one.
 
-    A ``stateful`` session also has a ``state`` at ``length`` that pages do not hold (recurrent layers, a
-    model's own cache object); it can be rewound to its ``checkpoints`` only, clones of the state at turn
-    boundaries that nobody changes.
+    A ``stateful`` session also has a ``state`` at ``length`` that is not in pages (recurrent layers, a model's own
+    cache object). It can be rewound only to its ``checkpoints``: clones of the state at turn boundaries, which are
+    never changed.
 
-    The first ``saved_length`` tokens are stored below memory too, up to the segment ``saved``, or will be when the
-    write that is under way is done. A ``private`` session's KV came from a client and serves nobody else.
+    The first ``saved_length`` tokens are also stored below memory, up to the segment ``saved``, or will be when the
+    write in progress is complete. A ``private`` session's KV was imported by a client, and no other session may reuse
+    it.
     """
 
     def __init__(self, tenant: str, name: str | None, stateful: bool = False) -> None:
@@ -79,37 +79,37 @@ class SessionCache:
         return self.token_ids[: self.length]
 
     def owed(self, count: int) -> array[int]:
-        """The next ``count`` tokens to feed."""
+        """The next ``count`` tokens to feed, int32."""
         return self.token_ids[self.length : self.length + count]
 
     @property
     def owner(self) -> Owner:
-        """Under which name this session is stored below memory."""
+        """The name under which this session is stored below memory."""
         return Owner(self.tenant, self.name or self._anonymous, self.name is not None)
 
     @property
     def shareable(self) -> array[int]:
-        """The cached tokens that any other timeline with the same beginning may reuse: those before the first
-        hidden one.
+        """The cached tokens whose KV may be reused by any other timeline with the same beginning: those before the
+        first hidden one; none of a private session.
         """
         if self.private:
             return array("i")
         return self.token_ids[: self.mask.find(0) if self.hidden else self.length]
 
     def reachable(self, prompt: array[int]) -> int:
-        """How much of ``prompt`` this cache already holds: the common prefix, less one token that must be left
-        to feed.
+        """The length of the common prefix of ``prompt`` and the cached tokens, less than the prompt's length, since one
+        token must be left to feed.
         """
         return min(common_prefix(self.cached, prompt), len(prompt) - 1)
 
     def reach(self, length: int) -> int:
-        """The longest length up to ``length`` that this cache can be rewound to."""
+        """The longest length, at most ``length``, to which this cache can be rewound."""
         if not self.stateful or length >= self.length:
             return min(length, self.length)
         return max((at for at in self.checkpoints if at <= length), default=0)
 
     def checkpoint(self) -> None:
-        """Remember the state at this length; the oldest checkpoint is forgotten where there are too many."""
+        """Keep a checkpoint of the state at this length; the oldest ones beyond ``CHECKPOINTS`` are dropped."""
         if self.stateful and self.length and self.length not in self.checkpoints:
             self.checkpoints[self.length] = states.hosted(self.state)
             while len(self.checkpoints) > CHECKPOINTS:
@@ -117,16 +117,16 @@ class SessionCache:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state and its checkpoints; shared ones are counted with every holder."""
+        """Bytes of the state and its checkpoints; checkpoints that sessions share are counted for each of them."""
         return states.nbytes([self.state, *self.checkpoints.values()]) if self.stateful else 0
 
     def fed(self, count: int) -> None:
-        """``count`` more of ``token_ids`` have been fed by a step."""
+        """A step has fed the next ``count`` of ``token_ids``."""
         assert self.length + count <= len(self.token_ids), (self.length, count, len(self.token_ids))
         self.mask.extend(b"\x01" * count)
 
     def hide(self, start: int, stop: int) -> None:
-        """Later tokens will not attend to tokens ``start..stop`` (they keep their positions)."""
+        """Hide tokens ``start..stop`` from later tokens; they keep their positions."""
         stop = min(stop, self.length)
         self.mask[start:stop] = bytes(stop - start)
         self.hidden = self.mask.count(0)
@@ -135,7 +135,7 @@ class SessionCache:
             self.saved_length = start if self.saved is not None else 0
 
     def cut(self, length: int) -> None:
-        """Forget every token from ``length`` on; the store drops the pages behind it. ``length`` must be in reach."""
+        """Drop all tokens from ``length`` on; the store drops the pages behind it. ``length`` must be in ``reach``."""
         if self.stateful and length < self.length:
             self.checkpoints = {at: state for at, state in self.checkpoints.items() if at <= length}
             self.state = states.clone(self.checkpoints[length]) if length else None
@@ -145,7 +145,7 @@ class SessionCache:
         self.settle()
 
     def settle(self) -> None:
-        """Bring ``saved`` in line with what has been cut off here, or lost below."""
+        """Update ``saved`` after tokens were cut off, or segments were lost."""
         while self.saved is not None and (self.saved.first >= self.length or self.saved.lost):
             self.saved_length = min(self.saved_length, self.saved.first)
             self.saved = self.saved.parent
@@ -153,7 +153,9 @@ class SessionCache:
 
     @property
     def slots(self) -> np.ndarray[Any, Any]:
-        """The page table: device slots of the pages in order, ``[pages]`` int64; another array when it is another."""
+        """The page table: device slots of the pages in order, ``[pages]`` int64. The same array object as long as it is
+        unchanged.
+        """
         if self._slots is None:
             self._slots = np.array([page.slot for page in self.pages], np.int64)
         return self._slots
@@ -165,10 +167,10 @@ class SessionCache:
         return self._table
 
     def move(self, device: torch.device) -> None:
-        """Take the state to ``device``; checkpoints stay in host memory."""
+        """Move the state to ``device``; checkpoints stay in host memory."""
         if self.stateful:
             self.state = states.moved(self.state, device)
 
     def moved(self) -> None:
-        """The page list or a page's slot has changed: the table is built anew when it is next read."""
+        """Call it when the list of pages or a page's slot has changed: the page table is rebuilt on the next read."""
         self._table = self._slots = None

@@ -12,8 +12,8 @@ from cache.pages.session import SessionCache
 
 
 class Acquired(NamedTuple):
-    """A session made ready for a turn: ``reused`` tokens of the prompt are cached, ``restored`` of them came
-    from the host.
+    """A session that is ready for a turn: ``reused`` tokens of the prompt are cached, ``restored`` of these came from
+    the host tier.
     """
 
     session: SessionCache
@@ -22,9 +22,10 @@ class Acquired(NamedTuple):
 
 
 class SessionMemory(Protocol):
-    """The caches of all sessions in device and host memory; ``cache.store.SessionStore`` says what each method does.
+    """The session caches in device and host memory; ``cache.store.SessionStore`` documents the methods.
 
-    ``stateful``: the model keeps states that are not paged, and ``skeleton`` is any one of them, to restore others by.
+    ``stateful``: the model keeps states that are not paged. ``skeleton``: any state of the model, as the structure for
+    restoring others.
     """
 
     pool: PagePool

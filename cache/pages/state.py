@@ -1,9 +1,9 @@
 """Functions on states that are not paged (of recurrent, convolutional and unknown layers): clone, move, stack, save and
 restore.
 
-Such a state is constant in size or private to its model, so it cannot be shared page by page nor cut to a length. It
-can be cloned: checkpoints are clones, and a rewind goes back to one. These functions know no class: they walk tensors
-in whatever holds them.
+Such a state has a fixed size or a private format, so it cannot be shared by page or cut to a length. It can be cloned:
+checkpoints are clones, and a rewind restores one. The functions depend on no class: they visit the tensors in any dict,
+list, tuple or object.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def clone(state: Any) -> Any:
 
 
 def hosted(state: Any) -> Any:
-    """A copy in host memory: what a checkpoint is."""
+    """A copy in host memory, as checkpoints are kept."""
     return combine(lambda tensors: tensors[0].to("cpu", copy=True), [state])
 
 
 def moved(state: Any, device: torch.device) -> Any:
-    """``state`` with its tensors on ``device``; the same tensors where they are there already."""
+    """``state`` with its tensors on ``device``; tensors that are there already are not copied."""
     return combine(lambda tensors: tensors[0].to(device), [state])
 
 
 def stacked(states: Sequence[Any]) -> Any:
-    """States of several sessions as one of a batch: tensors are joined along their first dimension."""
+    """States of several sessions as one batch: tensors are concatenated along their first dimension."""
     return joined(states, 0)
 
 
@@ -47,12 +47,14 @@ def part_of(state: Any, i: int) -> Any:
 
 
 def joined(states: Sequence[Any], dim: int) -> Any:
-    """Tensors at the same place in all ``states`` joined along ``dim``; numbers are those of the first."""
+    """The states with the tensors at each path concatenated along ``dim``; tensors without dimensions are those of the
+    first.
+    """
     return combine(lambda tensors: torch.cat(list(tensors), dim) if tensors[0].dim() else tensors[0], states)
 
 
 def nbytes(state: Any) -> int:
-    """Bytes of all tensors."""
+    """Bytes of all tensors of a state."""
     sizes: list[int] = []
 
     def count(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -64,7 +66,7 @@ def nbytes(state: Any) -> int:
 
 
 def tensors_of(state: Any, path: str = "") -> dict[str, torch.Tensor]:
-    """Every tensor by its dotted path: what ``save`` writes."""
+    """All tensors of a state by their dotted paths, as segment files store them."""
     if isinstance(state, torch.Tensor):
         return {path: state}
     found: dict[str, torch.Tensor] = {}
@@ -74,7 +76,7 @@ def tensors_of(state: Any, path: str = "") -> dict[str, torch.Tensor]:
 
 
 def facts_of(state: Any, path: str = "") -> dict[str, Any]:
-    """Every number, flag, string and None by its dotted path: what ``save`` writes beside the tensors."""
+    """All numbers, flags, strings and None values of a state by their dotted paths, as segment files store them."""
     if state is None or isinstance(state, (bool, int, float, str)):
         return {path: state}
     found: dict[str, Any] = {}
@@ -84,7 +86,9 @@ def facts_of(state: Any, path: str = "") -> dict[str, Any]:
 
 
 def restore(skeleton: Any, tensors: dict[str, torch.Tensor], facts: dict[str, Any], path: str = "") -> Any:
-    """``skeleton`` (any state of the same model) with the tensors and facts of a saved one in their places."""
+    """A state with the structure of ``skeleton`` (any state of the same model) and the tensors and facts of a saved
+    one.
+    """
     if path in tensors:
         return tensors[path].clone()
     if path in facts:
@@ -95,7 +99,9 @@ def restore(skeleton: Any, tensors: dict[str, torch.Tensor], facts: dict[str, An
 
 
 def combine(join: Callable[[Sequence[torch.Tensor]], torch.Tensor], states: Sequence[Any]) -> Any:
-    """A state built like the first of ``states``, each tensor made by ``join`` from those at the same place in all."""
+    """A state with the structure of the first of ``states``, in which each tensor is ``join`` of the tensors at that
+    path.
+    """
     first = states[0]
     if isinstance(first, torch.Tensor):
         return join(states)
@@ -115,7 +121,7 @@ def _children(state: Any) -> list[tuple[Any, Any]]:
 
 
 def _rebuilt(state: Any, make: Callable[[Any, Any], Any]) -> Any:
-    """A shallow copy of a container with its parts made anew; a plain value as it is."""
+    """A shallow copy of a container with ``make`` applied to its parts; a plain value as it is."""
     if isinstance(state, dict):
         return type(state)((key, make(key, child)) for key, child in state.items())
     if isinstance(state, (list, tuple)):

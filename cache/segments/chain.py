@@ -19,7 +19,7 @@ Place = tuple[str, str]  # folder and name of a file
 
 
 class Owner(NamedTuple):
-    """Whose timeline a segment continues: a session by its name, or an anonymous one by an id made up for it."""
+    """The session whose timeline a segment belongs to: a session name, or a generated id of an anonymous session."""
 
     tenant: str
     session: str
@@ -28,11 +28,11 @@ class Owner(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """One file in a tier below memory.
+    """One segment file.
 
-    ``states`` are the lengths at which it holds the state of recurrent layers. ``refs`` counts children, heads and
-    readers: a segment without any is removed. ``dead``: its file is gone, was never completed, or
-    cannot be trusted; its descendants are lost with it.
+    ``states`` are the lengths at which it holds checkpoints. ``refs`` counts children, heads and readers: a segment
+    without any is removed. ``dead``: its file is gone, was never completed, or cannot be trusted; its descendants are
+    lost with it.
     """
 
     owner: Owner
@@ -56,11 +56,11 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The length of the timeline that ends here."""
+        """The end of its token range: the length of the timeline that ends here."""
         return self.first + len(self.tokens)
 
     def chain(self) -> list[Segment]:
-        """From the root to this segment."""
+        """The segments from the root to this one."""
         found: list[Segment] = []
         segment: Segment | None = self
         while segment is not None:
@@ -69,7 +69,7 @@ class Segment:
         return found[::-1]
 
     def extents(self, length: int | None = None) -> list[Extent]:
-        """Which tokens of the timeline, cut to ``length``, lie in which segment, in order."""
+        """Which segment holds which tokens of the timeline, cut to ``length``, in order."""
         stop = self.stop if length is None else min(length, self.stop)
         found: list[Extent] = []
         for segment in reversed(self.chain()):
@@ -88,14 +88,14 @@ class Segment:
         return ids, mask
 
     def reach(self, length: int, stateful: bool) -> int:
-        """The longest length up to ``length`` that can be loaded: any, or where a state was kept."""
+        """The longest length, at most ``length``, that can be loaded: any, or if ``stateful`` one with a checkpoint."""
         if not stateful:
             return min(length, self.stop)
         kept = (at for segment, _, stop in self.extents(length) for at in segment.states if at <= min(stop, length))
         return max(kept, default=0)
 
     def cut(self, stop: int) -> None:
-        """Forget the tokens from ``stop`` on; the file is to be cut alike."""
+        """Drop the tokens from ``stop`` on; the caller cuts the file."""
         ids, mask = self.timeline(stop)
         self.tokens, self.mask = self.tokens[: stop - self.first], self.mask[: stop - self.first]
         self.after = timeline_hash(ids.tobytes(), bytes(mask))
@@ -103,7 +103,7 @@ class Segment:
 
     @property
     def lost(self) -> bool:
-        """Whether this segment or one before it is dead."""
+        """Whether this segment or an ancestor is dead."""
         return any(segment.dead for segment in self.chain())
 
     def at(self, length: int) -> Segment | None:
@@ -121,7 +121,7 @@ class Extent(NamedTuple):
 
 @dataclass(eq=False)
 class ChainHead:
-    """The newest segment of an owner: what is stored of that session."""
+    """The head of an owner: its newest segment, which defines what is stored of the session."""
 
     owner: Owner
     tip: Segment
@@ -132,12 +132,12 @@ class ChainHead:
 
     @property
     def tenant(self) -> str:
-        """Whose it is."""
+        """The tenant that owns it."""
         return self.owner.tenant
 
     @property
     def shareable(self) -> array[int]:
-        """The tokens that any other timeline with the same beginning may reuse, see ``PrefixIndex``."""
+        """The tokens whose KV may be reused by any other timeline with the same beginning, see ``PrefixIndex``."""
         if self.tip.private:
             return array("i")
         ids, mask = self.tip.timeline()
@@ -146,7 +146,7 @@ class ChainHead:
 
 
 class LooseSegment(NamedTuple):
-    """A segment whose file was read and that is not joined yet to what it says it goes on from."""
+    """A segment that was read from a file and is not linked to its parent yet."""
 
     segment: Segment
     parent: Place | None
@@ -154,7 +154,7 @@ class LooseSegment(NamedTuple):
     created: float  # Unix seconds
 
     def joins(self, before: Segment | None) -> bool:
-        """Make it go on from ``before``, if that is what it was written after."""
+        """Link it to ``before`` as its parent, and return True, if the hashes and ranges match."""
         segment, ids, mask = self.segment, b"", b""
         if before is None:
             if self.parent is not None or segment.first:
@@ -170,7 +170,7 @@ class LooseSegment(NamedTuple):
 
 
 def found(header: Header, place: Place) -> LooseSegment:
-    """What the header of a file says of it."""
+    """The segment that the header of a file describes."""
     folder, _, name = (header.parent or "").partition("/")
     segment = Segment(
         owner=Owner(header.tenant, header.session, header.named),

@@ -24,7 +24,7 @@ _FORMS = {Codec.INT8: (torch.int8, 127.0), Codec.FP8: (torch.float8_e4m3fn, 448.
 
 
 def chosen(tensor: torch.Tensor, codec: Codec) -> Codec:
-    """``codec``, or EXACT where that would save nothing or a number is not finite."""
+    """``codec``, or EXACT if that would save nothing or a number is not finite."""
     if codec is Codec.EXACT or not encodable(tensor.shape, tensor.dtype, codec):
         return Codec.EXACT
     low, high = tensor.aminmax()
@@ -32,20 +32,20 @@ def chosen(tensor: torch.Tensor, codec: Codec) -> Codec:
 
 
 def encodable(shape: Sequence[int], dtype: torch.dtype, codec: Codec) -> bool:
-    """Whether there are rows of numbers that ``codec`` makes smaller."""
+    """Whether ``codec`` applies to tensors of this shape and dtype, and makes them smaller."""
     return dtype in _NUMBERS and len(shape) > 1 and encoded_bytes(shape, dtype, codec) < prod(shape) * dtype.itemsize
 
 
 def encoded_bytes(shape: Sequence[int], dtype: torch.dtype, codec: Codec) -> int:
-    """Bytes that ``encode`` makes of such a tensor."""
+    """The size in bytes of what ``encode`` returns for such a tensor."""
     if codec is Codec.EXACT:
         return prod(shape) * dtype.itemsize
     return prod(shape[:-1]) * (_SCALE + shape[-1])
 
 
 def encode(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """``tensor`` ``[..., dim]`` as bytes: one float32 scale per row of ``dim`` numbers, then one byte per number.
-    EXACT: its own bytes, not copied where it is contiguous.
+    """``tensor [..., dim]`` as uint8 bytes: one float32 scale per row of ``dim`` numbers, then one byte per number.
+    With EXACT its own bytes, not copied if it is contiguous.
     """
     if codec is Codec.EXACT:
         return tensor.detach().contiguous().view(-1).view(torch.uint8)
@@ -63,7 +63,9 @@ def encode(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
 
 
 def decode(encoded: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, codec: Codec) -> torch.Tensor:
-    """The tensor ``[*shape]`` of ``dtype`` of which ``encode`` made the bytes ``encoded``; EXACT: the same memory."""
+    """The tensor of ``shape`` and ``dtype`` from the uint8 bytes that ``encode`` returned; with EXACT in the same
+    memory.
+    """
     if codec is Codec.EXACT:
         return encoded.view(dtype).view(tuple(shape))
     scales, numbers = _parts(encoded, prod(shape[:-1]), _FORMS[codec][0])
@@ -74,6 +76,6 @@ def decode(encoded: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, code
 
 
 def _parts(encoded: torch.Tensor, rows: int, form: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the scales ``[rows, 1]`` and the numbers ``[rows, dim]`` lie in ``encoded``."""
+    """Views of the scales ``[rows, 1]`` and the numbers ``[rows, dim]`` in ``encoded``."""
     scales, numbers = encoded[: rows * _SCALE], encoded[rows * _SCALE :]
     return scales.view(torch.float32).view(rows, 1), numbers.view(form).view(rows, -1)

@@ -54,8 +54,9 @@ _STATE = r"(state|checkpoint\.(0|[1-9][0-9]{0,9}))\."
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor: ``dtype`` and ``shape`` as it was given and is read, ``nbytes`` as it lies at ``offset`` of the
-    payload, ``checksum`` (xxh3, 128 bits) of these bytes. ``codec`` is EXACT where the header's would not do.
+    """One tensor: ``dtype`` and ``shape`` as written and read by callers; ``offset`` and ``nbytes`` of its encoded
+    bytes in the payload, and their ``checksum`` (xxh3, 128 bits). ``codec`` is EXACT if the header's codec does not
+    apply.
     """
 
     name: Annotated[str, Meta(pattern=f"^({_PAGED}|{_STATE})")]
@@ -68,16 +69,16 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     @property
     def paged(self) -> bool:
-        """Whether its first dimension counts the tokens of the range."""
+        """Whether its first dimension is the tokens of the range."""
         return self.name[0].isdigit()
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a segment is. ``tensors`` and ``payload`` are filled in by ``write``.
+    """The header of a segment file. ``write`` fills in ``tensors`` and ``payload``.
 
     ``tokens`` (int32) and ``mask`` (a flag per token) are those of the range ``[first, stop)`` of the timeline;
-    ``before`` and ``after`` are ``timeline_hash`` of ``[0, first)`` and ``[0, stop)``. The range before lies in
-    ``parent``, "folder/name"; there is one unless ``first`` is 0. ``facts``: numbers and flags of the states.
+    ``before`` and ``after`` are ``timeline_hash`` of ``[0, first)`` and ``[0, stop)``. ``parent``, "folder/name", holds
+    the range before it; it may be None only if ``first`` is 0. ``facts``: numbers and flags of the states.
     """
 
     fingerprint: str  # of the model, and of all that its KV depends on
@@ -112,7 +113,7 @@ _decoder = msgspec.msgpack.Decoder(Header)
 
 
 def timeline_hash(tokens: bytes, mask: bytes) -> bytes:
-    """16 bytes that stand for a whole timeline: int32 token ids and a flag for each."""
+    """A 16-byte hash of a timeline: int32 token ids, and one flag byte for each."""
     hashed = xxhash.xxh3_128(b"timeline" + len(tokens).to_bytes(8, "little"))
     hashed.update(tokens)
     hashed.update(mask)
@@ -120,8 +121,8 @@ def timeline_hash(tokens: bytes, mask: bytes) -> bytes:
 
 
 def check(header: Header, **fields: object) -> None:
-    """Raises CorruptFile, naming the field, unless ``header`` has these values: ``check(header, tenant=...,
-    session=...)``.
+    """Raises CorruptFile, naming the field, unless the fields of ``header`` have these values: ``check(header,
+    tenant=..., session=...)``.
     """
     for name, value in fields.items():
         if getattr(header, name) != value:
@@ -129,12 +130,13 @@ def check(header: Header, **fields: object) -> None:
 
 
 def write(folder: Path, name: str, header: Header, tensors: Mapping[str, torch.Tensor]) -> Header:
-    """Make a segment of ``header`` and ``tensors``, on stable storage when this returns; the header as it was written.
+    """Write a segment file; it is on stable storage when this returns. Returns the header as written.
 
     ``tensors`` (CPU): ``"<layer>.key"``, ``"<layer>.value"``, ``"<layer>.index"`` of shape ``[stop - first, ...]``,
-    ``"state.<path>"`` and ``"checkpoint.<length>.<path>"`` of any shape. Keys and values are stored as ``header.codec``
-    tells, the rest as it is. Nobody may change a tensor meanwhile: contiguous ones are not copied. OSError where the
-    file system refuses (then nothing is left), ValueError where no reader would believe the file.
+    ``"state.<path>"`` and ``"checkpoint.<length>.<path>"`` of any shape. Keys and values are encoded with
+    ``header.codec``, other tensors are stored exactly. Tensors must not change meanwhile: contiguous ones are not
+    copied. Raises OSError if the file system refuses (then no file is left), ValueError if readers would reject the
+    file.
     """
     entries: list[TensorEntry] = []
     raw: list[memoryview] = []
@@ -165,10 +167,10 @@ def read_header(folder: Path, name: str, *, limit_tokens: int = LIMIT_TOKENS) ->
 
 
 class SegmentReader:
-    """One segment being read: ``header`` is verified when this is made, each tensor when it is read."""
+    """An open segment file: ``header`` is verified by the constructor, each tensor when it is read."""
 
     def __init__(self, folder: Path, name: str, *, limit_tokens: int = LIMIT_TOKENS) -> None:
-        """Raises CorruptFile or OSError. ``limit_tokens``: the longest timeline that is believed."""
+        """Raises CorruptFile or OSError. ``limit_tokens``: a longer timeline counts as corrupt."""
         self._fd = open_file(folder, name)
         try:
             self.header, self._payload = _header(self._fd, limit_tokens)
@@ -185,12 +187,12 @@ class SegmentReader:
 
     @property
     def names(self) -> list[str]:
-        """The tensors, in the order in which they lie in the file."""
+        """The names of the tensors, in the order of the file."""
         return list(self._entries)
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor of its own memory, of the dtype and shape it was written with. Raises CorruptFile where it is not
-        there or not what was written, or OSError.
+        """A tensor in memory of its own, with the dtype and shape that it was written with. Raises CorruptFile if it is
+        missing or damaged, or OSError.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -211,7 +213,7 @@ def _aligned(size: int) -> int:
 
 
 def _chunks(encoded: bytes, raw: list[memoryview]) -> Iterator[bytes | memoryview]:
-    """The file in pieces: what is not a tensor's own memory is copied."""
+    """The parts of the file in order; the tensors' memory is not copied."""
     start = _PREFIX.pack(MAGIC, len(encoded), FORMAT, xxhash.xxh3_128_digest(encoded)) + encoded
     yield start.ljust(_aligned(len(start)), b"\0")
     for data in raw:
@@ -220,7 +222,7 @@ def _chunks(encoded: bytes, raw: list[memoryview]) -> Iterator[bytes | memoryvie
 
 
 def _header(fd: int, limit_tokens: int) -> tuple[Header, int]:
-    """The verified header, and where the payload begins."""
+    """The verified header, and the offset of the payload."""
     size = os.fstat(fd).st_size
     if size < _PREFIX.size:
         raise CorruptFile("shorter than it was")
@@ -245,7 +247,7 @@ def _header(fd: int, limit_tokens: int) -> tuple[Header, int]:
 
 
 def _parsed(encoded: bytes | bytearray, limit_tokens: int) -> Header:
-    """The header of these bytes, which must be those that ``write`` makes of it."""
+    """The decoded header; raises CorruptFile unless encoding it again gives the same bytes."""
     try:
         header = _decoder.decode(encoded)
     except (ValueError, RecursionError):
