@@ -106,10 +106,10 @@ class SessionStore:
         """The session on which ``prompt`` will run, with the longest cached prefix of it on the device and pages for
         the rest. None if the device has no room now. Raises ``SessionRunning``.
 
-        ``prompt`` is the whole timeline. A named session keeps its name and is rewound to the common prefix. Without a
-        name, an idle anonymous session is continued if all its cached tokens are a prefix of the prompt; else a new
-        session is forked from the one with the longest prefix, copy-on-write. ``long``: the side of the RoPE threshold,
-        if it is not the prompt's own.
+        ``prompt`` is the whole timeline. With a ``name`` the result has that name: it is the named session, rewound to
+        the common prefix, or one that shares more with the prompt. An idle anonymous session is continued if all its
+        cached tokens are a prefix of the prompt; else a new session is forked from the one with the longest prefix,
+        copy-on-write. ``long``: the side of the RoPE threshold, if it is not the prompt's own.
         """
         named = self._named.get((tenant, name)) if name is not None else None
         if named is not None and named.running:

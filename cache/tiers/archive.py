@@ -39,11 +39,11 @@ ExportCallback = Callable[[int, int], None]
 
 @dataclass(eq=False)
 class Fetch:
-    """A timeline on its way up for a turn that waits for it.
+    """The loading of a timeline for a turn that waits for it.
 
-    Where it has not ``begun``, ask again: too much else is under way, or the device has no ``room`` now. When ``done``,
-    ``tokens`` beyond the ``have`` that memory held are cached, up to ``length`` at most, in an idle session that any
-    turn may go on from; they came from the tier ``source``. ``miss`` tells why they are not all there.
+    If it has not ``begun`` it should be requested again: too many others are in progress, or the device has no ``room``
+    now. When ``done``, ``tokens`` tokens beyond the ``have`` that were in memory are cached, up to ``length``, in an
+    idle session that any turn may continue; they came from the tier ``source``. ``miss``: why not all of them.
     """
 
     begun: bool = True
@@ -59,14 +59,15 @@ class Fetch:
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing has come from the disk for so long that it is not worth waiting for."""
+        """Whether nothing was read for so long that turns should not wait for it."""
         return self.load is not None and not self.done and time.monotonic() - self.load.touched > _STUCK
 
 
 class Archive:
-    """The tiers below memory of a session store: the disk, and below it tiers that keep copies of its files, nearest
-    first. Everything here runs on the store's thread; files are read and written on others, and ``poll`` takes in what
-    they have done.
+    """The tiers below memory of a session store: the disk, and below it tiers with copies of its files, nearest first.
+
+    All methods run on the store's thread. Files are read and written on other threads, and ``poll`` processes the
+    results.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Archive:
         codec: Codec = Codec.EXACT,
         lower: Sequence[SegmentStore] = (),
     ) -> None:
-        """Finds again what is on disk; slow where that is much. Raises OSError, BlockingIOError where another process
-        has the folder.
+        """Scans the segment files on disk, which takes time if there are many. Raises OSError, and BlockingIOError if
+        another process uses the folder.
         """
         self.disk = disk
         self.restore_rates = RestoreRates()
@@ -102,7 +103,7 @@ class Archive:
     # -- every step -------------------------------------------------------------------------------------------------
 
     def poll(self, idle: bool = True) -> None:
-        """Take in what was read and written, and begin what is to be written; ``idle``: no turn runs or waits."""
+        """Process finished reads and writes, and begin new writes. ``idle``: no turn runs or waits."""
         self._background.poll()
         self.write_behind.rest(idle)
         self.write_behind.pump()
@@ -118,26 +119,26 @@ class Archive:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way or could be begun."""
+        """Whether work is in progress, or could be begun."""
         return self._background.busy or self.write_behind.ready or bool(self._forgetting)
 
     @property
     def errors(self) -> int:
-        """Writes, reads and removals that failed."""
+        """How many writes, reads and removals have failed."""
         return self.write_behind.errors + self.loader.errors + self.remover.errors
 
     @property
     def held(self) -> Counter[Page]:
-        """How often each page is held by a write."""
+        """How many writes hold each page."""
         return self.write_behind.held
 
     def stats(self) -> dict[Tier, TierStats]:
-        """What every tier below memory holds, nearest first."""
+        """The statistics of every tier below memory, nearest first."""
         return {Tier.DISK: self.disk.stats} | {sync.lower.tier: sync.stats for sync in self.syncs}
 
     def holdings(self, owner: Owner, session: SessionCache | None) -> dict[Tier, TierHolding]:
-        """What each tier below memory holds of the timeline of ``session``, or of any that is stored of ``owner`` where
-        memory has none.
+        """What each tier below memory holds of the timeline of ``session``, or of whatever is stored of ``owner`` if
+        ``session`` is None.
         """
         head = self.disk.head(owner)
         if head is None:
@@ -149,7 +150,7 @@ class Archive:
         return {tier: held for tier, held in found.items() if held.tokens}
 
     def flush(self, seconds: float) -> None:
-        """Write everything that is not on disk yet, for at most so long."""
+        """Write everything that is not on disk yet, for at most ``seconds``."""
         until = time.monotonic() + seconds
         while self.write_behind.pending and time.monotonic() < until:
             self.write_behind.pump(everything=True)
@@ -158,20 +159,20 @@ class Archive:
             self.remover.pump()
 
     def close(self) -> None:
-        """Finish what is being written and let the threads end."""
+        """Finish the writes in progress and end the threads."""
         self._background.close()
         self.disk.segment_folder.close()
 
     def check_integrity(self) -> None:
-        """Assert what the disk tier's tree promises, and that nobody runs on what is being read."""
+        """Assert the invariants of the disk tier, and that no turn runs on a session that is being loaded."""
         self.disk.check_integrity()
         assert all(load.session.running for load in self._arriving)
 
     # -- up ---------------------------------------------------------------------------------------------------------
 
     def fetch(self, tenant: str, name: str | None, prompt: array[int]) -> Fetch | None:
-        """Bring up what is stored of ``prompt``, where that is more than memory holds and sooner there than computed.
-        None: there is nothing to bring up.
+        """Begin to load what is stored of ``prompt``, if that is more than memory holds and loading is faster than
+        computing. None: there is nothing to load.
         """
         owner = Owner(tenant, name, True) if name is not None else None
         if owner is None or self._store.find(tenant, owner.session) is not None:
@@ -207,7 +208,7 @@ class Archive:
         return self._fetch(head, length)
 
     def _best_head(self, tenant: str, owner: Owner | None, prompt: array[int]) -> tuple[ChainHead | None, int]:
-        """The stored timeline that shares the most with ``prompt``."""
+        """The stored session with the longest common prefix with ``prompt``, and that prefix's length."""
         long = self._store.is_long(len(prompt))
         head, shared = self.disk.match(tenant, prompt, long)
         own = self.disk.head(owner) if owner is not None else None
@@ -218,7 +219,7 @@ class Archive:
         return head, shared
 
     def _fetch(self, head: ChainHead, length: int) -> Fetch:
-        """Reserve pages and have the rest of the timeline read into them."""
+        """Reserve pages and begin to read the rest of the timeline into them."""
         owner, tip = head.owner, head.tip
         ids, mask = tip.timeline(length)
         acquired = self._store.acquire(owner.tenant, None, ids + array("i", [0]), long=tip.long)
@@ -255,8 +256,8 @@ class Archive:
     def _finish_load(
         self, load: SegmentLoad, ids: array[int], mask: bytearray, tip: Segment | None, owner: Owner
     ) -> None:
-        """The session of a finished load is idle from now on, under its own name where that is free; it is dropped
-        where it was forgotten meanwhile.
+        """Make the session of a finished load idle, under its own name if that is free; drop it if it was forgotten
+        meanwhile.
         """
         session = load.session
         if self._arriving.pop(load, None) is None:
@@ -274,8 +275,8 @@ class Archive:
         self._store.release(session)
 
     def take(self, owner: Owner, folder: Path, fingerprint: str, callback: Callable[[int, str | None], None]) -> None:
-        """Make the files of an ``export`` in ``folder`` the KV of a session, which serves nobody else. ``callback``
-        gets the tokens that are cached now, and why they are not all.
+        """Import: load the files of an ``export`` in ``folder`` as the KV of a session, which is not shared with
+        others. ``callback`` gets the number of tokens that are cached, and the reason if that is not all.
         """
 
         ticket = object()
@@ -308,8 +309,8 @@ class Archive:
     # -- down -------------------------------------------------------------------------------------------------------
 
     def forget(self, owner: Owner, callback: Callable[[], None]) -> None:
-        """Remove what the tiers hold of a session; ``callback`` is called when the files are gone, never where one
-        could not be unlinked.
+        """Remove what the tiers hold of a session. ``callback`` is called when the files are gone, and never if one
+        cannot be unlinked.
         """
         self.disk.forget(owner)
         for sync in self.syncs:
@@ -319,7 +320,9 @@ class Archive:
         self._forgetting.setdefault(owner, []).append(callback)
 
     def _remove(self, owner: Owner, callback: list[Callable[[], None]]) -> None:
-        """Nothing of a forgotten session is in use any more: its files go, here and then in each tier below."""
+        """Remove the files of a forgotten session that are no longer in use, from disk and then from each lower
+        tier.
+        """
         marks = [(sync, sync.block(owner)) for sync in self.syncs]
 
         def gone() -> None:
@@ -352,7 +355,9 @@ class Archive:
         self._writer.submit(lambda: [self._cut(segment, *timeline) for segment, timeline in work], finish)
 
     def _cut(self, segment: Segment, ids: array[int], mask: bytearray) -> int | None:
-        """On the writer's thread: what others need of a file takes its place; its bytes, None where that failed."""
+        """On the writer's thread: replace a file by one with only what other sessions need. Returns its size in bytes,
+        None if that failed.
+        """
         folder, name = self.disk.folder / segment.folder, segment.name
         try:
             return cut(folder, name, segment.owner, ids, mask, folder, name, orphan=True)
@@ -360,7 +365,7 @@ class Archive:
             return None
 
     def pin(self, owner: Owner, until: float) -> None:
-        """Evict a session's files last until then (Unix seconds)."""
+        """Pin a session's files until ``until`` (Unix seconds): they are evicted last."""
         head = self.disk.head(owner)
         if head is not None:
             head.pinned_until = until
@@ -368,9 +373,10 @@ class Archive:
     def export(
         self, owner: Owner, session: SessionCache | None, ids: array[int] | None, folder: Path, callback: ExportCallback
     ) -> None:
-        """Put what is stored of a session's timeline ``ids`` (None: whatever it is) into a new ``folder`` as 000000.kv,
-        000001.kv...; ``callback`` gets the number of files and the tokens in them. A fork that no turn has run on yet
-        has nothing of its own: then it is what its tenant's other sessions share with it.
+        """Write what is stored of a session's timeline ``ids`` (None: whatever is stored) to a new ``folder`` as
+        000000.kv, 000001.kv...; ``callback`` gets the number of files and of the tokens in them. A fork on which no
+        turn has run has no files of its own: then the files of the tenant's other sessions with which it shares tokens
+        are used.
         """
         tip = self._newest_segment(session)
         if tip is None and (head := self.disk.head(owner)) is not None:
@@ -392,18 +398,22 @@ class Archive:
         return None
 
     def _newest_segment(self, session: SessionCache | None) -> Segment | None:
-        """The newest file of a session in memory, which is being written if it is idle and not all of it is stored."""
+        """The newest segment of a session in memory; an idle session's unsaved tokens are scheduled to be written
+        first.
+        """
         if session is not None and not session.running:
             self.write_behind.write_now(session)
         return None if session is None else session.saved
 
     def _relatives(self, tenant: str, ids: array[int]) -> tuple[Segment | None, Segment | None]:
-        """What others have stored that shares the most with ``ids``: the nearest in memory, and on disk."""
+        """The newest segments of the other sessions with the longest common prefix with ``ids``: one in memory, one on
+        disk.
+        """
         head, _ = self.disk.match(tenant, ids, self._store.is_long(len(ids)))
         return self._newest_segment(self._store.nearest(tenant, ids)), None if head is None else head.tip
 
     def _segment_written(self, written: SessionCache, segment: Segment) -> None:
-        """A file is there, of what ``written`` held; a named session may have become another one meanwhile."""
+        """Called when a segment of ``written`` is complete; its name may belong to another session by now."""
         owner = segment.owner
         session = self._store.find(owner.tenant, owner.session) if owner.named else written
         head = self.disk.head(owner)
@@ -414,5 +424,5 @@ class Archive:
 
 
 def _shared(tip: Segment | None, ids: array[int]) -> int:
-    """How many tokens a stored timeline shares with ``ids``."""
+    """The length of the common prefix of a stored timeline and ``ids``."""
     return 0 if tip is None else common_prefix(tip.timeline()[0], ids)

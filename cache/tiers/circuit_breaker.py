@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class CircuitBreaker:
-    """Runs calls to something far away, each with a time limit, and none for ``rest`` seconds after one failed.
+    """Runs calls to remote storage with a time limit, and runs none for ``rest`` seconds after a failure.
 
-    Calls come from one thread; ``away`` may be read from any. What is raised is an ``OSError`` that tells the kind of
-    the failure and nothing else: the far side's own words may hold addresses and credentials.
+    Calls come from one thread; ``away`` may be read from any. Exceptions are ``OSError`` with a message that names only
+    the kind of failure: messages of the remote side may contain addresses and credentials.
     """
 
     def __init__(self, rest: float = REST) -> None:
@@ -28,13 +28,14 @@ class CircuitBreaker:
 
     @property
     def away(self) -> bool:
-        """Whether the next call would fail untried."""
+        """Whether the next call would fail without being tried."""
         stuck = sum(thread.is_alive() for thread in self._abandoned)
         return time.monotonic() < self._until or stuck >= MOST_ABANDONED
 
     def run(self, work: Callable[[], T], seconds: float) -> T:
-        """What ``work`` returns. Raises FileNotFoundError or FileExistsError as it does, for any other exception
-        OSError, TimeoutError after ``seconds``; ``work`` then goes on unheard, so it may only touch what is its own.
+        """Returns the result of ``work``. Raises FileNotFoundError or FileExistsError if it does, OSError for any other
+        exception, and TimeoutError after ``seconds``; ``work`` then continues and its result is discarded, so it must
+        not change shared state.
         """
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
         if self.away:

@@ -18,18 +18,21 @@ from cache.tiers.segment_folder import ForeignSegments, SegmentFolder, folder_of
 
 
 class DiskTier:
-    """The segments of one model (one ``fingerprint``), whose files are on a ``segment_folder``.
+    """The segments of one model (one ``fingerprint``), whose files are in a ``segment_folder``.
 
-    Belongs to one thread and does no I/O but the scan: what nobody needs any more is collected in ``obsolete`` (with
-    its bytes) for a thread that unlinks it, and how much is free is told to it by whoever measured that. Eviction takes
-    what other models left, then the head that was used longest ago, first one of a tenant that holds more than its
-    ``share`` of the budget, pinned ones last; what is being read or goes on being written stays.
+    Used by one thread, and does no I/O except the scan at start. Files that are no longer needed are put in
+    ``obsolete`` (with their bytes) for a thread that unlinks them, and free space is measured elsewhere. Eviction
+    removes files of other models first, then the head that was used longest ago: first those of tenants that hold more
+    than their ``share`` of the budget, pinned ones last. What is being read, or is the parent of a file being written,
+    stays.
 
     Invariants: see ``check_integrity``.
     """
 
     def __init__(self, root: Path, fingerprint: str, budget: int, floor: int = 0, share: float = 1.0) -> None:
-        """``budget``: bytes of all files; ``floor``: bytes of the file system that stay free."""
+        """``budget``: bytes of all files. ``floor``: bytes of the file system that must stay free. ``share``: of the
+        budget, per tenant.
+        """
         self.segment_folder = SegmentFolder(root, fingerprint)
         self.folder = self.segment_folder.folder
         self.fingerprint = fingerprint
@@ -54,31 +57,33 @@ class DiskTier:
     # -- finding ----------------------------------------------------------------------------------------------------
 
     def match(self, tenant: str, prompt: array[int], long: bool) -> tuple[ChainHead | None, int]:
-        """The stored session of ``tenant`` with the longest prefix of ``prompt``, and that prefix in tokens."""
+        """The stored session of ``tenant`` with the longest common prefix with ``prompt``, and that prefix's length in
+        tokens.
+        """
         return self._index.match(tenant, long, prompt)
 
     def head(self, owner: Owner) -> ChainHead | None:
-        """What is stored of a session."""
+        """The head of a session; None if nothing of it is stored."""
         return self.heads.get(owner)
 
     def has_damage(self, owner: Owner) -> bool:
-        """Whether files of a session were damaged, and none was written since."""
+        """Whether files of a session were damaged, with none written since."""
         return bool(self._damaged_folders) and folder_of(owner) in self._damaged_folders
 
     def segments_in(self, folders: Collection[str]) -> list[Segment]:
-        """The files that lie in these folders."""
+        """The segments whose files are in these folders."""
         return [segment for folder in folders for segment in self._folders.get(folder, ())]
 
     def touch(self, head: ChainHead) -> None:
-        """A turn uses this session."""
+        """Mark a session as used now."""
         head.used = time.time()
         self.heads.move_to_end(head.owner)
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def begin(self, segment: Segment) -> bool:
-        """Make room for a segment that is to be written, ``nbytes`` by estimate, and keep its parent; False, and
-        nothing evicted, where there is none.
+        """Make room for a segment that will be written (``nbytes`` is an estimate) and add a reference to its parent.
+        False, with nobody evicted, if there is no room.
         """
         if not self._make_room(segment.nbytes, segment.parent):
             return False
@@ -89,14 +94,14 @@ class DiskTier:
         return True
 
     def is_short_of(self, nbytes: int) -> bool:
-        """Whether so many bytes would leave less of the file system free than the floor."""
+        """Whether ``nbytes`` more would leave less of the file system free than the floor."""
         if self.free is None:
             return False
         coming = nbytes + sum(segment.nbytes for segment in self._planned)
         return coming + self._floor > self.free + self.obsolete_bytes
 
     def complete(self, segment: Segment, nbytes: int) -> None:
-        """The file is there: it is the newest of its owner from now on, unless it was forgotten meanwhile."""
+        """The file of a segment is complete: it becomes the head of its owner, unless it was forgotten meanwhile."""
         del self._planned[segment]
         self._count(segment, nbytes - segment.nbytes)
         segment.nbytes = nbytes
@@ -109,12 +114,12 @@ class DiskTier:
             self._set_head(segment.owner, segment, time.time())
 
     def abort(self, segment: Segment) -> None:
-        """The file could not be written."""
+        """The file of a segment could not be written."""
         del self._planned[segment]
         self._remove_segment(segment)
 
     def forget(self, owner: Owner) -> None:
-        """Drop what is stored of a session; what others go on from stays theirs."""
+        """Drop what is stored of a session, except segments that are ancestors of other sessions' segments."""
         for segment in self._planned:
             segment.dead |= segment.owner == owner
         self._damaged_folders.discard(folder_of(owner))
@@ -123,8 +128,8 @@ class DiskTier:
             self._drop(head)
 
     def orphans(self, owner: Owner) -> list[Segment]:
-        """The segments of a forgotten session that others go on from, each cut to what these share with it and held;
-        the files are to be cut alike, and then ``complete_cut`` is told.
+        """The segments of a forgotten session that are parents of other sessions' segments, each cut to the tokens that
+        these share and held. The caller cuts the files and then calls ``complete_cut``.
         """
         if folder_of(owner) not in self._folders:
             return []
@@ -142,7 +147,7 @@ class DiskTier:
         return found
 
     def complete_cut(self, segment: Segment, nbytes: int | None) -> None:
-        """An orphan's file has been cut; None: it could not be, and goes."""
+        """An orphan's file has been cut to ``nbytes``; None: that failed, and the file is removed as damaged."""
         if nbytes is None:
             self.mark_damaged(segment)
         elif not segment.dead:
@@ -151,7 +156,7 @@ class DiskTier:
         self.release(segment)
 
     def mark_damaged(self, segment: Segment) -> None:
-        """A file failed its checks: every session that builds on it is cut back to what comes before it."""
+        """A file failed its checks: every session that depends on it is cut back to the tokens before it."""
         if segment.dead:
             return
         self.damaged += 1
@@ -165,7 +170,7 @@ class DiskTier:
             self._remove_segment(segment)
 
     def hold(self, segment: Segment) -> None:
-        """Keep a chain on disk while it is read."""
+        """Keep a chain on disk while it is read; see ``release``."""
         segment.refs += 1
         self._holds[segment] += 1
 
@@ -183,19 +188,19 @@ class DiskTier:
 
     @property
     def stats(self) -> TierStats:
-        """What lies on the disk."""
+        """Bytes used, the budget, and evictions so far."""
         return TierStats(self.used, self.budget, self.evictions)
 
     @staticmethod
     def holding(tip: Segment, tokens: int) -> TierHolding:
-        """``tokens`` of the timeline that ends in ``tip``, and all files that it lies in, shared ones too."""
+        """``tokens`` of the timeline that ends in ``tip``, and the bytes of all its files, including shared ones."""
         return TierHolding(tokens, sum(segment.nbytes for segment in tip.chain()))
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def scan(self) -> None:
-        """Find again what an earlier process has written; temporary, damaged and superseded files are removed. Raises
-        OSError, BlockingIOError where another process has the folder.
+        """Index the files that earlier processes have written; temporary, damaged and superseded files are removed.
+        Raises OSError, and BlockingIOError if another process uses the folder.
         """
         self._other_models = self.segment_folder.open()
         fresh, damaged, unread = self.segment_folder.read()
@@ -207,8 +212,8 @@ class DiskTier:
     def adopt(
         self, fresh: dict[Place, LooseSegment], used: float | None = None, unread: Collection[Place] = ()
     ) -> None:
-        """Take files into the tree, but for those that go on from ``unread`` ones. Their sessions were used last when
-        they were written, or at ``used``.
+        """Add files to the tree, except those whose ancestors are ``unread``. The last use of their sessions is the
+        time at which they were written, or ``used``.
         """
         joined = [segment for place in fresh for segment in self._join(place, fresh, unread)]
         for segment in sorted(joined, key=lambda segment: segment.sequence):
@@ -228,19 +233,23 @@ class DiskTier:
         self._make_room(0)
 
     def discard_files(self, places: Iterable[Place]) -> None:
-        """Files that were to be adopted, and that nobody wants any more."""
+        """Mark files as obsolete that were not added to the tree."""
         for place in places:
             path = self.folder / place[0] / place[1]
             if place not in self._known and path not in self.obsolete:
                 self._mark_obsolete(path, 0)
 
     def measured(self, free: int | None, removed: int = 0) -> None:
-        """Take in a measurement, made when ``removed`` bytes of what was doomed had been unlinked."""
+        """Set the free bytes of the file system, measured after ``removed`` bytes of obsolete files had been
+        unlinked.
+        """
         self.free = free
         self.obsolete_bytes -= removed
 
     def _join(self, place: Place, fresh: dict[Place, LooseSegment], unread: Collection[Place]) -> list[Segment]:
-        """The segment of a file and those before it that were not known yet; a broken chain ends before the break."""
+        """Link the segment of a file and its ancestors that are not known yet, and return them. Descendants of a
+        missing or damaged file are left out.
+        """
         line = [place]
         while line[-1] in fresh and line[-1] not in self._known and len(line) <= len(fresh):
             parent = fresh[line[-1]].parent
@@ -265,7 +274,7 @@ class DiskTier:
         return joined
 
     def _discard_damaged(self, place: Place) -> None:
-        """A file that cannot be trusted goes; counted once."""
+        """Mark a damaged file as obsolete; counted once."""
         path = self.folder / place[0] / place[1]
         self._damaged_folders.add(place[0])
         if path not in self.obsolete:
@@ -275,8 +284,8 @@ class DiskTier:
     # -- making room ------------------------------------------------------------------------------------------------
 
     def _make_room(self, nbytes: int, parent: Segment | None = None) -> bool:
-        """Evict until ``nbytes`` more fit the budget and leave the floor free; False, and nobody evicted, where they
-        cannot beside what has to stay: the chain of ``parent``, and what is being written or read.
+        """Evict until ``nbytes`` more fit the budget and leave the floor free. False, with nobody evicted, if that is
+        impossible beside what must stay: the chain of ``parent``, and what is being written or read.
         """
         lacking = self.used + sum(other_model.nbytes for other_model in self._other_models) + nbytes - self.budget
         if self.free is not None:
@@ -302,7 +311,7 @@ class DiskTier:
         return victim((head for head in self.heads.values() if head.tip not in kept), self._shares.over)
 
     def _kept(self, parent: Segment | None) -> set[Segment]:
-        """What cannot be removed now: chains that are read or goes on being written, and that of ``parent``."""
+        """The segments that cannot be removed now: chains that are being read or written, and that of ``parent``."""
         kept: set[Segment] = set()
         for tip in (*self._planned, *self._holds, parent):
             segment = tip
@@ -318,7 +327,7 @@ class DiskTier:
     # -- the tree ---------------------------------------------------------------------------------------------------
 
     def _set_head(self, owner: Owner, segment: Segment, used: float) -> None:
-        """Make ``segment`` the newest of ``owner``."""
+        """Make ``segment`` the head of ``owner``."""
         segment.refs += 1
         head = self.heads.get(owner)
         if head is None:
@@ -340,7 +349,7 @@ class DiskTier:
         self._collect(segment)
 
     def _collect(self, segment: Segment) -> None:
-        """Remove a segment that nobody refers to, and then maybe those before it."""
+        """Remove a segment without references, and then ancestors that have none left."""
         here: Segment | None = segment
         while here is not None and here.refs == 0 and here.local:
             self._remove_segment(here, collect=False)
@@ -375,9 +384,9 @@ class DiskTier:
     # -- checking ---------------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Assert what must hold whenever nobody is in here: the ancestors of a living local segment are living and
-        local (but for one that is still being read), who refers to a segment is counted, and so are the bytes; every
-        head is in the prefix index.
+        """Assert the invariants that hold between calls: the ancestors of a living local segment are living and local
+        (except one that is still being read), reference counts and bytes are right, and every head is in the prefix
+        index.
         """
         living = {*self._known.values(), *self._planned}
         assert self.used == sum(segment.nbytes for segment in living)

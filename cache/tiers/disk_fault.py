@@ -10,14 +10,16 @@ log = logging.getLogger("warmturn.engine")
 
 
 class DiskFault:
-    """What keeps KV from being written, if anything does. ``lacking``: bytes that found no room, where that is it."""
+    """Whether writes of KV fail (``is_there``). ``lacking``: the bytes for which there was no space, if that is the
+    reason.
+    """
 
     def __init__(self) -> None:
         self.is_there = False
         self.lacking = 0
 
     def found(self, reason: str, lacking: int = 0) -> None:
-        """A write was refused; ``reason`` in a few words. Sessions are served all the same."""
+        """A write failed; ``reason`` is a few words. Sessions are still served."""
         if not self.is_there:
             log.warning(
                 "KV is not written to disk: %s; turns still run, and KV that is evicted from memory is computed again",
@@ -26,7 +28,7 @@ class DiskFault:
         self.is_there, self.lacking = True, lacking
 
     def over(self) -> None:
-        """The disk takes something again."""
+        """A write succeeded again."""
         if self.is_there:
             log.warning("KV is written to disk again")
         self.is_there, self.lacking = False, 0

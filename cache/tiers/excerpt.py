@@ -20,8 +20,9 @@ from cache.segments.segment_file import SegmentReader, lengths_of, timeline_hash
 
 
 def excerpt(files: Path, extents: Iterable[Extent], owner: Owner, folder: Path) -> int:
-    """Put the timeline of ``extents``, files below ``files``, into the new ``folder`` as 000000.kv, 000001.kv...: how
-    many there are. A file that is wholly ``owner``'s is linked, others are cut. Raises CorruptFile or OSError.
+    """Write the timeline of ``extents``, whose files are below ``files``, to the new ``folder`` as 000000.kv,
+    000001.kv... Returns the number of files. A file that belongs to ``owner`` as a whole is linked, others are cut.
+    Raises CorruptFile or OSError.
     """
     folder.mkdir(mode=0o700)
     ids, mask, count = array("i"), bytearray(), 0
@@ -38,7 +39,7 @@ def excerpt(files: Path, extents: Iterable[Extent], owner: Owner, folder: Path) 
 
 
 def link(source: Path, target: Path) -> None:
-    """The same file at another place, or a copy of it. Raises OSError."""
+    """Create a hard link, or a copy if that is not possible. Raises OSError."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -55,8 +56,8 @@ def cut(
     target: str,
     orphan: bool = False,
 ) -> int:
-    """Write what a file holds of the timeline ``ids``, ``mask``, which ends in it, as ``owner``'s; may take its own
-    place. The new file's bytes. Raises CorruptFile or OSError.
+    """Write the part of a file that belongs to the timeline ``ids``, ``mask``, which ends in that file, as a file of
+    ``owner``; it may replace the original. Returns the new file's bytes. Raises CorruptFile or OSError.
     """
     with SegmentReader(source, name) as reader:
         header, stop = reader.header, len(ids)

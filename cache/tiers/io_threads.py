@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class IoThreads:
-    """A few threads, and what they have done. ``poll`` runs what is to follow on the thread that calls it."""
+    """A few threads and their results. ``poll`` runs the callbacks on the thread that calls it."""
 
     def __init__(self) -> None:
         self._done: deque[Callable[[], None]] = deque()
@@ -21,24 +21,24 @@ class IoThreads:
         self._pools: list[ThreadPoolExecutor] = []
 
     def queue(self, name: str, threads: int) -> WorkQueue:
-        """Threads of their own; with one of them its work is done in order."""
+        """A queue with threads of its own; with one thread its work is done in order."""
         pool = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=_prepare)
         self._pools.append(pool)
         return WorkQueue(pool, self)
 
     def poll(self) -> None:
-        """Run what follows on the work that has been done."""
+        """Run the callbacks of finished work."""
         while self._done:
             self._under_way -= 1
             self._done.popleft()()
 
     @property
     def busy(self) -> bool:
-        """Whether work is under way or its results wait for a ``poll``."""
+        """Whether work is in progress, or results wait for ``poll``."""
         return self._under_way > 0
 
     def run(self, pool: ThreadPoolExecutor, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
-        """Run ``work`` on a thread of ``pool``, and ``then`` with its result or its exception at a later ``poll``."""
+        """Run ``work`` on a thread of ``pool``, and at a later ``poll`` call ``then`` with its result or exception."""
 
         def running() -> None:
             outcome: T | Exception
@@ -52,13 +52,13 @@ class IoThreads:
         pool.submit(running)
 
     def close(self) -> None:
-        """Finish what runs and drop what has not begun."""
+        """Wait for running work, and cancel work that has not begun."""
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
 
 
 class WorkQueue:
-    """One queue of work."""
+    """A queue of work for one pool of threads."""
 
     def __init__(self, pool: ThreadPoolExecutor, background: IoThreads) -> None:
         self._pool = pool

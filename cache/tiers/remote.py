@@ -1,8 +1,8 @@
 """The remote tier: copies of segment files at any fsspec URL, for sessions that do not fit on the local disk.
 
-A file lies at ``<url>/<fingerprint>/<folder>/<name>``, folder and name being those of the disk tier. Files are
-immutable: one that is there is complete and never changes. What others put there is not trusted: names of another form
-and links are not seen, and nothing outside of that tree is touched.
+A file is at ``<url>/<fingerprint>/<folder>/<name>``, with the folder and name of the disk tier. Files are immutable: a
+file that exists is complete and never changes. Files of others under the URL are not trusted: other names and links are
+ignored, and nothing outside of the tree is accessed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class _Entry(NamedTuple):
-    """A plain file, or a ``folder``; ``parent`` without slashes at its ends; ``modified``: Unix seconds."""
+    """A plain file or a ``folder``. ``parent`` has no slashes at its ends; ``modified``: Unix seconds."""
 
     parent: str
     name: str
@@ -61,11 +61,11 @@ class _Folder(NamedTuple):
 
 class RemoteTier:
     """Segment files of one ``fingerprint`` under a URL. ``budget``: bytes under the whole URL; None: no limit.
-    ``evictions``: folders that had to make room.
+    ``evictions``: folders that were evicted.
 
-    Methods take as long as the network does, so they are called from one background thread. They raise ``OSError``
-    with a message that tells no address, and after a failure at once for a while: see ``CircuitBreaker``. Raises
-    ValueError for a URL that no installed filesystem serves; nothing is asked of the far side before it is needed.
+    Methods block on the network, so they are called on one background thread. They raise ``OSError`` with a message
+    that contains no address; for a while after a failure they fail at once, see ``CircuitBreaker``. The constructor
+    raises ValueError for a URL that no installed filesystem supports; it does not access the network.
     """
 
     tier = Tier.REMOTE
@@ -86,17 +86,17 @@ class RemoteTier:
 
     @property
     def used(self) -> int:
-        """Bytes of files under the URL: as of the last ``collect``, with what this object did since."""
+        """Bytes of files under the URL: as counted by the last ``collect``, plus what this object has changed since."""
         return self._used
 
     @property
     def away(self) -> bool:
-        """Whether the next call would fail untried."""
+        """Whether the next call would fail without being tried."""
         return self._breaker.away
 
     def put(self, folder: str, name: str, path: Path) -> None:
-        """Copy the file at ``path``, which readers see complete or not at all. One that is there already stays as it
-        is; FileExistsError where its size is another one.
+        """Upload the file at ``path``, so that readers see it complete or not at all. An existing file is not replaced.
+        Raises FileExistsError if that has another size, OSError.
         """
         place, size = self._at(folder), path.stat().st_size
         target = f"{place}/{_checked(NAME, name)}"
@@ -105,8 +105,8 @@ class RemoteTier:
         self._touched[folder] = time.time()
 
     def get(self, folder: str, name: str, path: Path) -> None:
-        """Copy a file to ``path``, durably, complete or not at all. Raises FileNotFoundError where there is
-        none, OSError where another size came.
+        """Download a file to ``path``, durably, complete or not at all. Raises FileNotFoundError if it does not exist,
+        OSError if its size is wrong.
         """
         source = f"{self._at(folder)}/{_checked(NAME, name)}"
         size = self._run(lambda fs: self._size(fs, source))
@@ -126,25 +126,25 @@ class RemoteTier:
         self._touched[folder] = time.time()
 
     def touch(self, folders: Iterable[str]) -> None:
-        """These folders are in use: files elsewhere go on from theirs."""
+        """Mark these folders as used now: files in other folders depend on theirs."""
         self._touched.update(dict.fromkeys(folders, time.time()))
 
     def names(self, folder: str) -> list[tuple[str, int]]:
-        """Name and size of every file of a folder, by name; empty where there is no such folder."""
+        """Name and size in bytes of every file of a folder, sorted by name; empty if the folder does not exist."""
         found = self._list(self._at(folder))
         return sorted((file.name, file.nbytes) for file in found if not file.folder and NAME.match(file.name))
 
     def remove(self, folder: str, names: Iterable[str] | None) -> None:
-        """Remove these files, or with None the whole folder. What is not there is no error."""
+        """Remove these files, or the whole folder if ``names`` is None. Missing files are no error."""
         wanted = None if names is None else {_checked(NAME, name) for name in names}
         self._used -= self._clear(self._fingerprint, folder, wanted)
         if wanted is None:
             self._touched.pop(folder, None)
 
     def collect(self, keep: Callable[[str], bool]) -> int:
-        """Count what is under the URL and, least recently used first, remove whole folders until that is within the
-        budget; the bytes removed. Folders of this fingerprint stay where ``keep`` says so; those of other models go
-        by their age alone. Also removes what writers that died have left half-written.
+        """Count the bytes under the URL and remove whole folders, least recently used first, until they fit the budget.
+        Returns the bytes removed. Folders of this fingerprint are kept if ``keep`` returns True; folders of other
+        models are removed by age alone. Also removes old temporary files.
         """
         folders = sorted(self._folders(), key=lambda folder: folder.used)
         self._used = sum(folder.nbytes for folder in folders)
@@ -160,17 +160,17 @@ class RemoteTier:
     # -- on the breaker's thread ------------------------------------------------------------------------------------
 
     def _run(self, work: Callable[[Any], T], nbytes: int = 0) -> T:
-        """``work`` on the filesystem, with time for ``nbytes`` to cross the network."""
+        """Run ``work`` on the filesystem, with a time limit that allows for the transfer of ``nbytes``."""
         return self._breaker.run(lambda: work(self._made()), self._patience + nbytes / SLOWEST)
 
     def _made(self) -> Any:
-        """The filesystem, made when it is first needed: some connect at once."""
+        """The filesystem object, created on first use, since some connect on creation."""
         if self._fs is None:
             self._fs = url_to_fs(self._url)[0]
         return self._fs
 
     def _put(self, fs: Any, place: str, target: str, path: Path, size: int) -> bool:
-        """Whether the file is new."""
+        """Upload a file; returns whether it is new."""
         with suppress(FileNotFoundError):
             if self._size(fs, target) != size:
                 raise FileExistsError
@@ -219,7 +219,7 @@ class RemoteTier:
             return []
 
     def _list_tree(self, fs: Any, place: str) -> list[_Entry]:
-        """All files below ``place``, a thousand an answer."""
+        """All files below ``place``, found with few requests (for object stores)."""
         fs.invalidate_cache()
         try:
             return list(_entries(fs.find(place, detail=True).values()))
@@ -237,7 +237,7 @@ class RemoteTier:
         return [entry for entry in found if entry.parent == place.strip("/")]
 
     def _clear(self, fingerprint: str, folder: str, names: set[str] | None) -> int:
-        """Remove files of a folder, and with ``names`` None the folder; how many bytes that were."""
+        """Remove files of a folder, and the folder itself if ``names`` is None. Returns the bytes removed."""
         place = self._at(folder, fingerprint)
         freed = 0
         for file in self._list(place):
@@ -285,7 +285,7 @@ class RemoteTier:
 
 
 def _place(url: str) -> tuple[str, bool]:
-    """The path of a URL within its filesystem, and whether that is an object store."""
+    """The path of a URL within its filesystem, and whether that is an object store. Raises ValueError."""
     protocol = split_protocol(url)[0] or "file"
     if "::" in url:
         raise ValueError("chained URLs cannot be a remote tier")
@@ -307,7 +307,7 @@ def _checked(pattern: re.Pattern[str], name: str) -> str:
 
 
 def _entries(infos: Iterable[dict[str, Any]]) -> Iterator[_Entry]:
-    """Plain files and folders out of what a filesystem tells; links and anything odd are left out."""
+    """The plain files and folders of a listing; links and entries of other types are left out."""
     for info in infos:
         parent, _, name = str(info.get("name", "")).strip("/").rpartition("/")
         size = info.get("size")

@@ -19,14 +19,14 @@ _PAUSE = 5.0  # seconds until what could not be unlinked is tried again
 
 
 class _Removed(NamedTuple):
-    """Files that could not be unlinked, and the bytes that are free now."""
+    """Files that could not be unlinked, and the free bytes of the file system."""
 
     left: list[Path]
     free: int | None
 
 
 class Remover:
-    """Takes what the disk tier has ``obsolete`` to the thread of ``queue``."""
+    """Unlinks the disk tier's ``obsolete`` files on the thread of ``queue``."""
 
     def __init__(self, disk: DiskTier, queue: WorkQueue) -> None:
         self.errors = 0
@@ -36,12 +36,12 @@ class Remover:
         self._resting_until = 0.0
 
     def pump(self) -> None:
-        """Begin to remove what is doomed, unless that has just failed."""
+        """Begin to unlink obsolete files, unless that has just failed."""
         if (self.left or self._disk.obsolete) and time.monotonic() >= self._resting_until:
             self.remove()
 
     def remove(self, owner: Owner | None = None, callback: Callable[[], None] | None = None) -> None:
-        """Begin to remove what is doomed; ``callback`` is called when no file of ``owner`` is left."""
+        """Begin to unlink obsolete files; ``callback`` is called afterwards if no file of ``owner`` is left."""
         obsolete, self._disk.obsolete = self.left | self._disk.obsolete, {}
         self.left = {}
 
@@ -63,7 +63,9 @@ class Remover:
 
 
 def remove_all(obsolete: list[Path]) -> list[Path]:
-    """Unlink files, and their folders where these are empty then; remove folders of other models whole. Those left."""
+    """Unlink files, and their folders if these are then empty; remove folders of other models. Returns the files that
+    are left.
+    """
     left: list[Path] = []
     for path in obsolete:
         if path.suffix != ".kv":

@@ -9,8 +9,8 @@ _HOPE = 0.9  # a refused load makes the next one look that much cheaper, so that
 
 
 class RestoreRates:
-    """How fast stored KV comes back, and how fast it could be computed: seconds over bytes and over prompt tokens, of
-    what really happened, the newest and the largest weighing most.
+    """Measured rates of loading (seconds per byte) and of computing (seconds per prompt token), as averages in which
+    new and large measurements weigh most.
     """
 
     def __init__(self) -> None:
@@ -18,15 +18,15 @@ class RestoreRates:
         self._compute = _Rate()
 
     def loaded(self, nbytes: int, seconds: float) -> None:
-        """That many bytes were read, verified and put into pages."""
+        """Record that ``nbytes`` were read, verified and put into pages in ``seconds``."""
         self._load.add(nbytes, seconds)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A step that fed that many tokens, most of them of prompts, took so long."""
+        """Record that a step fed ``tokens``, most of them of prompts, in ``seconds``."""
         self._compute.add(tokens, seconds)
 
     def prefers_loading(self, nbytes: int, tokens: int) -> bool:
-        """Whether ``nbytes`` are sooner read than their ``tokens`` computed. What was never measured is tried."""
+        """Whether reading ``nbytes`` is faster than computing their ``tokens``. True until both have been measured."""
         if not self._load.amount or not self._compute.amount:
             return True
         if self._load.of(nbytes) <= self._compute.of(tokens):

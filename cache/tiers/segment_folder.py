@@ -21,8 +21,8 @@ _LOCK_SECONDS = 10.0  # for a process that is just ending
 
 
 class FolderContents(NamedTuple):
-    """The headers of all files; ``damaged`` ones cannot be trusted, and ``unread`` ones were refused by the system,
-    which says nothing about them.
+    """The headers of all files. ``damaged`` files cannot be trusted; ``unread`` files could not be read because of an
+    error of the system.
     """
 
     fresh: dict[Place, LooseSegment]
@@ -31,7 +31,7 @@ class FolderContents(NamedTuple):
 
 
 class ForeignSegments(NamedTuple):
-    """What another model has left here."""
+    """A folder of another model's segments."""
 
     used: float
     folder: Path
@@ -39,19 +39,19 @@ class ForeignSegments(NamedTuple):
 
 
 def folder_of(owner: Owner) -> str:
-    """The folder of an owner: a hash, so that no name reaches a path."""
+    """The name of an owner's folder: a hash, so that no session name is part of a path."""
     kind = "named" if owner.named else "anonymous"
     return hashlib.blake2b("\0".join((owner.tenant, kind, owner.session)).encode(), digest_size=16).hexdigest()
 
 
 def file_name(sequence: int, id: str) -> str:
-    """Names sort by age within a folder."""
+    """The name of a segment file; within a folder, names sort by age."""
     return f"{sequence:016x}-{id}.kv"
 
 
 class SegmentFolder:
-    """Files at ``root / fingerprint / <owner> / <sequence>-<id>.kv``. Knows nothing of what was found: any thread may
-    ``read_segment`` and ``measure``. One process at a time has the ``root``.
+    """Files at ``root / fingerprint / <owner> / <sequence>-<id>.kv``. Keeps no index of them, so any thread may call
+    ``read_segment`` and ``measure``. One process at a time may use ``root``.
     """
 
     def __init__(self, root: Path, fingerprint: str) -> None:
@@ -60,8 +60,8 @@ class SegmentFolder:
         self._lock = -1
 
     def open(self) -> list[ForeignSegments]:
-        """Make the folder and keep other processes off it; what other models have left beside it, least recently used
-        last. Raises OSError, BlockingIOError where another process has it.
+        """Create the folder and lock it against other processes. Returns the folders of other models beside it, least
+        recently used last. Raises OSError, and BlockingIOError if another process has the lock.
         """
         files.make_folder(self.folder)
         root = self.folder.parent
@@ -74,13 +74,13 @@ class SegmentFolder:
         return sorted(other_models, reverse=True)
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def read(self) -> FolderContents:
-        """What is there; temporary files are removed. Nobody may be writing. Raises OSError."""
+        """Read the headers of all files and remove temporary files. Nobody may be writing. Raises OSError."""
         contents = FolderContents({}, [], set())
         entries = [entry for entry in os.scandir(self.folder) if FOLDER.fullmatch(entry.name)]
         for folder in [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]:
@@ -98,8 +98,8 @@ class SegmentFolder:
         return contents
 
     def read_segment(self, place: Place) -> LooseSegment:
-        """A file's header, read. Raises CorruptFile where it cannot be trusted or does not lie where it was written, or
-        OSError.
+        """Read the header of a file. Raises CorruptFile if it cannot be trusted or is not at the place for which it was
+        written, or OSError.
         """
         header = read_header(self.folder / place[0], place[1])
         check(header, fingerprint=self._fingerprint)
@@ -109,7 +109,7 @@ class SegmentFolder:
         return found(header, place)
 
     def measure(self) -> int | None:
-        """How many bytes of the file system are free; takes as long as the disk does."""
+        """The free bytes of the file system, None if they cannot be read; may block on the disk."""
         try:
             system = os.statvfs(self.folder)
         except OSError:  # whoever writes next will be told

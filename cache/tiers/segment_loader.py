@@ -27,7 +27,9 @@ log = logging.getLogger("warmturn.engine")
 
 
 class SegmentRange(NamedTuple):
-    """Tokens ``[first, stop)`` of a timeline in a file whose own begin at ``begin`` and end with the hash ``after``."""
+    """Tokens ``[first, stop)`` of a timeline in a file whose own tokens begin at ``begin`` and whose timeline has the
+    hash ``after``.
+    """
 
     folder: Path
     name: str
@@ -39,11 +41,12 @@ class SegmentRange(NamedTuple):
 
 @dataclass(eq=False)
 class SegmentLoad:
-    """One timeline being read: tokens ``[have, length)`` into the pages of ``session``, which nobody runs meanwhile.
+    """A timeline being loaded: tokens ``[have, length)`` into the pages of ``session``, on which no turn runs
+    meanwhile.
 
-    When ``done``, ``tokens`` of them are there; where that is not all, ``broken`` is the piece that could not be read,
-    and ``is_damaged`` whether its file cannot be trusted (else the system refused to read it). ``touched``: when
-    something was last read of it, by ``time.monotonic``.
+    When ``done``, ``tokens`` of them are loaded. If that is not all, ``broken`` is the index of the piece that could
+    not be read, and ``is_damaged`` whether its file is corrupt (else the system refused to read it). ``touched``: when
+    something was last read, by ``time.monotonic``.
     """
 
     session: SessionCache
@@ -62,7 +65,9 @@ class SegmentLoad:
 
 
 class SegmentLoader:
-    """Reads on its own threads; whoever asked finishes the session on the thread that owns the cache."""
+    """Reads segment files on background threads; the callback of ``start`` then runs on the thread that owns the
+    cache.
+    """
 
     def __init__(self, pool: PagePool, queue: WorkQueue) -> None:
         self.read = 0  # bytes
@@ -71,7 +76,7 @@ class SegmentLoader:
         self._queue = queue
 
     def start(self, load: SegmentLoad, then: Callable[[SegmentLoad], None]) -> None:
-        """Read ``load``, then call ``then`` at a later poll."""
+        """Begin to read ``load``; ``then`` is called at a later poll."""
         rows = transfer.rows_of(load.session.pages, self._pool.page_size, load.have, load.length)
 
         def finish(outcome: Exception | None) -> None:
@@ -101,7 +106,9 @@ class SegmentLoader:
         load.seconds = time.perf_counter() - started
 
     def _piece(self, load: SegmentLoad, piece: SegmentRange, rows: torch.Tensor) -> None:
-        """Verify one file against what is expected of it and put its tokens into the pages."""
+        """Verify one file against the expected timeline and copy its tokens to the pages. Raises CorruptFile or
+        OSError.
+        """
         with SegmentReader(piece.folder, piece.name) as reader:
             if reader.header.after != piece.after or reader.header.first != piece.begin:
                 raise CorruptFile("another timeline")
@@ -121,7 +128,7 @@ class SegmentLoader:
                 self._states(load, piece, reader)
 
     def _states(self, load: SegmentLoad, piece: SegmentRange, reader: SegmentReader) -> None:
-        """The states that this file holds of the range; only the newest few are kept."""
+        """Load the checkpoints in the file's range; only the newest ``CHECKPOINTS`` are kept."""
         facts = reader.header.facts
         for length in lengths_of((*reader.names, *facts)):
             if not piece.begin < length <= piece.stop:
@@ -161,7 +168,7 @@ def read_chain(folder: Path, fingerprint: str) -> Segment:
 
 
 def apply_load(load: SegmentLoad, ids: array[int], mask: bytearray) -> None:
-    """Make the session of a finished load what was read: ``ids`` and ``mask`` are those of the whole timeline."""
+    """Set the session of a finished load to what was read; ``ids`` and ``mask`` are those of the whole timeline."""
     session, length = load.session, load.have + load.tokens
     if not load.tokens:
         return

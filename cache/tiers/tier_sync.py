@@ -30,7 +30,7 @@ _PATIENCE = 30.0  # seconds that a turn waits for an answer
 
 @dataclass(eq=False)
 class _Query:
-    """What the lower tier was asked about a session."""
+    """A request to the lower tier for the files of a session."""
 
     since: float = field(default_factory=time.monotonic)
     answered: bool = False
@@ -38,19 +38,21 @@ class _Query:
 
 
 class _Download(NamedTuple):
-    """What the lower tier has sent: files that were not here, and the names of all that it has of the session."""
+    """What was downloaded: the segments of files that were not on disk, and the names of all files of the session in
+    the lower tier.
+    """
 
     fresh: dict[Place, LooseSegment]
     names: set[str]
 
 
 class TierSync:
-    """Copies files between the disk and one ``lower`` tier. What fails is counted and left: the lower tier has copies,
-    and never the only ones.
+    """Copies files between the disk and one ``lower`` tier. Failures are counted and not retried: the lower tier only
+    ever has copies.
 
-    A session is looked for by its name, once, when the disk does not know it, or maybe its beginning only; anonymous
-    ones stay on this machine. Files are copied one session at a time, with all that it has by then, so that a question
-    waits for one of them at most. Its timeline may begin in other sessions' files: these stay there as long as it does.
+    A session is looked up by its name, once, if the disk does not know it or may have only its beginning. Anonymous
+    sessions are not copied. Files are copied one session at a time, so that a lookup waits for at most one of these. If
+    a timeline begins in other sessions' files, those files are kept as long as the timeline.
     """
 
     def __init__(self, disk: DiskTier, lower: SegmentStore, queue: WorkQueue) -> None:
@@ -66,17 +68,17 @@ class TierSync:
 
     @property
     def stats(self) -> TierStats:
-        """What lies in the lower tier."""
+        """Bytes used, budget and evictions of the lower tier."""
         return TierStats(self.lower.used, self.lower.budget or 0, self.lower.evictions)
 
     def holding(self, tip: Segment, tokens: int) -> TierHolding:
-        """What the lower tier has of the timeline that ends in ``tip``, of which ``tokens`` are wanted."""
+        """What the lower tier holds of the first ``tokens`` of the timeline that ends in ``tip``."""
         copied = list(takewhile(lambda segment: self.lower.tier in segment.copies, tip.chain()))
         stop = copied[-1].stop if copied else 0
         return TierHolding(min(tokens, stop), sum(segment.nbytes for segment in copied))
 
     def upload(self, segment: Segment) -> None:
-        """Copy a named session's file, and those before it that are not there yet."""
+        """Copy a named session's file to the lower tier, with its ancestors that are not there yet."""
         question = self._asked.get(segment.owner)
         if question is not None and question.answered:
             del self._asked[segment.owner]
@@ -123,8 +125,8 @@ class TierSync:
         self._queue.submit(put, finish)
 
     def _lost(self, folders: set[str]) -> list[Segment]:
-        """The lower tier has dropped these folders: their files that are here, which are copied again when a session
-        that goes on from them is.
+        """The lower tier has dropped these folders: mark their segments as not copied, and return them. They are copied
+        again with the next upload of a session that depends on them.
         """
         segments = self._disk.segments_in(folders) if folders else []
         for segment in segments:
@@ -132,7 +134,7 @@ class TierSync:
         return segments
 
     def awaits_download(self, owner: Owner) -> bool:
-        """Whether to wait for what the lower tier knows of a session; asks when it was not asked yet."""
+        """Whether a turn should wait for the lower tier's files of a session; requests them the first time."""
         head = self._disk.head(owner)
         if (head is not None and not head.partial) or (self.lower.away and owner not in self._asked):
             return False
@@ -148,15 +150,15 @@ class TierSync:
         return not question.answered and time.monotonic() - question.since < _PATIENCE
 
     def block(self, owner: Owner) -> object:
-        """A session is being forgotten: nothing of it is asked for any more, nor taken where it still comes, alone or
-        with the files of a fork, until ``forget`` is told so with the newest mark that this has returned.
+        """Ignore a session that is being forgotten: its files are neither requested nor accepted, on their own or with
+        a fork, until ``forget`` succeeds with the newest mark that this method has returned.
         """
         mark = self._forgetting[owner] = object()
         self._asked.pop(owner, None)
         return mark
 
     def forget(self, owner: Owner, mark: object, callback: Callable[[], None]) -> None:
-        """Remove a session there; ``callback`` is called when that is done."""
+        """Remove a session from the lower tier; ``callback`` is called when that is done."""
         self._waiting.pop(owner, None)
 
         def finish(outcome: Exception | None) -> None:
@@ -174,8 +176,8 @@ class TierSync:
         self._queue.submit(lambda: self.lower.remove(folder_of(owner), None), finish)
 
     def _download(self, folder: str, left: list[Place]) -> _Download:
-        """On the queue's thread: the newest file of a folder and all before it that are not here; all or none, but for
-        those in ``left``. Raises OSError or CorruptFile.
+        """On the queue's thread: get the newest file of a folder and its ancestors that are not on disk. All or none
+        are kept, except files in ``left`` that could not be unlinked. Raises OSError or CorruptFile.
         """
         names = {name for name, _ in self.lower.names(folder)}
         place: Place | None = (folder, max(names)) if names else None
@@ -222,7 +224,7 @@ class TierSync:
 
 
 def unlink(folder: Path, places: list[Place]) -> list[Place]:
-    """Unlink these files, as far as they are there; those that could not be."""
+    """Unlink these files if they exist. Returns those that could not be unlinked."""
     left = []
     for place in places:
         try:

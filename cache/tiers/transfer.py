@@ -1,7 +1,7 @@
 """Conversion between pages and states in memory and the named tensors of segment files.
 
-The same for every layer kind: K, V and indexer keys of a range of tokens by layer (``MemoryTier.gather`` and
-``scatter``), states of recurrent layers by the length at which they were kept and their dotted paths.
+It is the same for all layer kinds: K, V and indexer keys of a range of tokens are named by layer (``MemoryTier.gather``
+and ``scatter``), states of recurrent layers by their length and dotted path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from cache.pages.pool import Page
 
 
 def rows_of(pages: Sequence[Page], page_size: int, first: int, stop: int) -> torch.Tensor:
-    """Where tokens ``[first, stop)`` of a timeline lie in the pools of its tier, ``[stop - first]`` int64."""
+    """The slot * page_size + offset of tokens ``[first, stop)`` in the pools of their tier, ``[stop - first]``
+    int64.
+    """
     at = first // page_size
     slots = torch.tensor([page.slot for page in pages[at : -(-stop // page_size)]], dtype=torch.int64)
     rows = (slots[:, None] * page_size + torch.arange(page_size)).flatten()
@@ -24,7 +26,7 @@ def rows_of(pages: Sequence[Page], page_size: int, first: int, stop: int) -> tor
 
 
 def pack_states(kept: Mapping[int, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """States by length as named tensors ``"checkpoint.<length>.<path>"`` and facts by the same names."""
+    """States by length as tensors named ``"checkpoint.<length>.<path>"``, and facts with names of the same form."""
     tensors: dict[str, torch.Tensor] = {}
     facts: dict[str, Any] = {}
     for length, state in kept.items():
@@ -35,17 +37,17 @@ def pack_states(kept: Mapping[int, Any]) -> tuple[dict[str, torch.Tensor], dict[
 
 
 def unpack_state(skeleton: Any, length: int, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Any:
-    """The state that was kept at ``length``; ``skeleton`` is any state of the same model."""
+    """The state at ``length`` from named tensors and facts; ``skeleton`` is any state of the same model."""
     return states.restore(skeleton, dict(tensors), dict(facts), f"checkpoint.{length}")
 
 
 def parts_of(state: Any) -> dict[str, Any]:
-    """Everything that is saved of a state, by its dotted path."""
+    """All tensors and facts of a state by their dotted paths."""
     return states.tensors_of(state) | states.facts_of(state)
 
 
 def kinds_of(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """What the parts of all states of a model have in common: types, dtypes, numbers of dimensions."""
+    """The types, dtypes and numbers of dimensions of the parts, which are the same for all states of a model."""
     return {
         path: (part.dtype, part.dim()) if isinstance(part, torch.Tensor) else type(part) for path, part in parts.items()
     }

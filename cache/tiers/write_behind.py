@@ -35,26 +35,26 @@ _HEADER = 4096  # bytes of a file besides its tensors, about
 
 
 class _Write(NamedTuple):
-    """One file under way."""
+    """A file that is being written."""
 
     pages: list[Page]
     since: float
 
 
 class _Written(NamedTuple):
-    """Bytes of a file that is there, and those that were free after it."""
+    """The size of a complete file, and the free bytes of the file system after it."""
 
     nbytes: int
     free: int | None
 
 
 class WriteBehind:
-    """Idle sessions whose newest tokens are in memory only, and the writes that are under way.
+    """Idle sessions whose newest tokens are only in memory, and the writes that are in progress.
 
-    A write holds its pages like a session would, warm: until it is done they neither move nor are written to. At
-    most ``limit`` bytes are under way; who waits meanwhile is written once with all it has by then, named sessions
-    first. A session without a name that nobody has gone on from yet is written when no turn has run for a moment, or
-    at the end: most of these are never asked for again, and writing them takes cores from turns.
+    A write holds its pages as a warm session would: until it is complete they are neither moved nor written to. At most
+    about ``limit`` bytes are in progress. A session that waits meanwhile is written once with all its new tokens; named
+    sessions go first. An anonymous session that no later turn has continued is written when no turn has run for a
+    moment, or at shutdown: most of these are never used again, and writing them takes CPU time from turns.
     """
 
     def __init__(self, pool: PagePool, disk: DiskTier, queue: WorkQueue, codec: Codec, limit: int) -> None:
@@ -82,27 +82,27 @@ class WriteBehind:
 
     @property
     def pending(self) -> int:
-        """Sessions that are not wholly on disk, as far as they may be."""
+        """Sessions that are waiting to be written or are being written."""
         return sum(map(len, self._wanted)) + len(self._cold) + len(self._under_way)
 
     @property
     def ready(self) -> bool:
-        """Whether a write could begin now, or will as soon as it has been quiet for long enough."""
+        """Whether a write could begin now, or after the quiet time."""
         wanted = self._wanted[:2] if self._idle_since is None else self._wanted
         return any(wanted) and time.monotonic() >= self._paused_until
 
     @property
     def working(self) -> bool:
-        """Whether writes are getting on."""
+        """Whether writes are making progress."""
         oldest = next(iter(self._under_way.values()), None)
         return oldest is not None and time.monotonic() - oldest.since < _STUCK
 
     def is_scheduled(self, session: SessionCache) -> bool:
-        """Whether ``session`` will be written before long."""
+        """Whether ``session`` will be written soon."""
         return any(session in wanted for wanted in self._wanted[:2])
 
     def rest(self, idle: bool) -> None:
-        """Tell whether any turn runs or waits now."""
+        """Record whether no turn runs or waits now."""
         if not idle:
             self._idle_since = None
         elif self._idle_since is None:
@@ -114,28 +114,30 @@ class WriteBehind:
 
     @property
     def held(self) -> Counter[Page]:
-        """How often each page is held by a write."""
+        """How many writes hold each page."""
         return Counter(page for write in self._under_way.values() for page in write.pages)
 
     @property
     def holds(self) -> int:
-        """Pages held by writes, shared ones counted for each."""
+        """Pages held by writes, counted once per write."""
         return sum(len(write.pages) for write in self._under_way.values())
 
     def schedule(self, session: SessionCache) -> None:
-        """``session`` is idle now: write what is new of it, when there is time."""
+        """``session`` is idle: schedule its unsaved tokens for writing."""
         session.settle()
         if session.saved_length < session.length:
             once = not session.continued and session.pinned_until <= time.time()
             self._wanted[0 if session.name is not None else 1 + once][session] = None
 
     def unschedule(self, session: SessionCache) -> None:
-        """``session`` runs or is gone: what is under way goes on, nothing else is begun."""
+        """``session`` runs or is dropped: begin no write of it. A write in progress continues."""
         for wanted in (*self._wanted, self._cold):
             wanted.pop(session, None)
 
     def pump(self, everything: bool = False) -> None:
-        """Begin writes, as many as fit; with ``everything`` all of them, also from the host tier."""
+        """Begin as many writes as the limit allows; with ``everything``, all of them, also of sessions in the host
+        tier.
+        """
         if time.monotonic() < self._paused_until:
             return
         due = self._wanted if everything or self._quiet else self._wanted[:2]
@@ -154,15 +156,15 @@ class WriteBehind:
                 self._begin(session)
 
     def write_now(self, session: SessionCache) -> None:
-        """Begin to write an idle session before all others, if anything of it is not on disk."""
+        """Begin to write the unsaved tokens of an idle session, ahead of other sessions."""
         self.schedule(session)
         if any(session in wanted for wanted in self._wanted):
             self.unschedule(session)
             self._begin(session, copied=not session.warm)
 
     def _begin(self, session: SessionCache, copied: bool = False) -> None:
-        """Plan the file, hold the pages, hand both to the writer. Pages that are not on the device may move while turns
-        run: their content is ``copied`` now.
+        """Plan the file, hold its pages and queue the write. With ``copied`` the pages are copied now, since pages that
+        are not on the device may move while turns run.
         """
         session.settle()  # it may have waited for long
         first, stop = session.saved_length, session.length
@@ -244,7 +246,7 @@ class WriteBehind:
         return _Written(done.size, self._disk.segment_folder.measure())
 
     def _finish(self, session: SessionCache, segment: Segment, outcome: _Written | Exception) -> None:
-        """Back on the owner's thread."""
+        """On the owner's thread: a write has succeeded or failed."""
         self._pool.drop(self._under_way.pop(segment).pages, warm=True)
         self._bytes -= segment.nbytes
         if isinstance(outcome, _Written):
@@ -267,7 +269,7 @@ class WriteBehind:
             self.schedule(session)
 
     def check_room(self) -> None:
-        """While there is no room, see from time to time whether there is again."""
+        """While the disk is full, measure its free space from time to time."""
         if self.fault.lacking and time.monotonic() >= self._check_at:
             self._check_at = time.monotonic() + _PAUSE
             self._queue.submit(self._disk.segment_folder.measure, self._measured)
@@ -279,13 +281,13 @@ class WriteBehind:
 
 
 def _gathered(runs: list[tuple[MemoryTier, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """A copy of what lies there, as one."""
+    """A copy of the tokens of all runs, concatenated."""
     parts = [tier.gather(rows) for tier, rows in runs]
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[tuple[MemoryTier, torch.Tensor]]:
-    """Where the tokens lie, as runs of pages in one tier."""
+    """The rows of the tokens ``[first, stop)``, grouped into runs of pages in one tier."""
     runs: list[tuple[MemoryTier, torch.Tensor]] = []
     at = first
     while at < stop:
