@@ -20,7 +20,7 @@ from scheduler.protocol import EngineConfig
 
 
 def main() -> int:
-    """Read the configuration, then load and serve; the exit status."""
+    """Read the configuration, then load the model and serve. Returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides
     gc.disable()  # what is imported stays
     import_torch()
@@ -37,8 +37,8 @@ def main() -> int:
 
 
 def run() -> None:
-    """Run the engine and end the process, with all its ranks: at once, as a thread that waits for another rank would
-    hold up an interpreter that waits for its threads. Status 1 where the engine failed.
+    """Run the engine and end the process with its status, 1 if it failed. It ends without waiting for threads, since
+    one of them may wait for another rank forever.
     """
     try:
         status = main()

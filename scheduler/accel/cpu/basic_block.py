@@ -21,7 +21,7 @@ _SHORT = 16  # elements: shorter repeated stretches are written out
 
 
 class Opcode(IntEnum):
-    """Instructions, as program.cpp numbers them."""
+    """Opcodes, with the numbers of program.cpp."""
 
     ADD = 0
     SUB = auto()
@@ -48,7 +48,7 @@ class Opcode(IntEnum):
 
 @dataclass(eq=False)
 class Slot:
-    """``size`` values of a row; ``values`` where they are the same in every row."""
+    """``size`` values of a row. ``values`` are set if they are the same in every row."""
 
     start: int
     size: int
@@ -57,7 +57,7 @@ class Slot:
 
     @property
     def ids(self) -> Ids:
-        """The numbers of its elements."""
+        """The numbers of its elements, ``[size]`` int64."""
         return np.arange(self.start, self.start + self.size)
 
 
@@ -72,8 +72,9 @@ class Ref:
 
 @dataclass(eq=False)
 class External:
-    """Rows outside: an input of the module, what attention gave, or what a block leaves. ``shape`` without its token
-    axis, ``axis`` where that is, ``dtype`` None for float32 between two blocks."""
+    """A tensor outside of the block: an input of the module, the result of attention, or a result of the block.
+    ``shape`` is without the token axis, which is ``axis``; ``dtype`` None: float32, between two blocks.
+    """
 
     kind: str  # "input", "attention", "carried", "output"
     number: int
@@ -84,7 +85,7 @@ class External:
 
 @dataclass(eq=False)
 class Operation:
-    """One instruction. ``extra`` is its external, table, group size or weight."""
+    """One instruction. ``extra`` is its external, table, group size or weight, by its opcode."""
 
     code: Opcode
     n: int
@@ -95,12 +96,12 @@ class Operation:
 
     @property
     def refs(self) -> Iterator[Ref]:
-        """What it reads."""
+        """The operands that it reads."""
         yield from (ref for ref in (self.a, self.b) if ref is not None)
 
 
 class Slots:
-    """All slots of a program, by the numbers of their elements."""
+    """All slots of a program."""
 
     def __init__(self) -> None:
         self._all: list[Slot] = []
@@ -108,7 +109,7 @@ class Slots:
         self._next = 0
 
     def new(self, size: int, values: torch.Tensor | None = None, source: External | None = None) -> Slot:
-        """One more."""
+        """Add a slot."""
         slot = Slot(self._next, size, values, source)
         self._all.append(slot)
         self._starts.append(self._next)
@@ -116,14 +117,14 @@ class Slots:
         return slot
 
     def parts(self, ids: Ids) -> list[tuple[Slot, Ids]]:
-        """Which slots hold these elements, and where in ``ids`` each is wanted."""
+        """The slots that hold the elements ``ids``, each with the positions of its elements in ``ids``."""
         owner = np.searchsorted(self._starts, ids, side="right") - 1
         return [(self._all[number], np.flatnonzero(owner == number)) for number in np.unique(owner)]
 
 
 @dataclass(eq=False)
 class BasicBlock:
-    """Instructions in the order in which they were recorded."""
+    """A basic block: its instructions in the order in which they were recorded."""
 
     slots: Slots
     before: BasicBlock | None = None
@@ -132,7 +133,7 @@ class BasicBlock:
     _made: dict[bytes, Slot] = field(default_factory=dict)  # elements that were put in order
 
     def compute(self, code: Opcode, n: int, *refs: Ref, extra: Any = None) -> Slot:
-        """``n`` new values."""
+        """Add an instruction with ``n`` results; returns their slot."""
         out = self.slots.new(n)
         a, b, *_ = *refs, None, None
         self.operations.append(Operation(code, n, out, a, b, extra))
@@ -140,28 +141,30 @@ class BasicBlock:
         return out
 
     def read(self, external: External, size: int) -> Slot:
-        """A row from outside."""
+        """Add a LOAD of a row of ``external``; returns its slot."""
         slot = self.compute(Opcode.LOAD, size, extra=external)
         slot.source = external
         return slot
 
     def write(self, external: External, ref: Ref, size: int) -> None:
-        """A row to outside."""
+        """Add a STORE of ``ref`` to a row of ``external``."""
         self.operations.append(Operation(Opcode.STORE, size, self.slots.new(0), ref, extra=external))
 
     def constant(self, values: torch.Tensor) -> Slot:
-        """The same in every row."""
+        """A slot with the same values in every row."""
         return self.slots.new(values.numel(), values)
 
     def product(self, weight: Any, ids: Ids, size: int) -> Slot:
-        """A row times a weight."""
+        """Add a MATMUL of the elements ``ids`` with a weight; returns the slot of its ``size`` results."""
         key = b"%d" % weight.kind + ids.tobytes()
         if key not in self._made:
             self._made[key] = self.compute(Opcode.PACK, len(ids), self.whole(ids), extra=weight.kind)
         return self.compute(Opcode.MATMUL, size, Ref(self._made[key]), extra=weight)
 
     def ref(self, ids: Ids) -> Ref:
-        """These elements in this order, as they lie if that can be said, else put in order."""
+        """An operand with these elements in this order: a pattern on their slot if there is one, else a copy in a new
+        slot.
+        """
         parts = self.slots.parts(ids)
         if len(parts) == 1:
             slot = self.local(parts[0][0])
@@ -171,12 +174,12 @@ class BasicBlock:
         return Ref(self._ordered(ids, parts))
 
     def whole(self, ids: Ids) -> Ref:
-        """These elements one after the other."""
+        """An operand with these elements that is contiguous and does not repeat."""
         ref = self.ref(ids)
         return ref if ref.period == 0 else Ref(self._ordered(ids, self.slots.parts(ids)))
 
     def pair(self, left: Ids, right: Ids) -> tuple[Ref, Ref]:
-        """Two operands of one instruction: where both repeat, the shorter stretch must fit into the longer."""
+        """Two operands of one instruction. If both repeat, the longer period is a multiple of the shorter one."""
         a, b = self.ref(left), self.ref(right)
         steps = [abs(ref.period) or len(left) for ref in (a, b)]
         if max(steps) % min(steps) or (a.period < 0 and b.period < 0):
@@ -184,7 +187,9 @@ class BasicBlock:
         return a, b
 
     def local(self, slot: Slot) -> Slot:
-        """A slot that this block may read: what another one computed is carried over, what it read is read again."""
+        """The slot in this block of a value of an earlier block: computed values are stored and loaded, inputs are
+        loaded again.
+        """
         if slot.values is not None:
             return slot
         if slot not in self._mine:
@@ -227,7 +232,7 @@ def _pattern(slot: Slot, ids: Ids) -> Ref | None:
 
 
 def _runs(places: Ids, sources: Ids) -> Ids:
-    """(to, from, length) of stretches that can be copied at once."""
+    """(to, from, length) of the runs that can be copied at once, ``[runs, 3]`` int64."""
     breaks = np.flatnonzero((np.diff(places) != 1) | (np.diff(sources) != 1)) + 1
     starts = np.concatenate([[0], breaks])
     lengths = np.diff(np.concatenate([starts, [len(places)]]))

@@ -29,7 +29,7 @@ log = logging.getLogger("warmturn.engine")
 
 
 class FusedModule:
-    """One module that runs as a program."""
+    """A module that runs as a program."""
 
     def __init__(
         self, module: torch.nn.Module, recording: ModuleRecording, kernel: ProgramKernel, attention: PackedAttention
@@ -54,19 +54,19 @@ class FusedModule:
         self._forward = self.forward
 
     def install(self) -> None:
-        """From here on the module runs as a program."""
+        """Make the module run as a program."""
         self.module.forward = self._forward
         self.module._compiled_call_impl = self._called
 
     def remove(self) -> None:
-        """The module runs as it did."""
+        """Restore the module's own forward."""
         self.module.__dict__.pop("forward", None)
         self.module.__dict__.pop("_compiled_call_impl", None)
         self._ahead = None
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call of the module gives: torch asks here first. Hooks, and what somebody has put in the place of its
-        forward, are not passed over.
+        """Replaces the module's ``__call__``. Returns the result that a chain has computed ahead, unless the module has
+        hooks, its forward was replaced, or the arguments are others.
         """
         ahead, self._ahead = self._ahead, None
         own = self._own
@@ -76,7 +76,9 @@ class FusedModule:
         return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module's own forward gives; that is asked where the arguments are of another kind than recorded."""
+        """The result of the module's forward; computed by that if the arguments are of other kinds than those
+        recorded.
+        """
         called = self._recording.match(args, kwargs)
         if called is None:
             return self._original(*args, **kwargs)
@@ -99,7 +101,7 @@ class FusedModule:
     def compute(
         self, inputs: list[torch.Tensor], attend: Callable[[AttentionRequest, list[torch.Tensor]], torch.Tensor]
     ) -> Any:
-        """The blocks one after the other, ``attend`` between them."""
+        """Run the blocks one after the other, with ``attend`` called between them."""
         rows = inputs[0].shape[self._recording.axis]
         between: dict[tuple[str, int], torch.Tensor] = {}
         outputs: list[torch.Tensor] = []
@@ -118,11 +120,13 @@ class FusedModule:
 
     @property
     def _hooked(self) -> bool:
-        """Whether somebody else is called between the layers of the chain: what is changed in place is not noticed."""
+        """Whether hooks run between the layers of the chain; they could change tensors in place, which is not
+        detected.
+        """
         return any(self._hooks) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
     def leads_to(self, other: FusedModule) -> bool:
-        """Whether both can be in a chain, one right after the other."""
+        """Whether ``other`` can directly follow this module in a chain."""
         if self._layer is None or other._layer is None or self._limit != other._limit:
             return False
         mine, theirs = (one.after.outputs[0][1] for one in (self._layer, other._layer))
@@ -130,7 +134,7 @@ class FusedModule:
         return same and self._recording.is_like(other._recording)
 
     def lead(self, behind: list[FusedModule]) -> None:
-        """Be the first of a chain; of none, where nobody is behind it."""
+        """Make this module the first of a chain with the modules ``behind`` it; of no chain if there are none."""
         layers = [one._layer for one in (self, *behind) if one._layer is not None]
         self._behind, self._chain = behind, LayerChain(layers, self._kernel) if behind else None
         modules = [one.module for one in (self, *behind)]
@@ -153,18 +157,18 @@ class Fusion:
         return len(self._fused)
 
     def install(self) -> None:
-        """From here on the modules run as programs."""
+        """Make the fused modules run as programs."""
         for fused in self._fused:
             fused.install()
 
     def remove(self) -> None:
-        """The model is as it was."""
+        """Restore the model."""
         for fused in self._fused:
             fused.remove()
 
     def find(self, root: torch.nn.Module, steps: Callable[[], Iterator[None]]) -> None:
-        """Fuse, and install, what can be of ``root``. ``steps()`` feeds two steps of different length, one at each
-        turn.
+        """Fuse and install the modules of ``root`` that can be. ``steps()`` runs two steps of different lengths, one
+        per iteration.
         """
         trying = list(_children(root))
         while trying:
@@ -176,12 +180,12 @@ class Fusion:
         self._link(steps)
 
     def unlink(self) -> None:
-        """Every module is computed when it is called."""
+        """Remove all chains: every module is computed when it is called."""
         for fused in self._fused:
             fused.lead([])
 
     def _link(self, steps: Callable[[], Iterator[None]]) -> None:
-        """Chain those that are called one after the other, each once in a step."""
+        """Make chains of modules that are called one after the other, each once per step."""
         after: dict[FusedModule, FusedModule] = {}
         with record_calls(self._fused) as calls:
             for _ in steps():
@@ -212,7 +216,7 @@ class Fusion:
 
 
 class FusedCall(NamedTuple):
-    """One call of a fused module."""
+    """A recorded call of a fused module."""
 
     fused: FusedModule
     args: tuple[Any, ...]
@@ -220,7 +224,7 @@ class FusedCall(NamedTuple):
     out: Any
 
     def leads_to(self, other: FusedCall) -> bool:
-        """Whether ``other`` got what this one gave, and else the same."""
+        """Whether ``other`` was called with this call's result and otherwise the same arguments."""
         got = bool(other.args) and other.args[0] is self.out
         same = same_arguments((self.args, self.kwargs), (other.args, other.kwargs))
         return got and same and self.fused.leads_to(other.fused)
@@ -228,7 +232,7 @@ class FusedCall(NamedTuple):
 
 @contextmanager
 def record_calls(modules: list[FusedModule]) -> Iterator[list[FusedCall]]:
-    """Within it calls of fused modules are listed."""
+    """Within it, calls of fused modules are appended to the list."""
     calls: list[FusedCall] = []
 
     def record_call(fused: FusedModule, *args: Any, **kwargs: Any) -> Any:
@@ -245,7 +249,7 @@ def record_calls(modules: list[FusedModule]) -> Iterator[list[FusedCall]]:
 
 
 class ModuleRecorder:
-    """One module that is recorded whenever it is called."""
+    """Records every call of one module."""
 
     def __init__(self, module: torch.nn.Module, record: Callable[..., tuple[Any, ModuleRecording]]) -> None:
         self.module = module
@@ -255,7 +259,7 @@ class ModuleRecorder:
         self._refused: Unrecordable | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module says; what it did is noted."""
+        """Call the module's forward and record it."""
         if self._refused is None:
             try:
                 out, recording = self._record(self.module, self._original, args, kwargs)
@@ -266,7 +270,7 @@ class ModuleRecorder:
         return self._original(*args, **kwargs)
 
     def fused(self, kernel: ProgramKernel, attention: PackedAttention) -> FusedModule:
-        """The module as a program that says what the module said. Raises ``Unrecordable``."""
+        """The module as a program, compared with the recorded results. Raises ``Unrecordable`` if it cannot be one."""
         if self._refused is not None or len(self._recordings) < 2:
             raise self._refused or Unrecordable("not called")
         first = self._recordings[0]
@@ -282,7 +286,7 @@ class ModuleRecorder:
 
 @contextmanager
 def record_modules(watches: list[ModuleRecorder]) -> Iterator[None]:
-    """Within it calls of the watched modules are recorded."""
+    """Within it, calls of the modules are recorded."""
     for watch in watches:
         watch.module.forward = watch.forward
     try:
@@ -293,8 +297,9 @@ def record_modules(watches: list[ModuleRecorder]) -> Iterator[None]:
 
 
 def _children(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Modules that are called: what only holds others is passed through, and so is what somebody
-    has wrapped."""
+    """The children that are called. Containers and modules whose forward was replaced are skipped in favour of their
+    children.
+    """
     for child in module.children():
         if "forward" in vars(child) or isinstance(child, (torch.nn.ModuleList, torch.nn.ModuleDict)):
             yield from _children(child)

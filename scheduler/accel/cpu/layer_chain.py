@@ -29,19 +29,19 @@ _MOST = 32 << 20  # bytes of results that are there at once; so many rows take l
 
 
 class ChainResult(NamedTuple):
-    """What a layer gives if it is called with ``hidden``, and else as ``like`` was."""
+    """The result of a layer if it is called with ``hidden`` and otherwise with the arguments of the call ``like``."""
 
     hidden: torch.Tensor
     like: Call
     result: torch.Tensor
 
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether it is."""
+        """Whether a call has these arguments."""
         return bool(args) and args[0] is self.hidden and same_arguments(self.like, (args, kwargs))
 
 
 def same_arguments(one: Call, other: Call) -> bool:
-    """Whether two calls differ in their first argument at most; what is equal but another object differs."""
+    """Whether two calls have the same arguments except the first; arguments are compared by identity."""
     if len(one[0]) != len(other[0]) or len(one[1]) != len(other[1]):
         return False
     named = [*one[1]] == [*other[1]] and all(map(is_, one[1].values(), other[1].values()))
@@ -49,13 +49,13 @@ def same_arguments(one: Call, other: Call) -> bool:
 
 
 class _Link(ctypes.Structure):
-    """``Link`` of program.cpp."""
+    """The struct ``Link`` of program.cpp."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("before", "attention", "after"))
 
 
 class _Places(NamedTuple):
-    """Rows of a table, the layers that they belong to, and which axis of the tensor is that of the tokens."""
+    """Rows of the table of externals, the layers that they belong to, and the token axis of each tensor."""
 
     rows: npt.NDArray[np.int64]
     layers: npt.NDArray[np.int64]
@@ -65,8 +65,8 @@ class _Places(NamedTuple):
 class LayerChain:
     """Layers in the order in which they are called; ``scheduler.accel.cpu.fusion`` finds those that can be chained.
 
-    It has calls and tables of its own: copies of the layers', made whenever the number of rows is another one. A step
-    brings where its tokens, its tables and its inputs are.
+    It has copies of the layers' calls and tables, which are made again when the number of rows changes. For each step
+    only the addresses of its write index, page tables and inputs are set.
     """
 
     def __init__(self, layers: Sequence[LayerProgram], kernel: ProgramKernel) -> None:
@@ -89,7 +89,9 @@ class LayerChain:
         self._most = _MOST // (len(layers) * row.nbytes)  # rows
 
     def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> Sequence[torch.Tensor] | None:
-        """What each layer gives, from the inputs of the first; None where this step is not for all of them."""
+        """The results of all layers, from the inputs of the first; None if the kernel cannot take this step. Raises
+        MemoryError.
+        """
         if rows > self._most:
             return None
         plans: dict[Any, CpuPlan] = {}
@@ -111,7 +113,9 @@ class LayerChain:
         return results
 
     def _place_tensors(self, inputs: list[torch.Tensor], rows: int) -> Sequence[torch.Tensor]:
-        """Tell where the inputs are, and new tensors for the results: one layer's is the next one's first input."""
+        """Set the addresses of the inputs and of new tensors for the results; the result of a layer is the next one's
+        first input.
+        """
         for number, tensor in enumerate(inputs):
             if (where := self._places.get(("input", number))) is not None:
                 self._outside[where.rows, :2] = tensor.data_ptr(), tensor.stride(where.axes[0])
@@ -127,12 +131,12 @@ class LayerChain:
         return results.movedim(1, self._result.axis + 1).unbind()
 
     def _place_of(self, cache: PackedCache, rows: int) -> tuple[Any, ...]:
-        """What the copies depend on."""
+        """The values on which the copies depend."""
         rooms = tuple(room.rows for room in self._rooms)
         return rows, torch.get_num_threads(), self._kernel.memory, rooms, cache.in_place, cache.step.tier
 
     def _place(self, cache: PackedCache, plans: dict[Any, CpuPlan], rows: int) -> bool:
-        """Copy what the layers would be called with; whether all of them can be."""
+        """Copy the layers' calls and tables; False if some layer does not fit this cache."""
         self._placed = ()
         if not all(layer.fits(cache) for layer in self._layers):
             return False
@@ -153,7 +157,7 @@ class LayerChain:
         return True
 
     def _find_places(self) -> dict[tuple[str, int], _Places]:
-        """Where each input of a layer, and each output of its last block, is told of in the table."""
+        """The rows of the table of externals for each input of a layer and each output of its last block."""
         found: defaultdict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
         table = [(number, external) for number, one in enumerate(self._programs) for external in one.externals]
         for place, (number, external) in enumerate(table):

@@ -27,7 +27,7 @@ _ROWS = 64  # room is made for a multiple of it
 
 
 class LayerAttention(ctypes.Structure):
-    """``Attention`` of program.cpp."""
+    """The struct ``Attention`` of program.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("attend", "call", "key", "value", "key_pages", "value_pages", "places")),
@@ -36,7 +36,7 @@ class LayerAttention(ctypes.Structure):
 
 
 class LayerProgram:
-    """The two blocks of one module around its attention."""
+    """The programs of the two basic blocks of a layer, and the attention between them."""
 
     def __init__(
         self,
@@ -66,7 +66,9 @@ class LayerProgram:
         self.address = ctypes.addressof(self.call)
 
     def run(self, cache: PackedCache, inputs: list[torch.Tensor], rows: int) -> list[torch.Tensor] | None:
-        """What the block after attention leaves; None where this step, or this layer, is not for it."""
+        """The outputs of the block after attention; None if this step or layer cannot run in one call. Raises
+        MemoryError.
+        """
         plan = self.plan()
         if plan is None or not self.fits(cache):
             return None
@@ -85,17 +87,17 @@ class LayerProgram:
 
     @property
     def kind(self) -> Any:
-        """Layers of one kind have one plan."""
+        """Layers of one kind share a plan."""
         return self._layer.kind
 
     def plan(self) -> CpuPlan | None:
-        """How to attend in the step in flight; None where there is none, or the backend does not take all of it."""
+        """The plan for the current step; None if there is no step, or the backend does not take all of it."""
         step = self._attention.step
         plan = self._backend.plan(step, self._layer, step.numbers, last=True) if step is not None else None
         return plan if plan is not None and not plan.rest else None
 
     def fits(self, cache: PackedCache) -> bool:
-        """Whether its keys are read in place, from pages of the kind that it makes."""
+        """Whether the layer's keys are read in place, from pages with its shapes and dtype."""
         tier, source = cache.step.tier, self._asked.layer
         if source not in cache.in_place or source not in tier.keys:
             return False
@@ -110,7 +112,9 @@ class LayerProgram:
         return self._backend.fits(Signature(shape, self._heads, self._dim, shape.dtype, capped, sinks, chunked))
 
     def place(self, cache: PackedCache, plan: CpuPlan, rows: int) -> None:
-        """Let ``call`` be that of a step of so many rows, and tell both programs what lies between them."""
+        """Set ``call`` for a step of ``rows`` rows, and the addresses of the tensors between the blocks in both
+        programs.
+        """
         step, source = cache.step, self._asked.layer
         room = self.room.tensors(rows)
         if self._placed != self.room.rows:
@@ -128,7 +132,7 @@ class LayerProgram:
 
 
 class LayerWorkspace:
-    """What lies between the blocks of a layer; layers of one kind share it, since they run one after the other."""
+    """The tensors between the blocks of a layer. Layers of one kind share them, since they run one after the other."""
 
     def __init__(self, externals: list[External]) -> None:
         self._externals = externals
@@ -137,7 +141,7 @@ class LayerWorkspace:
 
     @classmethod
     def of(cls, kernel: ProgramKernel, before: Program, after: Program) -> LayerWorkspace:
-        """The one for these two programs."""
+        """The workspace for these two programs."""
         between = [external for external in before.externals if external.kind != "input"]
         between += [external for external in after.externals if external.kind not in ("input", "output")]
         kind = tuple((one.kind, one.number, one.shape, one.dtype) for one in between)
@@ -145,7 +149,7 @@ class LayerWorkspace:
         return room
 
     def tensors(self, rows: int) -> dict[tuple[str, int], torch.Tensor]:
-        """By kind and number, ``[rows or more, elements]`` each."""
+        """The tensors by kind and number, ``[rows or more, elements]`` each."""
         if rows > self.rows:
             self.rows = -(-rows // _ROWS) * _ROWS
             for one in self._externals:

@@ -1,8 +1,8 @@
 """Packing the weights of linear layers for CPUs, where a decode step is bound by the speed of reading weights.
 
-Our own kernel reads bfloat16 in tiles, oneDNN its own blocked layout; either is up to twice as fast as a plain weight.
-Which modules are linear maps, and for which shapes packing pays, is measured on the loaded model. A packed weight
-replaces the plain one.
+The C++ kernel reads bfloat16 weights in tiles, oneDNN reads its own blocked layout; either is up to twice as fast as a
+plain weight. Which modules are linear layers, and for which shapes packing is faster, is measured on the loaded model.
+A packed weight replaces the plain one.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ Map = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PackedLinear:
-    """One module whose ``forward`` reads a packed weight; ``remove`` puts the plain one back, to the bit.
+    """A linear module with a packed weight; ``remove`` restores the plain weight, bit for bit.
 
-    The module's ``weight`` is then a ``WeightStandIn``: other code may still ask for it.
+    While it is installed the module's ``weight`` is a ``WeightStandIn``, as other code may read it.
     """
 
     def __init__(self, module: torch.nn.Module, flipped: bool, way: Way) -> None:
-        """``flipped``: the module keeps its weight ``[in, out]``. Raises what ``way`` does where it cannot pack it."""
+        """``flipped``: the module stores its weight as ``[in, out]``. Raises what ``way`` raises if it cannot pack
+        it.
+        """
         plain: Any = _weight(module)
         self.touched = False
         self.module = module
@@ -55,25 +57,25 @@ class PackedLinear:
         self.packed, self.forward = way(matrix.t().contiguous() if flipped else matrix, module._parameters.get("bias"))
 
     def install(self) -> None:
-        """From here on the module runs packed, and the plain weight is not kept."""
+        """Make the module use the packed weight, and drop the plain one."""
         self.module._parameters["weight"] = WeightStandIn(self, _weight(self.module))  # type: ignore[assignment]
         self.module.forward = self.forward
 
     def remove(self) -> None:
-        """The module is as it was before ``install``, its weight the same object if that still lives."""
+        """Restore the module; its weight is the same object as before if that still exists."""
         del self.module.forward
         plain: Any = self._plain()
         self.module._parameters["weight"] = torch.nn.Parameter(self.dense(), False) if plain is None else plain
 
     def dense(self) -> torch.Tensor:
-        """The weight as the module had it, a copy."""
+        """A copy of the plain weight, in the module's layout."""
         matrix = self.packed.dense()
         return matrix.t().contiguous() if self._flipped else matrix
 
 
 class WeightStandIn(torch.Tensor):
-    """Stands where a packed module had its weight: shape, dtype and device are right, and whatever else is done with
-    it is done with an unpacked copy. That is right but slow, so it is noted; writing to it fails.
+    """A tensor in the place of a packed weight. Shape, dtype and device are right; any other operation is done on an
+    unpacked copy, which is slow and recorded in ``touched``. Writing to it raises RuntimeError.
     """
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
@@ -104,7 +106,7 @@ class WeightStandIn(torch.Tensor):
 
 
 class Packing:
-    """The packed modules of one model, and the weights of linear maps that our own kernel can read."""
+    """The packed modules of one model, and the weights that the C++ kernel can read."""
 
     def __init__(self, answers: dict[str, bool]) -> None:
         self._answers = answers
@@ -112,7 +114,9 @@ class Packing:
         self._matrices: dict[torch.nn.Module, Matrix] = {}
 
     def matrix(self, module: torch.nn.Module) -> tuple[Matrix, torch.Tensor | None] | None:
-        """The weight and the bias of a linear map; None where it is none, or not for our kernel."""
+        """The weight and the bias of a linear module; None if it is not linear or the C++ kernel cannot read its
+        weight.
+        """
         matrix = self._matrices.get(module)
         return (matrix, module._parameters.get("bias")) if matrix is not None else None
 
@@ -121,23 +125,23 @@ class Packing:
 
     @property
     def nbytes(self) -> int:
-        """What the packed weights take."""
+        """Bytes of the packed weights."""
         return sum(one.packed.nbytes for one in self._modules)
 
     def add(self, module: PackedLinear) -> None:
-        """Install one."""
+        """Install a packed module."""
         module.install()
         self._modules.append(module)
         if isinstance(module.packed, Matrix):
             self._matrices[module.module] = module.packed
 
     def read(self, module: torch.nn.Module, matrix: Matrix) -> None:
-        """One whose plain weight our kernel reads where it lies."""
+        """Add a module whose plain weight the C++ kernel reads."""
         self._matrices[module] = matrix
 
     def pays(self, what: str, plain: list[Map], packed: list[Map], x: torch.Tensor, most: float) -> bool:
-        """Whether ``packed`` takes no more than ``most`` of the time of ``plain``. What was measured once, at this
-        load or an earlier one, stays: a model says the same to the last bit after a restart.
+        """Whether ``packed`` takes at most ``most`` of the time of ``plain``. A measurement, of this load or an earlier
+        one, is not repeated: results stay the same to the last bit after a restart.
         """
         asked = f"{what} {x.shape[1]} {torch.backends.cpu.get_cpu_capability()}"
         if asked not in self._answers:
@@ -145,7 +149,7 @@ class Packing:
         return self._answers[asked]
 
     def settle(self) -> None:
-        """Unpack what other code than its own module has read since it was packed."""
+        """Unpack the weights that other code than their own module has read."""
         for one in self._modules:
             if one.touched:
                 one.remove()
@@ -153,7 +157,7 @@ class Packing:
         self._modules = [one for one in self._modules if not one.touched]
 
     def remove(self) -> None:
-        """The model is as it was."""
+        """Restore the model."""
         self._matrices.clear()
         while self._modules:
             self._modules.pop().remove()
@@ -161,8 +165,8 @@ class Packing:
 
 @torch.no_grad()
 def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None) -> Packing:
-    """Pack the weights of ``model`` that lie on a CPU, where that pays. ``answers`` holds what was measured at an
-    earlier load, and then what was at this one.
+    """Pack the weights of ``model`` that are on a CPU, if that is faster. ``answers`` are the measurements of an
+    earlier load; new ones are added to it.
     """
     packing = Packing({} if answers is None else answers)
     alike: defaultdict[Any, list[torch.nn.Module]] = defaultdict(list)
@@ -178,8 +182,8 @@ def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None) -> Pack
 
 
 def _leave_files(model: torch.nn.Module, packing: Packing) -> None:
-    """Weights lie in the files that they were read from, mapped as a whole while one tensor still looks into them: the
-    few that are not packed get memory of their own.
+    """Loaded weights are views of mapped files, which stay mapped while one tensor uses them: copy the few weights that
+    are not packed.
     """
     rest = [t for t in chain(model.parameters(), model.buffers()) if type(t) in (torch.nn.Parameter, torch.Tensor)]
     if sum(t.nbytes for t in rest) <= packing.nbytes:
@@ -226,8 +230,8 @@ def _dtypes() -> frozenset[torch.dtype]:
 
 
 def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
-    """Pack modules of one class and shape if the first of them are faster packed, but for any that says something
-    else then; whether it was done.
+    """Pack modules of one class and shape if the first of them are faster packed, except those whose results differ.
+    Returns whether that was done.
     """
     flipped = _is_flipped(group[0])
     if flipped is None or _weight(group[0]).numel() < _SMALLEST:
@@ -259,13 +263,15 @@ def _pays(
 
 
 def _kind(module: torch.nn.Module) -> str:
-    """What modules have in common that are measured together."""
+    """A key for modules that are measured together."""
     weight = _weight(module)
     return f"{type(module).__name__} {tuple(weight.shape)} {weight.dtype}"
 
 
 def _read_alike(group: list[torch.nn.Module], packing: Packing) -> None:
-    """Let our kernel read the plain weights of modules of one class and shape, for as many rows as that pays."""
+    """Let the C++ kernel read the plain weights of modules of one class and shape, for as many rows as that is fast
+    enough.
+    """
     ours, flipped = kernel(), _is_flipped(group[0])
     if ours is None or flipped is None:
         return
@@ -292,7 +298,7 @@ def _read_alike(group: list[torch.nn.Module], packing: Packing) -> None:
 
 
 def _is_flipped(module: torch.nn.Module) -> bool | None:
-    """Whether a linear map keeps its weight as ``[in, out]``; None where it is no linear map."""
+    """Whether a linear module stores its weight as ``[in, out]``; None if it is not linear."""
     weight, bias = _weight(module), module._parameters.get("bias")
     for flipped in (False, True):
         with suppress(Exception):
@@ -303,7 +309,7 @@ def _is_flipped(module: torch.nn.Module) -> bool | None:
 
 
 def _made_up(module: torch.nn.Module, rows: int, flipped: bool) -> torch.Tensor:
-    """An input ``[1, rows, in]``; the last row is large, to meet what clamps."""
+    """A random input ``[1, rows, in]``; the last row is large, to detect modules that clamp."""
     weight = _weight(module)
     generator = torch.Generator().manual_seed(rows)
     made_up = torch.randn(1, rows, weight.shape[0 if flipped else 1], generator=generator)
@@ -326,12 +332,14 @@ def _equal(got: Any, want: Any) -> bool:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """What the order of a sum may change, root mean square over that of the result."""
+    """The allowed relative error from another order of summation (root mean square)."""
     return max(torch.finfo(dtype).eps, _ROUNDING)
 
 
 def _ratio(plain: list[Map], packed: list[Map], x: torch.Tensor) -> float:
-    """The best time of all ``packed`` over that of all ``plain``; in turns, so that what else runs slows both."""
+    """The best time of all ``packed`` over that of all ``plain``, measured alternately so that other load affects
+    both.
+    """
     best, began = [float("inf")] * 2, time.thread_time()
     for way in (plain, packed):
         way[0](x)  # the first call of a shape makes its kernel
@@ -347,7 +355,7 @@ def _ratio(plain: list[Map], packed: list[Map], x: torch.Tensor) -> float:
 
 
 class _Reordered:
-    """``[out, in]`` in oneDNN's own layout."""
+    """A weight ``[out, in]`` in oneDNN's layout."""
 
     def __init__(self, matrix: torch.Tensor) -> None:
         self.data: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, None)

@@ -13,10 +13,12 @@ GROUP, _DEPTH, _COLUMNS = 64, 32, 16
 
 
 class Matrix:
-    """``[out, inside]``. ``limit``: rows up to which it multiplies at least as fast as torch; None: any number."""
+    """A weight ``[out, inside]``. ``limit``: the number of rows up to which it is at least as fast as torch; None:
+    any.
+    """
 
     def __init__(self, weight: torch.Tensor, tiled: bool, limit: int | None = None) -> None:
-        """``weight [out, inside]``: kept as it is where it is plain, copied where it is ``tiled``."""
+        """``weight [out, inside]`` is used as it is if it is contiguous, and copied if it is to be ``tiled``."""
         self.out, self.inside = weight.shape
         self.kind = TILED if tiled else TYPES[weight.dtype]
         self.data = _tiled(weight) if tiled else weight.contiguous()
@@ -24,11 +26,11 @@ class Matrix:
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
+        """Its size in bytes."""
         return self.data.nbytes
 
     def dense(self) -> torch.Tensor:
-        """``[out, inside]`` as it was given."""
+        """The plain weight ``[out, inside]``."""
         if self.kind != TILED:
             return self.data
         tiles = self.data.view(-1, -(-self.inside // _DEPTH), GROUP // _COLUMNS, _DEPTH // 2, _COLUMNS, 2)

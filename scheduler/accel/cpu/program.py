@@ -34,7 +34,7 @@ _CHUNKS = (32, 256)  # rows: the fewest and the most that are worked on together
 
 
 class ProgramCall(ctypes.Structure):
-    """``ProgramCall`` of program.cpp."""
+    """The struct ``ProgramCall`` of program.cpp."""
 
     _fields_ = (
         ("stages", ctypes.c_void_p),
@@ -54,7 +54,7 @@ class ProgramCall(ctypes.Structure):
 
 
 class ProgramKernel:
-    """The compiled functions, and the memory in which all programs run one after the other."""
+    """The compiled functions, and the memory that all programs share, as they run one after the other."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -71,7 +71,7 @@ class ProgramKernel:
         self._memory = torch.zeros(0)
 
     def reserve(self, floats: int) -> None:
-        """Let there be so much memory. It may move."""
+        """Grow the shared memory to at least ``floats``; its address may change."""
         if self._memory.numel() < floats + _ALIGNED:
             self._memory = torch.zeros(floats + _ALIGNED)
             self.memory = -(-self._memory.data_ptr() // 64) * 64
@@ -79,7 +79,7 @@ class ProgramKernel:
 
 @cache
 def kernel() -> ProgramKernel | None:
-    """The kernel of this process, built if need be; None, said once in the log, where it cannot be had."""
+    """The kernel of this process, compiled if necessary. If it cannot be had: None, and a line in the log, once."""
     try:
         return ProgramKernel(built(Path(__file__).with_name("kernels") / "program.cpp"))
     except (NotBuilt, OSError, AttributeError) as error:
@@ -89,7 +89,7 @@ def kernel() -> ProgramKernel | None:
 
 
 class Program:
-    """One block, ready to run."""
+    """A basic block that is ready to run."""
 
     def __init__(self, block: BasicBlock, kernel: ProgramKernel) -> None:
         self._kernel = kernel
@@ -123,18 +123,18 @@ class Program:
         kernel.reserve(self._arena + self._prepared + scratch * kernel.threads)
 
     def place(self, number: int, address: int, stride: int) -> None:
-        """Where the rows of ``externals[number]`` are, and how many elements they are apart."""
+        """Set the address of the rows of ``externals[number]``, and their stride in elements."""
         self.outside[number, 0] = address
         self.outside[number, 1] = stride
 
     def place_inputs(self, inputs: list[torch.Tensor]) -> None:
-        """The tensors of the module's call; tokens lie one after the other."""
+        """Set the addresses of the module's inputs, in which tokens lie one after the other."""
         for number, external in self._inputs:
             tensor = inputs[external.number]
             self.place(number, tensor.data_ptr(), tensor.stride(external.axis))
 
     def place_outputs(self, rows: int) -> list[torch.Tensor]:
-        """New tensors for what the block leaves, in order."""
+        """Allocate the block's outputs and set their addresses; returns them in order."""
         outputs = []
         for number, external in self.outputs:
             tensor = torch.empty((rows, *external.shape), dtype=external.dtype)
@@ -143,14 +143,16 @@ class Program:
         return outputs
 
     def place_between(self, room: Mapping[tuple[str, int], torch.Tensor]) -> None:
-        """What other blocks left or will read, by kind and number: ``[rows, elements]`` each."""
+        """Set the addresses of tensors that other blocks write or read, by kind and number: ``[rows, elements]``
+        each.
+        """
         for number, external in enumerate(self.externals):
             if (external.kind, external.number) in room:
                 tensor = room[external.kind, external.number]
                 self.place(number, tensor.data_ptr(), tensor.stride(0))
 
     def prepare(self, rows: int) -> int:
-        """The address of the call that runs ``rows`` rows."""
+        """Set the call for ``rows`` rows; returns its address."""
         call = self.call
         call.rows, call.threads = rows, min(torch.get_num_threads(), self._kernel.threads)
         if self._memory != self._kernel.memory:
@@ -160,7 +162,7 @@ class Program:
         return self._pointer
 
     def run(self, rows: int) -> None:
-        """Over ``rows`` rows of externals that have been placed."""
+        """Run over ``rows`` rows of the externals, whose addresses have been set. Raises MemoryError."""
         if self._kernel.run(self.prepare(rows)):
             raise MemoryError("no memory for a step")
 
@@ -168,7 +170,9 @@ class Program:
 def product(
     matrix: Matrix, bias: torch.Tensor | None, dtype: torch.dtype, kernel: ProgramKernel
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """``F.linear`` with one weight, as a program."""
+    """A function like ``F.linear`` with one weight, which runs as a program: ``[..., inside]`` to ``[..., out]`` of
+    ``dtype``; it raises RuntimeError for another dtype.
+    """
     block = BasicBlock(Slots())
     row = block.read(External("input", 0, dtype=dtype), matrix.inside)
     out = block.product(matrix, row.ids, matrix.out)
@@ -193,7 +197,7 @@ def product(
 
 
 class _Layout:
-    """Where everything lies, and the tables that say so."""
+    """The places of all values, and the tables of stages and instructions."""
 
     def __init__(self, stages: list[list[Operation]]) -> None:
         self.externals: list[External] = []
@@ -284,7 +288,7 @@ class _Layout:
 
 
 def _direct(operations: list[Operation]) -> dict[Slot, Operation]:
-    """Products that are only written out: by what."""
+    """Products whose only use is one STORE, which is left out: the product is written there directly."""
     uses = Counter(ref.slot for op in operations for ref in op.refs)
     products = {op.out: op.n for op in operations if op.code is Opcode.MATMUL}
     writes = [(op, op.a) for op in operations if op.code is Opcode.STORE and op.a is not None]
@@ -296,7 +300,7 @@ def _direct(operations: list[Operation]) -> dict[Slot, Operation]:
 
 
 def _needed(operations: list[Operation]) -> list[Operation]:
-    """Without those that nothing depends on."""
+    """The instructions on which a STORE depends."""
     wanted: set[Slot] = set()
     kept = []
     for op in reversed(operations):
@@ -307,7 +311,7 @@ def _needed(operations: list[Operation]) -> list[Operation]:
 
 
 def _stages(operations: list[Operation]) -> list[list[Operation]]:
-    """Instructions and products by turns, each as early as what it reads allows."""
+    """Stages of instructions and of products in turn, each instruction as early as its operands allow."""
     undone: defaultdict[Slot, int] = defaultdict(int)
     for op in operations:
         undone[op.out] += 1

@@ -26,7 +26,7 @@ _EXACT = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
 class Unrecordable(Exception):
-    """The module does something that no program says; the message names it."""
+    """The module does something that a program cannot express; the message names it."""
 
 
 def _named(names: str) -> frozenset[Any]:
@@ -44,7 +44,7 @@ MOVES = KEEPS | RESHAPES | _named(_REARRANGES)
 
 
 class Rows(NamedTuple):
-    """Of every element of a tensor: its number (see ``block``) and its token; both have the tensor's shape."""
+    """For every element of a tensor its number (see ``basic_block``) and its token; both have the tensor's shape."""
 
     elements: torch.Tensor
     tokens: torch.Tensor
@@ -53,8 +53,9 @@ class Rows(NamedTuple):
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Records what is computed within it from ``inputs``; ``tokens`` is a number that no other size equals.
 
-    ``others`` are tensors that may say something else the next time: nothing may follow from them. ``functions`` are
-    torch's functions that compute, each with what records it: called with the recorder, the result and the arguments.
+    ``others`` are tensors whose values may differ in the next step: nothing may depend on them. ``functions`` are torch
+    functions that compute, each with the function that records it, called with the recorder, the result and the
+    arguments.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     @property
     def block(self) -> BasicBlock:
-        """The one that is being recorded."""
+        """The block that is being recorded."""
         return self.blocks[-1]
 
     @contextmanager
@@ -100,7 +101,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     # What others tell of functions that are recorded as a whole.
 
     def product(self, weight: Any, bias: torch.Tensor | None, x: torch.Tensor, out: torch.Tensor) -> None:
-        """``out [1, T, out]`` is ``x`` times a weight, plus a bias; see ``matrix.Matrix``."""
+        """Record that ``out [1, T, out]`` is ``x`` times a weight (``matrix.Matrix``), plus a bias."""
         axis, ids = self._row(x, x.shape)
         if axis != x.dim() - 2 or len(ids) != weight.inside:
             raise Unrecordable("a product within a token")
@@ -112,7 +113,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self.define(out, slot, axis)
 
     def attend(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """``out [1, T, H, D]`` is attention of ``inputs``: they end this block, and another begins."""
+        """Record that ``out [1, T, H, D]`` is the attention of ``inputs``: these end the block, and a new one
+        begins.
+        """
         for tensor in inputs:
             self.result(tensor)
         self.computed += 1
@@ -122,7 +125,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self.define(out, self.block.read(external, out.numel() // self.tokens), axis)
 
     def result(self, tensor: torch.Tensor) -> int:
-        """``tensor`` is what this block gives; the axis of its tokens."""
+        """Record that ``tensor`` is a result of the block; returns its token axis."""
         axis, ids = self._row(tensor, tensor.shape)
         number = sum(op.code is Opcode.STORE for op in self.block.operations)
         external = External("output", number, _without(tensor.shape, axis), axis, tensor.dtype)
@@ -181,7 +184,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             self._know(tensor, Rows(elements, tokens))
 
     def _elsewhere(self, name: Any, tensor: Any) -> Any:
-        """The function that does the same but in place: to rows that nobody else looks into."""
+        """The variant of an in-place function that is not in place. Raises Unrecordable if other tensors share the
+        memory.
+        """
         if id(tensor) in self._rows and self._sharing[_memory(tensor)] == {id(tensor)}:
             return getattr(torch.ops.aten, name.__name__.removesuffix("_"), name)
         raise Unrecordable(f"{name} is in place")
@@ -194,17 +199,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     # What the recorded functions below need.
 
     def elementwise(self, out: torch.Tensor, code: Opcode, *operands: Any) -> None:
-        """``out`` is one instruction on tensors, rows or constants, or numbers, that are spread to its shape."""
+        """Record that ``out`` is one instruction on tensors, constants or numbers, which are broadcast to its shape."""
         axis, ids = self.spread(out.shape, *operands)
         self.define(out, self.emit(code, *ids), axis)
 
     def emit(self, code: Opcode, *ids: Ids) -> Slot:
-        """One instruction on elements."""
+        """Add an instruction on elements to the block."""
         refs = self.block.pair(*ids) if len(ids) == 2 else (self.block.whole(ids[0]),)
         return self.block.compute(code, len(ids[0]), *refs)
 
     def spread(self, shape: torch.Size, *operands: Any) -> tuple[int, list[Ids]]:
-        """The token axis of ``shape``, and the elements of each operand as one row of it meets them."""
+        """The token axis of ``shape``, and for each operand, broadcast to it, the elements of one row."""
         known = [operand for operand in operands if id(operand) in self._rows]
         axis = self._row(known[0], shape)[0]
         ids = []
@@ -219,11 +224,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         return axis, ids
 
     def number(self, value: float, n: int) -> Ids:
-        """One number, ``n`` times."""
+        """A constant, repeated ``n`` times."""
         return np.full(n, self.block.constant(torch.tensor([value])).start)
 
     def groups(self, tensor: torch.Tensor, dims: Any) -> tuple[int, Ids, int]:
-        """The token axis, the elements of a row with ``dims`` last, and how many elements those hold together."""
+        """The token axis, the elements of a row with ``dims`` last, and the number of elements in ``dims``."""
         axis = self._row(tensor, tensor.shape)[0]
         over = sorted({d % tensor.dim() for d in ([dims] if isinstance(dims, int) else dims or [])})
         if axis in over or not over:
@@ -237,7 +242,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         return axis, elements.flatten().numpy(), count
 
     def reduce(self, code: Opcode, ids: Ids, count: int) -> Slot:
-        """One number per group of ``count`` elements."""
+        """Add a reduction of each group of ``count`` elements to one."""
         return self.block.compute(code, len(ids) // count, self.block.whole(ids), extra=count)
 
     def _constant(self, operand: Any, shape: torch.Size, axis: int) -> Ids:
@@ -249,7 +254,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         return ids.select(axis, 0).flatten().numpy()
 
     def _row(self, tensor: torch.Tensor, shape: torch.Size) -> tuple[int, Ids]:
-        """The token axis of a tensor that is spread to ``shape``, and the elements of a row in order."""
+        """The token axis of a tensor that is broadcast to ``shape``, and the elements of a row in order. Raises
+        Unrecordable.
+        """
         if id(tensor) not in self._rows:
             raise Unrecordable("a constant in place of rows")
         elements, tokens = (part.expand(shape) for part in self._rows[id(tensor)])
@@ -260,14 +267,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         raise Unrecordable("tokens meet")
 
     def token_axis(self, tensor: torch.Tensor) -> int:
-        """The one axis as long as there are tokens. Raises Unrecordable where it is not plain which one is."""
+        """The axis whose size is the number of tokens. Raises Unrecordable if there is not exactly one."""
         axes = [axis for axis, size in enumerate(tensor.shape) if size == self.tokens]
         if len(axes) != 1:
             raise Unrecordable("no telling which axis is the tokens'")
         return axes[0]
 
     def define(self, tensor: torch.Tensor, slot: Slot, axis: int) -> None:
-        """``tensor`` holds, of every token, the slot's elements in order."""
+        """Record that ``tensor`` holds the slot's elements in order, for every token."""
         elements = torch.arange(slot.start, slot.start + slot.size).view(_without(tensor.shape, axis))
         self._alive.append(tensor)
         self._know(tensor, Rows(elements.unsqueeze(axis).expand(tensor.shape), _numbers(tensor.shape, axis)))
@@ -286,7 +293,7 @@ def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def _numbers(shape: Sequence[int], axis: int) -> torch.Tensor:
-    """The token of every element of a tensor whose tokens lie along ``axis``."""
+    """The token of every element of a tensor whose token axis is ``axis``."""
     view = [1] * len(shape)
     view[axis] = -1
     return torch.arange(shape[axis]).view(view).expand(shape)

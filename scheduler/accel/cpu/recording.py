@@ -32,7 +32,7 @@ _FEWEST = 2  # functions: torch computes one as fast as a program
 
 @dataclass
 class AttentionRequest:
-    """Attention that a module asked for: the module that did, its layer, and the options beside query, key, value."""
+    """A recorded call of attention: the module, its layer, and the options other than query, key and value."""
 
     module: torch.nn.Module
     layer: int
@@ -43,7 +43,7 @@ class AttentionRequest:
 
 @dataclass
 class ModuleRecording:
-    """See ``record``. Arguments are numbered as ``_spread`` gives them."""
+    """The result of ``record``. Arguments are numbered as ``_spread`` returns them."""
 
     tokens: int
     called: list[Any]  # the form of the call
@@ -62,17 +62,17 @@ class ModuleRecording:
 
     @property
     def axis(self) -> int:
-        """That of the tokens in the first input."""
+        """The token axis of the first input."""
         return self.axes[0]
 
     @property
     def matrices(self) -> Iterator[Matrix]:
-        """The weights that it is multiplied with."""
+        """The weights of its products."""
         return (op.extra for block in self.blocks for op in block.operations if op.code is Opcode.MATMUL)
 
     @property
     def signature(self) -> Any:
-        """What two recordings share that did the same, whatever the number of tokens."""
+        """A value that is equal for two recordings of the same computation, whatever the number of tokens."""
         inputs = [(number, *_kind(tensor)) for number, tensor in self.inputs]
         asked = [(one.layer, sorted(one.options)) for one in self.asked]
         operations = [_signature(op) for block in self.blocks for op in (None, *block.operations)]
@@ -81,7 +81,7 @@ class ModuleRecording:
         return given, asked, operations, kinds, self.form
 
     def is_like(self, other: ModuleRecording) -> bool:
-        """Whether both match the same calls, and give one tensor each."""
+        """Whether both match the same calls, and have one tensor as their result."""
         seen, others = (
             (one.called, one.same, one.ignored, one.untouched, one.axes, one.cache_at, one.form, one._input_kinds)
             for one in (self, other)
@@ -94,7 +94,9 @@ class ModuleRecording:
         return [(number, tensor.dtype, _with(tensor.shape, axis, 0)) for (number, tensor), axis in pairs]
 
     def match(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any, int] | None:
-        """The inputs, the cache and the number of tokens of a call; None if it is unlike the one that was recorded."""
+        """The inputs, the cache and the number of tokens of a call; None if it differs in kind from the recorded
+        call.
+        """
         called, given = _spread(args, kwargs)
         if called != self.called:
             return None
@@ -124,14 +126,16 @@ class ModuleRecording:
         return (inputs, cache, rows) if self.cache_at is None or isinstance(cache, PackedCache) else None
 
     def assemble(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """What the module gives, from what its last block left."""
+        """The module's result, from the outputs of its last block."""
         if len(self.outputs) == 1 and self.form.is_leaf():
             return outputs[0]
         left = iter(outputs)
         return tree_unflatten([None if out is None else next(left) for out in self.outputs], self.form)
 
     def compare(self, compute: Callable[[list[torch.Tensor], Callable[..., torch.Tensor]], Any]) -> None:
-        """Raises ``Unrecordable`` unless ``compute`` says what the module said. Lets go of what was kept for that."""
+        """Raises ``Unrecordable`` unless the results of ``compute`` agree with the recorded ones. The recorded tensors
+        are then freed.
+        """
         asked = iter(self.asked)
 
         def attend(_: AttentionRequest, given: list[torch.Tensor]) -> torch.Tensor:
@@ -157,7 +161,7 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, ModuleRecording]:
-    """Call ``forward``, that of ``module``, and watch. Raises ``Unrecordable``; it may have been called then."""
+    """Call ``forward`` of ``module`` and record it. Raises ``Unrecordable``, before or after ``forward`` was called."""
     _look_at(module, linear)
     called, given = _spread(args, kwargs)
     tokens = _tokens(given)
@@ -200,7 +204,7 @@ def record(
 
 
 class _Untouched:
-    """Stands for an argument of an unknown kind: a module that hands it on is recorded, one that looks at it is not."""
+    """Replaces an argument of an unknown type: a module may pass it on; any other use raises Unrecordable."""
 
     def _look(self, *args: Any) -> Any:
         raise Unrecordable("it looks at an argument of an unknown kind")
@@ -216,7 +220,7 @@ def _hidden(value: Any) -> Any:
 
 
 def _look_at(module: torch.nn.Module, linear: Linear) -> None:
-    """Refuse what would be left out by a program: a module within that somebody has wrapped, or that has hooks."""
+    """Raises Unrecordable for a submodule whose forward was replaced, or that has hooks."""
     for part in module.modules():
         if part is module:
             continue
@@ -227,7 +231,9 @@ def _look_at(module: torch.nn.Module, linear: Linear) -> None:
 
 
 def _results(recorder: Recorder, outputs: list[Any], inputs: list[torch.Tensor]) -> None:
-    """What the module gives ends its last block: rows of its own, and enough of them to be worth a program."""
+    """Record the module's results, which end its last block. Raises Unrecordable unless they are rows in memory of
+    their own, and enough is computed to be worth a program.
+    """
     if not any(isinstance(one, torch.Tensor) for one in outputs):
         raise Unrecordable("it returns nothing")
     given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
@@ -245,7 +251,9 @@ def _results(recorder: Recorder, outputs: list[Any], inputs: list[torch.Tensor])
 
 
 def _spread(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """The form of a call: how many arguments, which keywords, which tuples of which length; and all that is given."""
+    """The form of a call (number of arguments, keywords, types and lengths of sequences), and all its arguments as a
+    flat list.
+    """
     form: list[Any] = [len(args), *kwargs]
     given: list[Any] = []
     for value in (*args, *kwargs.values()):
@@ -263,7 +271,7 @@ def _with(shape: torch.Size, axis: int, rows: int) -> torch.Size:
 
 
 def _tokens(given: list[Any]) -> int:
-    """How many there are, from the first argument: ``[1, T, ...]`` or ``[T, n]``."""
+    """The number of tokens, from the first tensor argument: ``[1, T, ...]`` or ``[T, n]``. Raises Unrecordable."""
     first = next((value for value in given if isinstance(value, torch.Tensor)), None)
     axis = 0 if first is not None and first.dim() == 2 else 1
     if first is None or first.dim() < 2 or first.shape[axis] < 2 or any(size != 1 for size in first.shape[:axis]):
@@ -290,7 +298,7 @@ def _lies_in_rows(tensor: torch.Tensor, axis: int) -> bool:
 
 @contextmanager
 def _product(recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: torch.Tensor | None) -> Iterator[None]:
-    """Within it a linear map is one product."""
+    """Within it, calls of a linear module are recorded as one product."""
     before = vars(module).get("forward")
     original = module.forward
 
@@ -313,8 +321,8 @@ def _product(recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: 
 def _attention(
     recorder: Recorder, attention: PackedAttention, cache: PackedCache, asked: list[AttentionRequest]
 ) -> Iterator[None]:
-    """Within it an update of the cache and the attention that follows are one call between two blocks, and nobody may
-    ask how long the cache is: the answer would be part of the program.
+    """Within it, an update of the cache and the attention after it are recorded as one call between two blocks. Asking
+    for the length of the cache raises Unrecordable, since the answer would become part of the program.
     """
     updated: list[tuple[torch.Tensor, torch.Tensor, int]] = []
     update, attend = cache.update, attention.attend
