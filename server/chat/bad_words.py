@@ -8,8 +8,9 @@ from server.chat.tokenizer import ChatTokenizer
 
 
 def encode_bad_words(words: Sequence[str], tokens: ChatTokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """Bad words as sequences of token ids: as each begins a text, and as it follows a space, where that is another
-    first token and no more of them. Blocking: run it on the pool."""
+    """Bad words as sequences of token ids. Each word is encoded as at the beginning of a text, and as after a space if
+    that only changes its first token. Blocking: run it on the pool.
+    """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare = word.lstrip()

@@ -22,7 +22,7 @@ MIDDLE = regex.compile(r'"\s*,\s*"(?P<key>\w+)"\s*:\s*\Z')
 
 @dataclass(frozen=True)
 class ParameterForm:
-    """Parameters one by one: opening KEY middle VALUE closing. A value that is no string is JSON."""
+    """Parameters written one by one: opening KEY middle VALUE closing. Values that are not strings are JSON."""
 
     opening: str
     middle: str
@@ -33,8 +33,8 @@ class ParameterForm:
 class CallForm:
     """start opening NAME middle ARGUMENTS closing (separator opening NAME middle ARGUMENTS closing)* end.
 
-    Arguments are one JSON object, or with ``parameter`` written one by one. ``several``: a reply may hold more than one
-    call. Whoever reads takes any space where there is some; whoever writes keeps to the letter.
+    Arguments are one JSON object, or with ``parameter`` written one by one. ``several``: a reply may have more than one
+    call. Parsers accept any amount of whitespace where the form has some; what is written follows it exactly.
     """
 
     start: str
@@ -48,7 +48,7 @@ class CallForm:
 
     @cached_property
     def keys(self) -> tuple[str, str] | None:
-        """Under which names a call's JSON object holds its name and its arguments; None when it is no such object."""
+        """The keys of name and arguments in a call's JSON object; None if calls are not such objects."""
         before, middle = OBJECT.match(self.opening), MIDDLE.match(self.middle)
         if self.parameter is not None or before is None or middle is None:
             return None
@@ -56,7 +56,7 @@ class CallForm:
 
     @cached_property
     def mark(self) -> str:
-        """What stands where calls begin; "" when that is nothing but a JSON object."""
+        """The text that begins the calls; "" if that is only a JSON object."""
         if self.keys is None:
             return first_line(self.start + self.opening)
         found = OBJECT.match(self.start + self.opening)
@@ -65,14 +65,14 @@ class CallForm:
 
     @cached_property
     def again(self) -> str:
-        """What stands where one more call begins behind a separator; "" when that is the mark again."""
+        """The text that begins a further call after a separator; "" if that is ``mark`` again."""
         if self.mark and not self.start.strip():
             return ""
         return first_line(self.opening) if self.keys is None else "{"
 
     @cached_property
     def head(self) -> Any:
-        """A pattern from the mark to where the arguments begin, with a group ``name``."""
+        """A pattern from ``mark`` to the beginning of the arguments, with a group ``name``."""
         return regex.compile(self._head(self.start + self.opening, self.mark))
 
     @cached_property
@@ -82,7 +82,7 @@ class CallForm:
 
     @cached_property
     def closings(self) -> list[str]:
-        """The marks behind the arguments, or behind the object that they are in, in order."""
+        """The marks after the arguments, or after the object that contains them, in order."""
         closing = self.closing.lstrip()
         return (closing.removeprefix("}") if self.keys is not None else closing).split()
 
@@ -103,18 +103,17 @@ class CallForm:
 
 
 def first_line(text: str) -> str:
-    """The first line that is not empty, without the space around it."""
+    """The first non-empty line, stripped."""
     return text.strip().split("\n")[0].rstrip()
 
 
 def loosen_space(text: str) -> str:
-    """A pattern of a literal that does not mind how much space is where there is some."""
+    """A pattern for a literal that accepts any amount of whitespace where the literal has some."""
     return r"\s{1,64}".join(regex.escape(word) for word in text.split())
 
 
 def parse_calls(text: str, keys: tuple[str, str], tools: Container[str]) -> list[tuple[str, str]] | None:
-    """Names and arguments of the calls that ``text`` is the JSON of: one object, or a list of them. None when it is
-    anything else."""
+    """Names and arguments of the calls in a JSON text: one object, or a list of them. None for anything else."""
     try:
         value = surrogates.read(text)
     except (ValueError, RecursionError):

@@ -23,11 +23,10 @@ def call_grammar(
     thought: str = "",
     instead: Mapping[str, Any] | None = None,
 ) -> str:
-    """Calls of ``tools`` (as OpenAI has them), more than one if ``parallel`` and the form knows that. Unless
-    ``required``, text instead or before them; or ``instead`` of them JSON that this schema allows.
-
-    With ``thought`` the reply begins within reasoning, which ends with that. ``special`` are the tokenizer's special
-    tokens by their text: where the marks hold them, these tokens are meant. Raises ValueError.
+    """The grammar of a reply that calls ``tools`` (as in OpenAI's requests), more than once if ``parallel`` and if the
+    form allows it. Unless ``required``, text may come instead of or before the calls, or ``instead`` of them JSON of
+    this schema. With ``thought``, the reply begins within reasoning, which ends with that text. ``special`` maps the
+    tokenizer's special tokens by text: marks that contain them use these tokens. Raises ValueError.
     """
     rules = [f"ws: WS?\nWS: /{WHITESPACE}/", "ANY: /(?s:.*)/", r"SPACE: /\s{1,8}/"]
     bodies = []
@@ -48,7 +47,7 @@ def call_grammar(
 
 
 def body(rule: str, form: CallForm, function: Mapping[str, Any], special: Mapping[str, int]) -> list[str]:
-    """A call from its name on."""
+    """The rules of a call from its name on."""
     schema = argument_schema(function.get("parameters"))
     head = " ".join(atoms(function["name"] + form.middle, special))
     closing = " ".join(atoms(form.closing, special))
@@ -67,7 +66,7 @@ def body(rule: str, form: CallForm, function: Mapping[str, Any], special: Mappin
 def parameter(
     rule: str, form: ParameterForm, key: str, schema: object, strict: bool, special: Mapping[str, int]
 ) -> list[str]:
-    """One parameter: JSON by its schema, or text, which ends where the form closes it."""
+    """The rules of one parameter: JSON of its schema, or text up to the form's closing mark."""
     head = " ".join(atoms(form.opening + key + form.middle, special))
     words = texts_of(schema)
     if words is not None:
@@ -82,7 +81,7 @@ def parameter(
 
 
 def texts_of(schema: object) -> list[str] | None:
-    """The texts that a schema lists; None when it lists none, or not only texts."""
+    """The strings that a schema enumerates; None if it does not enumerate strings only."""
     if not isinstance(schema, dict):
         return None
     words = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -90,7 +89,7 @@ def texts_of(schema: object) -> list[str] | None:
 
 
 def until_mark(rule: str, mark: str, special: Mapping[str, int]) -> list[str]:
-    """Any text, up to the first ``mark`` and with it."""
+    """The rules of any text up to and including the first ``mark``."""
     first, *rest = atoms(mark, special)
     if first.startswith("<["):
         return [f"{rule}: ANY {first} {' '.join(rest)}"]

@@ -9,8 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CallRules:
-    """``tools`` may be called, as OpenAI's requests have them; ``required``: at least one of them is;
-    ``parallel``: more than one may be."""
+    """``tools`` may be called, as in OpenAI's requests; ``required``: at least one call must be made; ``parallel``:
+    more than one may be made.
+    """
 
     tools: Sequence[Mapping[str, Any]] = ()
     required: bool = False
@@ -23,7 +24,7 @@ class CallRules:
 
     @property
     def constrained(self) -> bool:
-        """Whether a reply that is free to do what it likes could break a promise."""
+        """Whether a grammar is needed to keep a reply to these rules."""
         strict = any(tool["function"].get("strict") for tool in self.tools)
         return bool(self.tools) and (self.required or strict or not self.parallel)
 

@@ -15,10 +15,10 @@ CONTEXT = 48  # tokens decoded before a reply: what opens its reasoning, and the
 
 
 def cut_reply(tokens: ChatTokenizer, record: SessionRecord, at: int) -> LoggedMessage | None:
-    """What is left of the reply that a rewind to token ``at`` cuts; None when it cuts none. Raises NoSuchPlace.
+    """What is left of the reply that a rewind to token ``at`` cuts; None if it cuts none. Raises NoSuchPlace.
 
-    A character that is cut in half, and what a stop string hid, is not in it; a call that is cut has the arguments that
-    are left of it.
+    Incomplete characters and text that a stop string hid are left out; a call that is cut keeps the rest of its
+    arguments.
     """
     place = locate(record, at)
     if place.reply is None:
@@ -38,7 +38,7 @@ def cut_reply(tokens: ChatTokenizer, record: SessionRecord, at: int) -> LoggedMe
 
 
 def shorten_reply(whole: LoggedMessage, read: LoggedMessage) -> LoggedMessage:
-    """``whole`` as far as ``read``, which was read from the beginning of its text."""
+    """``whole`` cut to ``read``, which was parsed from the beginning of its text."""
     return replace(
         whole,
         content=cut_where_text_ends(whole.content, read.content),
@@ -51,12 +51,12 @@ def shorten_reply(whole: LoggedMessage, read: LoggedMessage) -> LoggedMessage:
 
 
 def shorten_call(whole: LoggedCall, read: LoggedCall) -> LoggedCall:
-    """The same for a call."""
+    """``whole`` cut to ``read``, for a call."""
     arguments = cut_where_text_ends(whole.function.arguments, read.function.arguments)
     return replace(whole, function=replace(whole.function, arguments=arguments))
 
 
 def cut_where_text_ends(whole: str, text: str) -> str:
-    """``whole`` up to where ``text`` leaves it. A reply that was begun by its client holds ``text`` further back."""
+    """``whole`` up to the end of ``text``. If the client began the reply, ``text`` does not start at its beginning."""
     begins = max(0, whole.find(text)) if text else 0
     return whole[: begins + common_prefix(whole[begins:], text)]

@@ -17,7 +17,7 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 def check_response_template(template: object) -> ResponseTemplate:
-    """A response template ready to read with. Raises ValueError for one that transformers does not take."""
+    """A validated response template. Raises ValueError if transformers refuses it."""
     from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
     if not isinstance(template, (dict, ResponseTemplate)):
@@ -26,7 +26,9 @@ def check_response_template(template: object) -> ResponseTemplate:
 
 
 class DeclaredParser:
-    """See the module. ``tools`` may be called; ``tail`` is the end of the prompt: templates write part of a reply."""
+    """Parses with a response template. ``tools`` may be called; ``tail`` is the end of the prompt, as templates may
+    write the beginning of a reply.
+    """
 
     def __init__(self, template: ResponseTemplate, tools: Sequence[Mapping[str, Any]], tail: str) -> None:
         from transformers.utils.chat_parsing import ResponseParser
@@ -39,11 +41,11 @@ class DeclaredParser:
         self._calls = 0
 
     def feed(self, text: str) -> list[Part]:
-        """See ``Reading``."""
+        """See ``ReplyParser``."""
         return self._read(text, final=False)
 
     def finish(self) -> list[Part]:
-        """See ``Reading``."""
+        """See ``ReplyParser``."""
         return self._read("", final=True)
 
     def _read(self, text: str, final: bool) -> list[Part]:

@@ -1,8 +1,8 @@
 """``Dialect``: how a model writes reasoning and tool calls, and how its chat template takes them.
 
-Measured from the template (``server.chat.dialect_probe``), or declared by a response template; no model is known by its
-name. A template that knows nothing of tools gets them in words: described in the system message, calls and results
-as text.
+Measured from the template (``server.chat.dialect_probe``), or declared by a response template; models are not
+identified by name. If a template does not support tools, they are described in the system message, and calls and
+results are written as text.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class Dialect:
     special: bool = False
 
     def make_parser(self, tail: str, calls: CallRules = NO_CALLS, *, reasons: bool = True) -> ReplyParser:
-        """What reads one reply to a prompt that ends with ``tail``. ``reasons`` false: its first word is content, as a
-        reply is that goes on with one or that a grammar shapes."""
+        """A parser for one reply to a prompt that ends with ``tail``. ``reasons`` false: the reply begins with content,
+        as when it continues content or a grammar constrains it.
+        """
         if self.declared is not None:
             return DeclaredParser(self.declared, calls.tools, tail)
         thought = self.thought if reasons else None
@@ -77,13 +78,13 @@ class Dialect:
         )
 
     def opens_reasoning(self, tail: str) -> bool:
-        """Whether a prompt that ends so has begun the reasoning of the reply."""
+        """Whether a prompt that ends with ``tail`` has already begun the reply's reasoning."""
         return self.thought is not None and tail.rstrip().endswith(self.thought.opening)
 
     # --- messages -----------------------------------------------------------------------------------------
 
     def to_template_messages(self, messages: Sequence[LoggedMessage], rendering: Rendering) -> list[TemplateMessage]:
-        """Logged messages as the template takes them."""
+        """Logged messages in the form that the template takes."""
         made = [self._to_template_message(message) for message in messages]
         if self.native:
             return made
@@ -92,7 +93,7 @@ class Dialect:
         return describe_calls(made)
 
     def ending(self, reply: LoggedMessage, sentinel: str) -> tuple[LoggedMessage, str]:
-        """A logged reply with ``sentinel`` at its end, and what the template writes of it behind that."""
+        """A logged reply with ``sentinel`` at its end, and the part of it that the template writes after that."""
         if reply.tool_calls and self.native:
             *calls, last = reply.tool_calls
             function = structs.replace(last.function, arguments=json.dumps({"last": sentinel}))
@@ -140,14 +141,15 @@ PROBE_ID = "callprobe"
 
 
 def write_briefing(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a model is told of tools in words."""
+    """The description of tools for a model whose template does not support them."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     return BRIEFING.format(tools="\n".join(lines))
 
 
 def describe_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Calls and their results as text, for a template that knows neither. Results in a row are one message: many
-    templates want users and assistants to take turns."""
+    """Calls and their results as text, for a template that supports neither. Successive results become one message, as
+    many templates require users and assistants to alternate.
+    """
     made: list[TemplateMessage] = []
     for message in messages:
         if message["role"] == "tool":
@@ -166,14 +168,14 @@ def describe_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]
 
 
 def write_call(call: Mapping[str, Any]) -> str:
-    """A call as a model that was told in words writes it."""
+    """A call as text, in the form that the briefing describes."""
     function = call["function"]
     name, arguments = json.dumps(function["name"], ensure_ascii=False), function["arguments"] or "{}"
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
 
 
 def parse_arguments(arguments: str) -> Any:
-    """Arguments as the object that templates expect; the text itself when a model did not write one."""
+    """Arguments as an object for the template; the text itself if it is not a JSON object."""
     try:
         value = surrogates.read(arguments)
     except (ValueError, RecursionError):
@@ -182,7 +184,7 @@ def parse_arguments(arguments: str) -> Any:
 
 
 def shorten_id(id: str) -> str:
-    """Nine letters and digits for an id, the same for the same; one that is such already stays."""
+    """An id of nine letters and digits, the same for equal ids; an id of that form is returned as it is."""
     if len(id) == 9 and id.isascii() and id.isalnum():
         return id
     number = int.from_bytes(hashlib.blake2b(id.encode(), digest_size=8).digest())

@@ -1,8 +1,8 @@
 """Parses a reply by the marks of a measured dialect: splits streamed text into reasoning, content and tool calls.
 
-What is decided depends on the text alone, never on how it was cut into deltas. A call is told once its name is certain
-to be that of a tool, and its arguments as they come; until then its text is held back, and what turns out to be no call
-is content to the letter. Space next to a mark belongs to the mark.
+The result depends on the text only, not on how it was split into deltas. A call is reported when its name is certain to
+be a tool's, and then its arguments as they come; until then its text is held back, and text that turns out not to be a
+call becomes content unchanged. Whitespace next to a mark belongs to the mark.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def new_call_id() -> str:
 
 
 class DialectParser:
-    """See the module. ``form`` is how calls are written and ``tools`` the parameters of those that may be called (none:
-    nothing is a call); ``opened``: the prompt ends within the reasoning."""
+    """Parses with a dialect's marks. ``form`` is the call form and ``tools`` are the parameters of the tools that may
+    be called (empty: nothing is a call); ``opened``: the prompt ends within the reasoning.
+    """
 
     def __init__(
         self,
@@ -66,12 +67,12 @@ class DialectParser:
             self._begin_reasoning()
 
     def feed(self, text: str) -> list[Part]:
-        """See ``Reading``."""
+        """See ``ReplyParser``."""
         self._text += text
         return self._read()
 
     def finish(self) -> list[Part]:
-        """See ``Reading``."""
+        """See ``ReplyParser``."""
         self._final = True
         return self._read()
 

@@ -41,9 +41,10 @@ USER: TemplateMessage = {"role": "user", "content": QUESTION}
 
 @dataclass(frozen=True)
 class ProbedTemplate:
-    """A chat template. ``apply`` renders messages with tools, and a generation prompt or not; it raises ``refused``.
-    ``source`` is its program, ``words`` are the tokens that were added to the vocabulary by hand, ``special`` those of
-    them that a reply's text hides; ``end`` ends a reply."""
+    """A chat template to measure. ``apply`` renders messages with tools, with or without a generation prompt; it raises
+    ``refused``. ``source`` is the template's source, ``words`` are the added tokens of the vocabulary, ``special``
+    those of them that are hidden in a reply's text; ``end`` ends a reply.
+    """
 
     apply: Callable[[Sequence[TemplateMessage], Sequence[Mapping[str, Any]], bool], str]
     refused: type[Exception]
@@ -53,7 +54,7 @@ class ProbedTemplate:
     end: str
 
     def render(self, *messages: TemplateMessage, tools: bool = False) -> str | None:
-        """A conversation, None where the template does not take it."""
+        """A rendered conversation; None if the template refuses it."""
         try:
             return self.apply(messages, [TOOL] if tools else [], False)
         except self.refused:
@@ -61,8 +62,9 @@ class ProbedTemplate:
 
 
 def measure(template: ProbedTemplate, declared: object = None) -> Dialect:
-    """The dialect of a template; ``declared`` is a response template that is known to fit. Raises ValueError when that
-    is none."""
+    """The dialect of a template; ``declared`` is a response template that is known to fit. Raises ValueError if that is
+    invalid.
+    """
     response = (
         check_response_template(declared)
         if declared is not None
@@ -82,7 +84,7 @@ def measure(template: ProbedTemplate, declared: object = None) -> Dialect:
 
 
 def find_declared_template(template: ProbedTemplate, entries: Sequence[Mapping[str, Any]]) -> ResponseTemplate | None:
-    """The response template of the first entry all of whose marks the chat template's source holds."""
+    """The response template of the first entry whose marks all occur in the chat template's source."""
     for entry in entries:
         if all(mark in template.source for mark in entry["marks"]):
             return check_response_template(entry["response_template"])
@@ -90,7 +92,7 @@ def find_declared_template(template: ProbedTemplate, entries: Sequence[Mapping[s
 
 
 def marks_are_special(template: ProbedTemplate, dialect: Dialect, declared: object) -> bool:
-    """Whether what a reply is told apart by are special tokens."""
+    """Whether the marks that parse a reply are special tokens."""
     if dialect.declared is not None:
         return bool(template.special)
     marks = [dialect.thought.opening, dialect.thought.closing] if dialect.thought else []
@@ -119,7 +121,7 @@ def measure_reasoning_marks(template: ProbedTemplate) -> tuple[ReasoningMarks | 
 
 
 def find_known_marks(template: ProbedTemplate, pairs: Sequence[Sequence[str]]) -> ReasoningMarks | None:
-    """The first pair of marks that the template or the vocabulary speaks of."""
+    """The first pair of marks that occurs in the template or the vocabulary."""
     for opening, closing in pairs:
         if all(mark in template.source or mark in template.words for mark in (opening, closing)):
             return ReasoningMarks(opening, closing)
@@ -130,7 +132,7 @@ def find_known_marks(template: ProbedTemplate, pairs: Sequence[Sequence[str]]) -
 
 
 def measure_tools(template: ProbedTemplate, dialect: Dialect) -> Dialect:
-    """``dialect`` with what the template does with tools, calls and results, if it knows of them; else in words."""
+    """``dialect`` with how the template writes tools, calls and results, if it supports them."""
     listed = template.render(USER, tools=True) or ""
     if FUNCTION not in listed:
         return dialect
@@ -155,8 +157,9 @@ def measure_tools(template: ProbedTemplate, dialect: Dialect) -> Dialect:
 
 
 def render_calls(template: ProbedTemplate, id: str, text_arguments: bool) -> tuple[str, str | None] | None:
-    """What the template writes for a reply of one call, and for one of two calls (None: it refuses that), each without
-    what comes before and behind every reply; None when it does not write calls so, or no results of them."""
+    """What the template writes for a reply with one call, and with two calls (None: it refuses that), without the text
+    around every reply; None if it does not support such calls or their results.
+    """
     arguments = json.dumps(ARGUMENTS) if text_arguments else ARGUMENTS
     call = {"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}}
     said = template.render(USER, {"role": "assistant", "content": SAID}, tools=True)
@@ -176,7 +179,9 @@ def render_calls(template: ProbedTemplate, id: str, text_arguments: bool) -> tup
 
 
 def strip_surroundings(text: str, before: str, behind: str, end: str) -> str:
-    """``text`` without what it begins with like ``before`` and ends with like ``behind``, or with ``end``."""
+    """``text`` without the beginning that it shares with ``before`` and the end that it shares with ``behind``, or
+    without ``end``.
+    """
     start = count_shared_prefix(text, before)
     stop = len(text) - count_shared_prefix(text[::-1], behind[::-1])
     mark = text.rfind("<", start, stop)
@@ -186,7 +191,7 @@ def strip_surroundings(text: str, before: str, behind: str, end: str) -> str:
 
 
 def count_shared_prefix(one: str, other: str) -> int:
-    """How many characters two texts share at their beginning."""
+    """The length of the common prefix of two texts."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a != b:
@@ -196,7 +201,7 @@ def count_shared_prefix(one: str, other: str) -> int:
 
 
 def form_of(one: str, two: str | None, id: str) -> CallForm | None:
-    """The form that a reply of one call, and one of two such calls, are written in."""
+    """The call form in which a reply with one call, and one with two, are written."""
     spans = spans_of(one)
     if spans is None:
         return None
@@ -231,7 +236,7 @@ def from_mark(text: str) -> str:
 
 
 def spans_of(text: str) -> list[tuple[int, int, int]] | None:
-    """Of each call in ``text`` where its name begins, its arguments begin, and they end."""
+    """For each call in ``text``: where its name begins, where its arguments begin, and where they end."""
     first, last = next(iter(ARGUMENTS)), [*ARGUMENTS.values()][-1]
     spans = []
     at = 0
@@ -249,8 +254,9 @@ def spans_of(text: str) -> list[tuple[int, int, int]] | None:
 
 
 def parameters_of(text: str, at: int) -> tuple[ParameterForm, str, str] | None:
-    """How parameters behind a name that ends at ``at`` are written, what is between the name and the first of them, and
-    what is behind the last of them."""
+    """How the parameters after a name that ends at ``at`` are written, the text between the name and the first one, and
+    the text after the last one.
+    """
     (first, one), (second, two) = ARGUMENTS.items()
     places = [text.find(word, at) for word in (first, one, second, two)]
     if sorted(places) != places or places[0] < 0:
@@ -271,12 +277,12 @@ def parameters_of(text: str, at: int) -> tuple[ParameterForm, str, str] | None:
 
 
 def remove_id(text: str, id: str) -> str:
-    """Without the id of a call: nobody can know what a model makes up."""
+    """``text`` without the id of a call, as the ids that a model generates are unknown."""
     return re.sub(rf',?\s*"(?:id|call_id|tool_call_id)"\s*:\s*"{id}"', "", text)
 
 
 def reads_back(form: CallForm, text: str, count: int) -> bool:
-    """Whether what the template wrote is read as what it was given."""
+    """Whether a parser with this form finds the calls that the template was given."""
     reader = DialectParser(form, None, {FUNCTION: {}})
     parts = reader.feed(text) + reader.finish()
     names = [part.name for part in parts if isinstance(part, CallStart)]

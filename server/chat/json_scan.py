@@ -9,9 +9,9 @@ STRING = re.compile(r'["\\]')
 
 
 class JsonScan:
-    """Reads one text from ``at`` on, which is where an object or list begins (``depth`` 0) or somewhere within it.
+    """Scans one text from ``at`` on, where an object or array begins (``depth`` 0), or from within it.
 
-    Only brackets and strings count: text that is no JSON ends where its brackets do.
+    Only brackets and strings count: text that is not valid JSON ends where its brackets close.
     """
 
     def __init__(self, at: int = 0, depth: int = 0) -> None:
@@ -21,7 +21,9 @@ class JsonScan:
         self._escaped = False
 
     def close(self, text: str) -> int | None:
-        """The index behind its last bracket; None: not there yet. ``text`` has only grown since the last call."""
+        """The index after the closing bracket; None if it has not come yet. ``text`` may only have grown since the last
+        call.
+        """
         if self._escaped and self.at < len(text):
             self.at += 1
             self._escaped = False

@@ -27,7 +27,7 @@ FINISH: dict[FinishReason, Finish] = {
 
 @dataclass
 class ParsedCall:
-    """A call of a tool; ``arguments`` is a JSON text, unfinished while ``finish`` of its draft is None."""
+    """A tool call; ``arguments`` is JSON text, incomplete while the reply's ``finish`` is None."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ class ParsedCall:
 
 @dataclass
 class PartialReply:
-    """What one choice has told so far, read by ``parser``."""
+    """The part of one choice that has been generated so far, parsed by ``parser``."""
 
     parser: ReplyParser = field(default_factory=PlainParser)
     tokens: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class PartialReply:
     _thinks: bool = False  # whether what was told last is reasoning
 
     def add(self, delta: Delta) -> list[Part]:
-        """Append one delta; what its text was read as."""
+        """Append one delta. Returns the parts parsed from its text."""
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs)
         self.prompt_logprobs.extend(delta.prompt_logprobs)
@@ -101,22 +101,22 @@ class PartialReply:
 
     @property
     def content(self) -> str:
-        """The answer so far."""
+        """The content so far."""
         return "".join(self._content)
 
     @property
     def reasoning(self) -> str:
-        """What was thought so far."""
+        """The reasoning so far."""
         return "".join(self._reasoning)
 
     def message(self) -> LoggedMessage:
-        """The reply as the log holds it."""
+        """The reply as a logged message."""
         calls = [LoggedCall(call.id, "function", LoggedFunction(call.name, call.arguments)) for call in self.calls]
         return LoggedMessage("assistant", self.content, reasoning_content=self.reasoning, tool_calls=calls)
 
 
 class FinishedReply:
-    """Reads nothing: tells the parts of a reply that is there already."""
+    """A parser that returns the parts of a complete reply, without parsing."""
 
     def __init__(self, message: LoggedMessage) -> None:
         self._parts: list[Part] = []
@@ -129,10 +129,10 @@ class FinishedReply:
             self._parts.append(ArgumentsPiece(index, call.function.arguments))
 
     def feed(self, text: str) -> list[Part]:
-        """All of it, at once."""
+        """All parts at once."""
         parts, self._parts = self._parts, []
         return parts
 
     def finish(self) -> list[Part]:
-        """Nothing was held back."""
+        """Empty: nothing is held back."""
         return []

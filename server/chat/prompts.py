@@ -35,10 +35,11 @@ EMPTY_RECORD = SessionRecord("", [], [], "", 0)  # what a conversation that begi
 
 @dataclass(frozen=True)
 class Prompt:
-    """One timeline to run. ``ids`` is all of it; ``messages`` is what the log holds before the reply; ``echo`` is the
-    text that the client may want in front of the reply, and starts at ``echo_from`` in ``ids``. Of a chat,
-    ``rendering`` is how it was rendered, ``tail`` the text that the ids end with, and ``reply_start`` the beginning of
-    the reply, where the request gives one: what is generated continues it."""
+    """The prompt of one turn. ``ids`` is the whole timeline; ``messages`` are logged before the reply; ``echo`` is text
+    that the client may want before the reply, and starts at ``echo_from`` in ``ids``. For a chat, ``rendering`` is how
+    it was rendered, ``tail`` the text at the end of the ids, and ``reply_start`` the beginning of the reply that the
+    request gives, if any.
+    """
 
     ids: list[int]
     messages: list[LoggedMessage] = field(default_factory=list)
@@ -50,13 +51,13 @@ class Prompt:
 
 
 def chat_prompt(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
-    """The prompt of a chat. With a ``record`` the messages are its continuation. Blocking: run it on the pool."""
+    """The prompt of a chat. With a ``record``, the messages continue it. Blocking: run it on the pool."""
     new: list[LoggedMessage] = [message.plain() for message in body.messages]
     return conversation(tokens, facts, record, new, rendering_change_of(body, tokens))
 
 
 def regeneration_prompt(body: ReplyRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord) -> Prompt:
-    """The prompt of another reply to the last message of a session. Blocking."""
+    """The prompt that generates the last reply of a session again. Blocking."""
     return continuation(tokens, facts, record, [], rendering_change_of(body, tokens))
 
 
@@ -67,8 +68,9 @@ def conversation(
     new: list[LoggedMessage],
     change: RenderingChange = NO_CHANGE,
 ) -> Prompt:
-    """The prompt of ``new`` messages, which continue ``record`` if there is one. Blocking. Raises a 400 for messages
-    that cannot follow each other."""
+    """The prompt of ``new`` messages, which continue ``record`` if there is one. Blocking. Raises a 400 for messages in
+    an invalid order.
+    """
     check_calls([] if record is None else record.messages, new)
     check_bytes(texts_of(new, change), facts, "messages")
     return continuation(tokens, facts, record or EMPTY_RECORD, new, change)
@@ -81,7 +83,7 @@ def continuation(
     new: list[LoggedMessage],
     change: RenderingChange = NO_CHANGE,
 ) -> Prompt:
-    """What follows when ``new`` messages are added to a session; without any, its last message is to be answered."""
+    """The prompt of a session with ``new`` messages; without any, its last message is to be answered."""
     before = rendering_in_force(record.messages[: record.rendered])
     whole = [*record.messages, *new]
     kept, begun = (whole[:-1], whole[-1]) if change.goes_on else (whole, None)
@@ -102,7 +104,7 @@ def prompt_ids(
     before: Rendering,
     change: RenderingChange,
 ) -> list[int]:
-    """The ids of all messages of a session, which begin with those of ``record`` wherever these still hold."""
+    """The ids of all messages of a session; they begin with those of ``record`` where these are still valid."""
     try:
         forgets = change.forget and any(message.reasoning_content for message in whole)
         if forgets or record.fingerprint != tokens.fingerprint(facts.vocab_size):
@@ -135,7 +137,9 @@ def mark_rendering_from(messages: list[LoggedMessage], at: int, rendering: Rende
 
 
 def rendering_change_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingChange:
-    """What a chat asks for beside its messages. Raises a 400 for a variable that the template does not read."""
+    """The tools and template variables that a chat asks for. Raises a 400 for a variable that the template does not
+    read.
+    """
     tools = None if body.tools is None else [tool.plain() for tool in body.tools]
     for name in body.chat_template_kwargs:
         if name not in tokens.variables:
@@ -152,7 +156,7 @@ def rendering_change_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingC
 
 
 def effort_variables(effort: str | None, tokens: ChatTokenizer) -> dict[str, Scalar]:
-    """What the chat template is told of an effort: those of its variables that speak of it."""
+    """The chat template's variables for a reasoning effort, of those that the template reads."""
     if effort is None:
         return {}
     known: dict[str, Scalar] = {"enable_thinking": effort != "none", "thinking": effort != "none"}
@@ -162,7 +166,7 @@ def effort_variables(effort: str | None, tokens: ChatTokenizer) -> dict[str, Sca
 
 
 def verbosity_variables(verbosity: str | None, tokens: ChatTokenizer, param: str) -> dict[str, Scalar]:
-    """What the chat template is told of a verbosity. Raises a 400 for one that it does not read, ``medium`` aside."""
+    """The chat template's variables for a verbosity. Raises a 400 if the template reads none, except for ``medium``."""
     if verbosity is None:
         return {}
     if "verbosity" in tokens.variables:
@@ -174,7 +178,7 @@ def verbosity_variables(verbosity: str | None, tokens: ChatTokenizer, param: str
 
 
 def texts_of(messages: Iterable[LoggedMessage], change: RenderingChange = NO_CHANGE) -> Iterator[str]:
-    """All that is to be rendered."""
+    """All texts that are rendered."""
     for message in messages:
         yield message.content
         yield message.reasoning_content
@@ -187,7 +191,7 @@ def texts_of(messages: Iterable[LoggedMessage], change: RenderingChange = NO_CHA
 def completion_prompts(
     body: CompletionRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None
 ) -> list[Prompt]:
-    """The prompts of a completion. With a ``record`` the only one is appended to it as it is. Blocking."""
+    """The prompts of a completion. With a ``record``, the only prompt is appended to it. Blocking."""
     prompts = body.prompts
     before, past = history(tokens, facts, record)
     if body.suffix:
@@ -208,8 +212,9 @@ def completion_prompts(
 
 
 def infill_ids(body: CompletionRequest, tokens: ChatTokenizer, facts: ModelFacts, given: str | list[int]) -> list[int]:
-    """A prompt whose reply is to stand between what is ``given`` and the suffix. Raises a 400 for a tokenizer that has
-    no tokens to say that with."""
+    """A prompt whose reply fills the gap between ``given`` and the suffix. Raises a 400 if the tokenizer has no
+    fill-in-the-middle tokens.
+    """
     if tokens.fill_in is None:
         message = "suffix cannot be used: this model's tokenizer knows no fill-in-the-middle tokens."
         raise bad_request(message, "suffix", "unsupported_parameter")
@@ -226,7 +231,7 @@ def infill_ids(body: CompletionRequest, tokens: ChatTokenizer, facts: ModelFacts
 def history(
     tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None
 ) -> tuple[list[int], list[LoggedMessage]]:
-    """The ids and messages that a raw continuation follows."""
+    """The ids and messages that a text completion continues."""
     if record is None:
         return [], []
     if record.fingerprint == tokens.fingerprint(facts.vocab_size):
@@ -237,14 +242,14 @@ def history(
 
 
 def check_bytes(texts: Iterable[str], facts: ModelFacts, param: str) -> None:
-    """Refuse texts that cannot fit before any time is spent on tokenising them."""
+    """Refuse texts that are too large for the context, before they are tokenised."""
     size = sum(len(text.encode()) for text in texts)
     if size > BYTES_PER_TOKEN * facts.max_context + SLACK_BYTES:
         raise context_exceeded(f"{param} is longer than this model's context of {facts.max_context} tokens.", param)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Every id must be one that the model has an embedding and a logit for."""
+    """Refuse token ids outside the vocabulary."""
     if ids and max(ids) >= vocab_size:
         raise bad_request(
             f"{param} has a token id that this model does not have: the last id is {vocab_size - 1}.",
@@ -254,9 +259,10 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 
 def check_room(prompt: Prompt, body: TurnRequest, facts: ModelFacts) -> int | None:
-    """The most tokens to generate, None where that is open: the limit, lowered to what is left where it ``yields``,
-    or the endpoint's default, which always is. Raises a 400 for a prompt that leaves no room for the limit; without
-    one, for the minimum; without that, for one."""
+    """The most tokens to generate: the request's limit (lowered to the rest of the context if ``yields``), else the
+    endpoint's default, lowered likewise; None: no limit. Raises a 400 for a prompt that leaves no room for the limit;
+    without a limit, for the minimum; without that, for one token.
+    """
     limit, least = body.token_limit, body.least_tokens
     left = facts.max_context - count_fed(prompt, facts)
     if limit is not None and body.yields:
@@ -274,10 +280,10 @@ def check_room(prompt: Prompt, body: TurnRequest, facts: ModelFacts) -> int | No
 
 
 def count_fed(prompt: Prompt, facts: ModelFacts) -> int:
-    """Tokens of the timeline that the reply continues: the prompt, unless an encoder reads that."""
+    """Tokens of the timeline before the reply: the prompt's; 1 if an encoder reads the prompt."""
     return 1 if facts.encoder_decoder else len(prompt.ids)
 
 
 def context_exceeded(message: str, param: str) -> ApiError:
-    """400 in OpenAI's words."""
+    """OpenAI's 400 for a prompt that exceeds the context."""
     return bad_request(message, param, "context_length_exceeded")

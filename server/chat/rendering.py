@@ -16,7 +16,7 @@ from server.log.logged_message import LoggedMessage, Scalar
 
 @dataclass(frozen=True)
 class Rendering:
-    """``tools`` as OpenAI's requests have them; ``template`` are further variables of the chat template."""
+    """``tools`` as in OpenAI's requests; ``template``: additional variables of the chat template."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     template: Mapping[str, Scalar] = field(default_factory=dict)
@@ -27,9 +27,10 @@ PLAIN = Rendering()
 
 @dataclass(frozen=True)
 class RenderingChange:
-    """What a turn asks for: other ``tools`` (None: those in force), other ``template`` variables (the rest stay as they
-    are); ``forget``: earlier reasoning is left out of the prompt; ``goes_on``: the last message is the beginning of the
-    reply."""
+    """What a turn changes: new ``tools`` (None: unchanged), new values of ``template`` variables (others are
+    unchanged); ``forget``: earlier reasoning is left out of the prompt; ``goes_on``: the last message is the beginning
+    of the reply.
+    """
 
     tools: Sequence[Mapping[str, Any]] | None = None
     template: Mapping[str, Scalar] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class RenderingChange:
     goes_on: bool = False
 
     def applied_over(self, before: Rendering) -> Rendering:
-        """The manner of the turn, where ``before`` was in force."""
+        """The rendering of the turn, after ``before``."""
         return Rendering(before.tools if self.tools is None else self.tools, {**before.template, **self.template})
 
 
@@ -45,7 +46,7 @@ NO_CHANGE = RenderingChange()
 
 
 def rendering_in_force(messages: Iterable[LoggedMessage]) -> Rendering:
-    """What holds behind ``messages``."""
+    """The rendering after ``messages``."""
     tools: Sequence[Mapping[str, Any]] = ()
     template: Mapping[str, Scalar] = {}
     for message in messages:
@@ -55,12 +56,12 @@ def rendering_in_force(messages: Iterable[LoggedMessage]) -> Rendering:
 
 
 def mark_message(message: LoggedMessage, before: Rendering, now: Rendering) -> LoggedMessage:
-    """``message`` as the one from which on ``now`` holds, where ``before`` did."""
+    """``message`` with the change from ``before`` to ``now`` stored in it."""
     tools = None if [*now.tools] == [*before.tools] else [dict(tool) for tool in now.tools]
     template = None if now.template == before.template else {**now.template}
     return structs.replace(message, tools=tools, template=template)
 
 
 def drop_reasoning(messages: Iterable[LoggedMessage]) -> list[LoggedMessage]:
-    """The same conversation without what was thought."""
+    """The messages without their reasoning."""
     return [structs.replace(message, reasoning_content="") for message in messages]

@@ -10,21 +10,21 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPiece:
-    """More of what the model thinks before it answers."""
+    """Reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContentPiece:
-    """More of the answer."""
+    """Content text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call of a tool begins, the ``index``-th of its reply."""
+    """The beginning of a tool call, the ``index``-th of its reply."""
 
     index: int
     id: str
@@ -33,7 +33,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsPiece:
-    """More of the arguments of call ``index``: a piece of a JSON text."""
+    """A piece of the JSON arguments of call ``index``."""
 
     index: int
     text: str
@@ -43,18 +43,19 @@ Part = ReasoningPiece | ContentPiece | CallStart | ArgumentsPiece
 
 
 class ReplyParser(Protocol):
-    """Reads one reply. ``feed`` every piece of its text, then ``finish`` once; what they return, in order, is the
-    reply: reasoning, content and calls, nothing twice, nothing of it left out but the marks between them."""
+    """Parses one reply. Call ``feed`` with each piece of its text, then ``finish`` once. Together they return the whole
+    reply in order, as reasoning, content and calls, without the marks between them.
+    """
 
     def feed(self, text: str) -> list[Part]:
-        """What can be told of the text so far. Never raises: text that breaks its own marks is content."""
+        """The parts that are certain so far. Never raises: text with broken marks is content."""
 
     def finish(self) -> list[Part]:
-        """What was held back."""
+        """The rest, which was held back."""
 
 
 class PlainParser:
-    """Everything is content."""
+    """A parser for which all text is content."""
 
     def feed(self, text: str) -> list[Part]:
         return [ContentPiece(text)] if text else []

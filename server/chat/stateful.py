@@ -1,8 +1,8 @@
 """Continuations: the token ids that new messages add to a logged conversation.
 
-The log is the truth of a stateful session: what was sampled is never tokenised again and past turns are never
-rendered again. So the new messages are rendered *behind a sentinel* that stands in the place of the last reply, and
-only what the template puts after the sentinel is tokenised.
+Generated tokens of a stateful session are never tokenised again, and earlier turns are never rendered again. Instead,
+the new messages are rendered after a sentinel text in place of the last reply, and only what the template writes after
+the sentinel is tokenised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from server.log.logged_message import LoggedMessage
 
 
 class Renderer(Protocol):
-    """What is needed of ``server.chat.tokenizer.ChatTokenizer``."""
+    """The methods of ``server.chat.tokenizer.ChatTokenizer`` that are used here."""
 
     @property
     def dialect(self) -> Dialect: ...
@@ -28,14 +28,15 @@ class Renderer(Protocol):
 
 
 class NoContinuation(Exception):
-    """The template hides or rewrites the beginning of a reply, so there is nothing to go on from."""
+    """The template hides or rewrites the beginning of a reply, so it cannot be continued."""
 
 
 def full_ids(
     renderer: Renderer, messages: Sequence[LoggedMessage], rendering: Rendering = PLAIN, *, goes_on: bool = False
 ) -> list[int]:
     """The whole conversation, rendered and tokenised, up to where the next reply starts; with ``goes_on`` up to the end
-    of the last message, which is the beginning of that reply. Raises CannotGoOn."""
+    of the last message, which is the beginning of that reply. Raises NoContinuation.
+    """
     return renderer.encode(text_to_reply(renderer, messages, rendering, goes_on), special=False)
 
 
@@ -50,13 +51,12 @@ def continued_ids(
     before: Rendering = PLAIN,
     goes_on: bool = False,
 ) -> list[int]:
-    """``logged_ids`` (rendered in the manner ``before``) followed by the ids of ``new``, up to where the next reply
-    starts, or as in ``full_ids`` goes on.
+    """``logged_ids`` (rendered with ``before``) followed by the ids of ``new``, up to where the next reply starts, or
+    with ``goes_on`` as in ``full_ids``. ``turn_ends`` are the ids that end a reply: if the log ends with one that the
+    template would write too, it is there once.
 
-    ``turn_ends`` are the ids that a model ends its reply with: when the log ends with one and the template would
-    write it too, it is there once. A template that hides or rewrites the reply's place leaves nothing to continue
-    from, and in another manner it may write another past: then the whole conversation is rendered, as a stateless call
-    would. Raises CannotGoOn.
+    The whole conversation is rendered, as for a stateless request, if the template hides or rewrites the last reply, or
+    if the rendering changes in a way that changes earlier text. Raises NoContinuation.
     """
     tail = text_after_reply(renderer, logged, new, rendering, before=before, goes_on=goes_on)
     if tail is None:
@@ -77,8 +77,9 @@ def text_after_reply(
     before: Rendering = PLAIN,
     goes_on: bool = False,
 ) -> str | None:
-    """What the template writes after the last logged reply when ``new`` follows it; None when that cannot be told, or
-    when it would write something else in front of it than it did."""
+    """What the template writes after the last logged reply when ``new`` follows it; None if that cannot be determined,
+    or if the text before it would change.
+    """
     if not logged or logged[-1].role != "assistant":
         return None
     sentinel = new_sentinel()
@@ -94,7 +95,7 @@ def text_after_reply(
 
 
 def text_to_reply(renderer: Renderer, messages: Sequence[LoggedMessage], rendering: Rendering, goes_on: bool) -> str:
-    """The text in front of what a model is to write next."""
+    """The rendered text up to where the model continues."""
     if not goes_on:
         return renderer.render(messages, generation_prompt=True, rendering=rendering)
     sentinel = new_sentinel()
@@ -107,5 +108,5 @@ def text_to_reply(renderer: Renderer, messages: Sequence[LoggedMessage], renderi
 
 
 def new_sentinel() -> str:
-    """A text that no message can hold."""
+    """A random text that no message contains."""
     return f"sentinel{secrets.token_hex(16)}"

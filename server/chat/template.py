@@ -1,7 +1,7 @@
 """Measures whether a chat template is prefix-stable: whether each prompt begins with the timeline of the turn before.
 
-Measured on made-up conversations, once, after the tokenizer is loaded. Where it is not, a stateless chat finds no more
-of its history in the cache than up to where the template changed its mind.
+Measured on made-up conversations, once, after the tokenizer is loaded. If it is not, a stateless chat can reuse its
+cached history only up to the point where the template changes it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SHOWN = 8  # tokens from where two timelines part
 
 
 class Divergence(msgspec.Struct, frozen=True):
-    """Where a prompt first leaves the timeline before it. ``at``: "system", when that is in front of the first user's
-    words, else "turn N" for the prompt of that turn. From there on, ``expected`` is the timeline's text and ``got`` the
-    prompt's.
+    """Where a prompt first differs from the timeline of the turn before. ``at``: "system" if that is before the first
+    user message, else "turn N" for the prompt of that turn. From there on, ``expected`` is the timeline's text and
+    ``got`` the prompt's.
     """
 
     at: str
@@ -39,7 +39,7 @@ class Divergence(msgspec.Struct, frozen=True):
 
 
 class Stability(msgspec.Struct, frozen=True):
-    """``prefix_stable`` is None without a template, or with one that takes none of the conversations."""
+    """``prefix_stable`` is None without a template, or if the template refuses all conversations."""
 
     prefix_stable: bool | None = None
     diverges: Divergence | None = None
@@ -49,8 +49,8 @@ UNMEASURED = Stability()
 
 
 def stability(tokens: ChatTokenizer) -> Stability:
-    """What the template of these does with three turns: with and without a system message, with replies that begin
-    with a block of reasoning and ones that do not. Blocking, some ten milliseconds.
+    """Renders three turns, with and without a system message, with and without reasoning in the replies. Blocking, some
+    10 ms.
     """
     if not tokens.has_template:
         return Stability()
@@ -68,7 +68,9 @@ def stability(tokens: ChatTokenizer) -> Stability:
 
 
 def divergence(tokens: ChatTokenizer, system: bool, reasoning: bool, lead: str = "") -> Divergence | None:
-    """The first place where a turn's prompt is not what the turn before left. Raises TemplateRefused."""
+    """The first difference between a turn's prompt and the timeline before; None if there is none. Raises
+    TemplateRefused.
+    """
     messages: list[LoggedMessage] = [LoggedMessage("system", SYSTEM)] if system else []
     left: list[list[int]] = []  # by the turn before: its prompt, then that with its reply
     for number, (question, answer) in enumerate(TURNS, 1):

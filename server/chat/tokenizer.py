@@ -31,7 +31,7 @@ SPARE = 16  # threads that may hang before requests wait for each other
 
 
 class TemplateRefused(Exception):
-    """The chat template does not take these messages. ``message`` is for the client."""
+    """The chat template refuses these messages. ``message`` is for the client."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -39,14 +39,12 @@ class TemplateRefused(Exception):
 
 
 class ChatTokenizer:
-    """A tokenizer of transformers, made safe for several threads.
-
-    The methods block; ``run`` calls them (or anything made of them) on a small pool, so that a long prompt costs
-    the event loop nothing.
+    """A tokenizer of transformers, made thread-safe. The methods block; ``run`` calls them (or other functions) on a
+    small thread pool, so that a long prompt does not block the event loop.
     """
 
     def __init__(self, tokenizer: Any, workers: int = 4, response_template: object = None) -> None:
-        """``response_template`` is how the model's replies are read, in place of what is measured."""
+        """``response_template`` says how the model's replies are parsed, instead of the measured dialect."""
         self._tokenizer = tokenizer
         self._declared = response_template
         self._backend = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
@@ -69,12 +67,12 @@ class ChatTokenizer:
 
     @property
     def has_template(self) -> bool:
-        """Whether chats can be rendered at all."""
+        """Whether there is a chat template."""
         return self._template is not None
 
     @property
     def info(self) -> dict[str, str | None]:
-        """What clients that use the tokenizer from afar want to know of it."""
+        """The special tokens and the chat template, for clients with a tokenizer of their own."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         said = {name: getattr(self._tokenizer, name, None) for name in names}
         return {name: None if token is None else str(token) for name, token in said.items()} | {
@@ -82,12 +80,13 @@ class ChatTokenizer:
         }
 
     def fingerprint(self, vocab_size: int) -> str:
-        """What gives token ids their meaning, as 32 hexadecimal digits: tokenizer, chat template, and how many ids the
-        model has. Models that share these go on with each other's sessions; their KV has a fingerprint of its own."""
+        """A digest of tokenizer, chat template and vocabulary size, 32 hexadecimal digits. Models with the same one can
+        continue each other's sessions; KV has a fingerprint of its own.
+        """
         return hashlib.blake2b(f"{self._digest} {vocab_size}".encode(), digest_size=16).hexdigest()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids of ``text``; with ``special`` also those that the tokenizer puts around a text (BOS)."""
+        """Token ids of ``text``; with ``special`` also those that the tokenizer adds around a text (BOS)."""
         if self._backend is not None:
             ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
             return ids
@@ -95,7 +94,7 @@ class ChatTokenizer:
             return list(self._tokenizer.encode(text, add_special_tokens=special))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens included. Ids beyond the vocabulary give no text."""
+        """The text of token ids, special tokens included. Ids outside the vocabulary are skipped."""
         if self._backend is not None:
             text: str = self._backend.decode(list(ids), skip_special_tokens=False)
             return text
@@ -103,14 +102,14 @@ class ChatTokenizer:
             return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The entries of the vocabulary, which are not always text; "" for ids beyond it."""
+        """The vocabulary's entries for ids, which are not always valid text; "" for ids outside it."""
         with self._lock:
             return [str(piece or "") for piece in self._tokenizer.convert_ids_to_tokens(list(ids))]
 
     def render(
         self, messages: Sequence[LoggedMessage], *, generation_prompt: bool, rendering: Rendering = PLAIN
     ) -> str:
-        """The chat template applied to messages as the log holds them. Raises TemplateRefused."""
+        """The chat template applied to logged messages. Raises TemplateRefused."""
         dressed = self.dialect.to_template_messages(messages, rendering)
         tools = rendering.tools if self.dialect.native else ()
         return self.apply(dressed, tools, generation_prompt, rendering.template)
@@ -122,7 +121,7 @@ class ChatTokenizer:
         generation_prompt: bool,
         variables: Mapping[str, Scalar] | None = None,
     ) -> str:
-        """The chat template applied to messages in the form that it takes. Raises TemplateRefused."""
+        """The chat template applied to messages in the template's own form. Raises TemplateRefused."""
         if self._template is None:
             raise TemplateRefused("This model has no chat template: use /v1/completions instead.")
         developer = "developer" if "developer" in self._template else "system"
@@ -138,8 +137,9 @@ class ChatTokenizer:
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How the model writes reasoning and calls. Measured when it is first asked for. Raises ValueError when the
-        response template that was given is none; one that comes with the tokenizer is not missed then."""
+        """The model's dialect, measured at first use. Raises ValueError if a response template that was passed in is
+        invalid; an invalid one of the tokenizer is ignored.
+        """
         source = self._template or ""
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         words = frozenset(str(token) for token in added.values())
@@ -154,14 +154,13 @@ class ChatTokenizer:
 
     @cached_property
     def fill_in(self) -> tuple[str, str, str] | None:
-        """The tokens in front of what is there, of what comes behind the gap, and of what goes into it; None for a
-        tokenizer that knows none."""
+        """The fill-in-the-middle tokens for prefix, suffix and middle; None if the tokenizer has none."""
         vocabulary = self._tokenizer.get_vocab()
         return next((marks for marks in FILL_INS if all(mark in vocabulary for mark in marks)), None)
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """What a client may tell the chat template besides messages and tools."""
+        """The chat template's variables that a client may set."""
         if self._template is None:
             return frozenset()
         ours = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
@@ -169,7 +168,7 @@ class ChatTokenizer:
         return frozenset(named - ours - NOT_VARIABLES)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a blocking function on a thread. Raises Hung or Crowded (``server.workers``) when it takes too long."""
+        """Call a blocking function on a thread. Raises WorkTimedOut or NoWorkerFree (``server.workers``)."""
         return await self._workers.run(lambda: function(*args, **kwargs))
 
     def close(self) -> None:
@@ -178,7 +177,7 @@ class ChatTokenizer:
 
 
 def digest(tokenizer: Any, backend: Any, template: str | None) -> str:
-    """All that a tokenizer and its template are made of."""
+    """A hash of the tokenizer and its template."""
     if backend is not None:
         made = backend.to_str()
     else:
@@ -187,8 +186,9 @@ def digest(tokenizer: Any, backend: Any, template: str | None) -> str:
 
 
 def template_source(tokenizer: Any) -> str | None:
-    """The Jinja source that ``apply_chat_template`` uses by default, and behind it that for tools, if that is another
-    one; None when there is none."""
+    """The Jinja source that ``apply_chat_template`` uses by default, followed by that for tools, if it is another one;
+    None if there is none.
+    """
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):
         default, tools = template.get("default"), template.get("tool_use", "")
@@ -197,8 +197,9 @@ def template_source(tokenizer: Any) -> str | None:
 
 
 def variables_of(source: str) -> frozenset[str]:
-    """The variables that a chat template reads and does not set, unless it does so where nobody else did; none where
-    its program cannot be told."""
+    """The variables that a chat template reads without setting them (or sets only as a default); empty if the source
+    cannot be parsed.
+    """
     environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=True)
     try:
         tree = environment.parse(re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", source))
@@ -212,7 +213,7 @@ def variables_of(source: str) -> frozenset[str]:
 
 
 def refusal(error: Exception) -> str:
-    """One sentence about a template's exception. Only what its author wrote with raise_exception is quoted."""
+    """One sentence about a template's exception. Only text of raise_exception is quoted."""
     said = str(error).strip() if type(error).__name__ == "TemplateError" else ""
     if said and len(said) <= 200 and said.isprintable():
         return f"The model's chat template does not take these messages: {said}"

@@ -20,7 +20,7 @@ from server.schemas.tools import AllowedChoice, NamedTool, ToolChoice
 
 
 def call_rules_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, parallel: bool) -> CallRules:
-    """What ``choice`` (None: auto) makes of the ``tools`` in force. Raises a 400 for a tool that is not among them."""
+    """The call rules of ``choice`` (None: auto) for ``tools``. Raises a 400 for a tool that is not among them."""
     match choice:
         case None | "auto":
             return CallRules(tools, False, parallel)
@@ -39,7 +39,7 @@ def call_rules_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None,
 def select_tools(
     tools: Sequence[Mapping[str, Any]], names: Sequence[str] | None, param: str
 ) -> list[Mapping[str, Any]]:
-    """The tools of these names, None: all, at least one."""
+    """The tools with these names (None: all). Raises a 400 if one is missing or none is left."""
     found = [tool for tool in tools if names is None or tool["function"]["name"] in names]
     if not found or (names is not None and len(found) < len(set(names))):
         raise bad_request(f"{param} names a tool that is not in tools.", param, "invalid_value")
@@ -49,9 +49,10 @@ def select_tools(
 async def reply_grammar(
     body: Formatted, calls: CallRules, tail: str, tokens: ChatTokenizer, check: GrammarCheck
 ) -> str | None:
-    """The grammar of a reply to a prompt that ends with ``tail``, known to compile; None: anything goes. A reply that
-    must call tools is nothing else; one that may is in the format that was asked for, or calls. Raises a 400 that names
-    the parameter."""
+    """The grammar of a reply to a prompt that ends with ``tail``, checked to compile; None: no grammar. A reply that
+    must call tools consists of calls only; one that may is either in the requested format, or calls. Raises a 400 that
+    names the parameter.
+    """
     dialect = tokens.dialect
     formatted = body.wanted() is not None
     if not calls.constrained and not (calls.tools and formatted):
@@ -75,9 +76,10 @@ async def reply_grammar(
 
 
 async def enforce_tool(check: GrammarCheck, number: int, tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool whose ``parameters`` a grammar enforces. With ``strict`` they are those that it has: raises a 400 that
-    names what cannot be enforced. Without it they are a wish, and what cannot be is left out: keywords first, then all
-    patterns, in the end everything but that they are an object."""
+    """A tool whose ``parameters`` a grammar can enforce. With ``strict`` they are not changed: raises a 400 that names
+    what cannot be enforced. Otherwise what cannot be enforced is left out: first keywords, then all patterns, in the
+    end everything but the type object.
+    """
     function = tool["function"]
     wanted = function.get("parameters") or {}
     if function.get("strict"):
@@ -96,7 +98,7 @@ def parameters_grammar(less: Callable[[Any], Any], wanted: Mapping[str, Any]) ->
 
 
 def wanted_schema(body: Formatted) -> Mapping[str, Any] | None:
-    """The schema of what a reply says that calls nothing; None: anything. Raises a 400 for what is no JSON."""
+    """The schema of a reply without calls; None: any text. Raises a 400 for a format that is not JSON."""
     wanted = body.wanted()
     if wanted is None:
         return None
@@ -108,5 +110,5 @@ def wanted_schema(body: Formatted) -> Mapping[str, Any] | None:
 
 
 def needs_marks(dialect: Dialect, calls: CallRules, *, reasons: bool = True) -> bool:
-    """Whether a reply's text has to show the marks of its dialect, as ``Dialect.reading`` reads it."""
+    """Whether the reply's text must include the dialect's special tokens, so that its parser finds the marks."""
     return dialect.special and not isinstance(dialect.make_parser("", calls, reasons=reasons), PlainParser)

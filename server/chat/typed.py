@@ -19,7 +19,7 @@ WORDS = {"True": True, "False": False, "None": None}
 
 
 def parse_typed(text: str, schema: object) -> Any:
-    """``text`` as a value that ``schema`` (of one parameter) allows by its type; itself where nothing else fits."""
+    """``text`` as a value of a type that ``schema`` (of one parameter) allows; the text itself if no type fits."""
     kinds = kinds_of(schema)
     if not kinds:
         return text
@@ -34,12 +34,12 @@ def parse_typed(text: str, schema: object) -> Any:
 
 
 def fits_kind(value: object, kind: str) -> bool:
-    """Whether a value is of a kind; true is no number."""
+    """Whether a value has a JSON type; booleans are not numbers."""
     return isinstance(value, KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def kinds_of(schema: object) -> set[str]:
-    """The types that a schema names."""
+    """The types that a schema allows."""
     if not isinstance(schema, dict):
         return set()
     said = schema.get("type", [])

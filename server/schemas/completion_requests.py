@@ -52,7 +52,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def candidates(self) -> int:
-        """Choices of each prompt that are generated; the ``n`` best of them are told."""
+        """How many choices of each prompt are generated; the ``n`` best of them are returned."""
         return self.n if self.best_of is None else self.best_of
 
     @property

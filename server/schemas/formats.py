@@ -32,14 +32,14 @@ MAKERS: dict[str, Callable[[Any], str]] = {
 
 
 def only_kinds(value: object) -> object:
-    """A stranger is told what there is."""
+    """Name the known types in the error for an unknown one."""
     if value not in KINDS:
         raise ValueError("must be text, json_object or json_schema")
     return value
 
 
 class TextFormat(Strict):
-    """Anything."""
+    """Any text."""
 
     type: Annotated[Literal["text"], BeforeValidator(only_kinds)]
 
@@ -51,7 +51,7 @@ class ObjectFormat(Strict):
 
 
 class NamedSchema(Strict):
-    """A JSON schema and what it is called. It is obeyed exactly, ``strict`` or not."""
+    """A JSON schema and its name. It is always enforced exactly, ``strict`` or not."""
 
     name: Annotated[str, Field(pattern=NAME)]
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
@@ -67,7 +67,7 @@ class SchemaFormat(Strict):
 
 
 def kind_of(value: object) -> str:
-    """Which format this is; strangers are refused by the first."""
+    """The format's type; unknown ones are validated, and so refused, as text."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{kind}>" if kind in KINDS else "<text>"
 
@@ -81,7 +81,7 @@ ResponseFormat = Annotated[
 
 
 def schema(value: object) -> object:
-    """A JSON schema, which may come as text."""
+    """A JSON schema, given as an object or as JSON text."""
     if isinstance(value, str):
         try:
             return parse(value.encode())
@@ -129,20 +129,21 @@ class StructuredOutputs(Strict):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a reply must look like: the parameter that says so, one of ``MAKERS`` and what that takes."""
+    """The format of a reply: the parameter that sets it, one of ``MAKERS``, and that one's argument."""
 
     param: str
     kind: str
     value: Any
 
     def grammar(self) -> str:
-        """As a grammar. Raises ValueError."""
+        """The format as a grammar. Raises ValueError."""
         return MAKERS[self.kind](self.value)
 
 
 class Formatted(Strict):
-    """The fields of a request that say what its reply must look like; at most one of them does. Those that begin with
-    ``guided_`` and ``structured_outputs`` are how vLLM's clients say it."""
+    """The fields of a request that set the format of its reply; at most one may be set. ``structured_outputs`` and
+    those that begin with ``guided_`` are vLLM's.
+    """
 
     response_format: ResponseFormat | None = None
     regex: Pattern | None = None
@@ -164,7 +165,7 @@ class Formatted(Strict):
         return self
 
     def wanted(self) -> Wanted | None:
-        """What the reply must look like; None: anything goes."""
+        """The format of the reply; None: any text."""
         return next(iter(self._formats()), None)
 
     def _formats(self) -> list[Wanted]:
@@ -187,7 +188,7 @@ class Formatted(Strict):
 
 
 async def format_grammar(body: Formatted, check: GrammarCheck) -> str | None:
-    """The grammar of a reply, known to compile; None: anything goes. Raises a 400 that names the parameter."""
+    """The grammar of a reply, checked to compile; None: no grammar. Raises a 400 that names the parameter."""
     wanted = body.wanted()
     if wanted is None:
         return None
@@ -195,7 +196,9 @@ async def format_grammar(body: Formatted, check: GrammarCheck) -> str | None:
 
 
 async def checked(check: GrammarCheck, param: str, make: Callable[[], str]) -> str:
-    """What ``make`` (of ``constraints.grammars``) makes of the parameter ``param``, known to compile. Raises a 400."""
+    """The grammar that ``make`` (of ``constraints.grammars``) returns, checked to compile. Raises a 400 that names
+    ``param``.
+    """
     try:
         return await check.run(make)
     except ValueError as error:

@@ -1,8 +1,8 @@
 """Items of responses and conversations: their structs, and the conversion from logged messages.
 
-A message of the log that came from here has ``items``: for each item that it makes up, its id, how many characters of
-the message's text are its own, and "incomplete" where it is. So an item has the same id wherever it is shown. Messages
-that came another way are shown as items too, with ids made of what they say and where.
+A logged message that was made from items has ``items``: for each of them its id, the number of characters of the
+message's text that belong to it, and "incomplete" if it is. So an item has the same id wherever it is shown. Other
+messages are shown as items too, with ids derived from their content and position.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ ITEM_KINDS = ("msg", "fc", "fco", "rs")
 
 
 def new_id(kind: str, session: str | None) -> str:
-    """An id that is used once. The session is in it, for routers; what has none is nowhere to be found again."""
+    """A unique id that contains the session, for routers and later look-ups; without a session, the item cannot be
+    found again.
+    """
     return f"{kind}_{secrets.token_hex(16)}" if session is None else f"{kind}_{session}_{secrets.token_hex(6)}"
 
 
 def parsed_id(given: str, *kinds: str) -> tuple[str, str] | None:
-    """Session and key of an id of one of these kinds; None for what is no such id."""
+    """Session and key of an id of a known kind; None for other ids."""
     kind, _, rest = given.partition("_")
     session, _, key = rest.rpartition("_")
     ours = kind in kinds and SESSION_ID.match(session) and key.isalnum() and key.isascii() and len(key) <= 32
@@ -88,7 +90,7 @@ class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """Reasoning. ``encrypted_content`` stands for ``content`` where a client asks for it: see ``sealed``."""
+    """Reasoning. ``encrypted_content`` replaces ``content`` if a client asks for it."""
 
     id: str
     content: list[ReasoningText]
@@ -129,14 +131,14 @@ def entry(id: str, text: str, status: Status = "completed") -> Entry:
 
 
 def items_of(messages: Sequence[LoggedMessage], session: str) -> Iterator[tuple[int, Item]]:
-    """All items of a timeline, each with the number of its message."""
+    """All items of a timeline, each with the index of its message."""
     for number, message in enumerate(messages):
         for item in message_items(message, session, number):
             yield number, item
 
 
 def message_items(message: LoggedMessage, session: str, number: int) -> Iterator[Item]:
-    """The items that a message is made of; none for instructions, which belong to one response."""
+    """The items of a message; none for instructions, which belong to one response."""
     if message.instructions:
         return
     role = message.role
@@ -150,7 +152,9 @@ def message_items(message: LoggedMessage, session: str, number: int) -> Iterator
 
 
 def reply_items(message: LoggedMessage, entries: Sequence[Entry]) -> Iterator[Item]:
-    """A reply's items. Where its text was changed since, the last item of a kind has what is left of that kind."""
+    """The items of a reply. If its text was changed since, the last item of each kind has the rest of that kind's
+    text.
+    """
     texts = {"rs": message.reasoning_content, "msg": message.content}
     last = {kind_of(entry): index for index, entry in enumerate(entries)}
     calls = iter(message.tool_calls)
@@ -171,7 +175,7 @@ def reply_items(message: LoggedMessage, entries: Sequence[Entry]) -> Iterator[It
 
 
 def entries_of(message: LoggedMessage, session: str, number: int) -> list[Entry]:
-    """The ``items`` of a message, made up where it has none."""
+    """The ``items`` of a message, derived ones if it has none."""
     if message.items:
         return [*message.items]
     digest = hashlib.blake2b(repr((number, message.role, message.content)).encode(), digest_size=6).hexdigest()
@@ -189,12 +193,12 @@ def entries_of(message: LoggedMessage, session: str, number: int) -> list[Entry]
 
 
 def kind_of(entry: Entry) -> str:
-    """The kind that an id begins with."""
+    """The kind of an entry, from the prefix of its id."""
     return str(entry[0]).partition("_")[0]
 
 
 def without(message: LoggedMessage, session: str, number: int, id: str) -> LoggedMessage | None:
-    """A message without one of its items; None where nothing is left of it."""
+    """A message without one of its items; None if nothing is left of it."""
     entries = entries_of(message, session, number)
     rest = [entry for entry in entries if entry[0] != id]
     if not rest:
@@ -214,12 +218,12 @@ def without(message: LoggedMessage, session: str, number: int, id: str) -> Logge
 
 
 def paired(items: Iterable[Item], calls: Sequence[Any]) -> Iterator[tuple[Item, Any]]:
-    """Items, those that are calls with what the message holds of the call."""
+    """Items; those that are calls together with the message's logged call."""
     waiting = iter(calls)
     for item in items:
         yield item, next(waiting) if isinstance(item, CallItem) else None
 
 
 def bare(message: LoggedMessage) -> LoggedMessage:
-    """A message with only what is rendered of it."""
+    """A message with only the fields that are rendered."""
     return structs.replace(message, items=[], instructions=False, begun=0, dropped=False)

@@ -14,7 +14,7 @@ MAX_INTEGER = 1 << 63
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """A JSON object. The decoder refuses bad UTF-8, NaN, infinities, lone surrogates and overlong integers."""
+    """The JSON object in a body. Refuses bad UTF-8, NaN, infinities, lone surrogates and overlong integers."""
     try:
         value = msgspec.json.decode(data)
     except UnicodeDecodeError:
@@ -36,8 +36,9 @@ def parse(data: bytes) -> dict[str, Any]:
 
 
 def check_values(value: object) -> None:
-    """Level by level instead of by recursion: at most MAX_DEPTH levels and MAX_PARTS objects, lists and names, as each
-    of them is validated on the event loop, and integers that fit 64 bits."""
+    """Check iteratively that there are at most MAX_DEPTH levels, at most MAX_PARTS objects, lists and names (all are
+    validated on the event loop), and only integers of 64 bits.
+    """
     level, parts = [value], 0
     for _ in range(MAX_DEPTH):
         below: list[object] = []

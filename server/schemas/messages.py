@@ -20,14 +20,14 @@ PART_TYPES = frozenset({"image_url", "input_audio", "file", "video_url", "audio_
 
 
 def only_text(value: object) -> object:
-    """A better word for the part types that exist elsewhere."""
+    """Refuse part types that only other servers support, with an error that says so."""
     if isinstance(value, str) and value in PART_TYPES:
         raise ValueError("names a kind of content that is not supported by this server: only text is")
     return value
 
 
 def only_roles(value: object) -> object:
-    """The same for the role of messages before there were tools."""
+    """Refuse the role ``function``, which tools have replaced."""
     if value == "function":
         raise ValueError("is not supported: function messages are deprecated, use tool messages")
     return value
@@ -54,7 +54,7 @@ class TextPart(Strict):
 
     @property
     def plain(self) -> str:
-        """What it says."""
+        """The text."""
         return self.text or self.refusal or ""
 
 
@@ -68,19 +68,19 @@ CallArguments = Annotated[str, AfterValidator(surrogates.mended)]  # a JSON text
 
 
 def plain_text(content: str | list[TextPart]) -> str:
-    """A message's content as one text. Parts are joined by line ends."""
+    """A message's content as one text. Parts are joined by newlines."""
     return content if isinstance(content, str) else "\n".join(part.plain for part in content)
 
 
 class SentFunction(Strict):
-    """What an earlier reply called."""
+    """The function of a call in an earlier reply."""
 
     name: Annotated[str, Field(pattern=NAME)]
     arguments: CallArguments
 
 
 class SentCall(Strict):
-    """A call of an earlier reply. ``index`` is what clients keep that put a call together from a stream."""
+    """A call in an earlier reply. ``index`` is accepted, as clients that assemble calls from a stream send it back."""
 
     id: Id
     type: Literal["function"] = "function"
@@ -88,13 +88,14 @@ class SentCall(Strict):
     index: int | None = None
 
     def plain(self) -> LoggedCall:
-        """As the log holds it."""
+        """The logged call."""
         return LoggedCall(self.id, self.type, LoggedFunction(self.function.name, self.function.arguments))
 
 
 class ChatMessageParam(Strict):
-    """One message of a chat; with ``prefix`` it is the beginning of the reply. The harmless values are what clients
-    send back of an earlier one."""
+    """One message of a chat; with ``prefix`` it is the beginning of the reply. Fields that clients copy from an earlier
+    reply are accepted.
+    """
 
     LATER: ClassVar[Harmless] = {"audio": (), "function_call": (), "annotations": ([],)}
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(only_roles)]
@@ -131,11 +132,11 @@ class ChatMessageParam(Strict):
 
     @property
     def thought(self) -> str:
-        """The reasoning in front of a reply; "" for none."""
+        """The reasoning of a reply; "" if it has none."""
         return self.reasoning_content or self.reasoning or ""
 
     def plain(self) -> LoggedMessage:
-        """As the log holds it."""
+        """The logged message."""
         texts = [plain_text(self.content) if self.content is not None else "", self.refusal or ""]
         return LoggedMessage(
             self.role,

@@ -12,7 +12,7 @@ MAX_VALUE_CHARS = 512
 
 
 def pairs(value: object) -> object:
-    """A dictionary of these is one."""
+    """Check number, keys and values of metadata. Raises ValueError."""
     if isinstance(value, dict):
         if len(value) > MAX_PAIRS:
             raise ValueError(f"can have at most {MAX_PAIRS} pairs")

@@ -12,13 +12,13 @@ from server.schemas.strict import Strict
 
 
 class Query(Strict):
-    """The parameters of a URL: text, hence converted where a body's values would have to be of their type."""
+    """Base class of query parameters. All values are text, so they are converted to the fields' types."""
 
     model_config = ConfigDict(strict=False, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class FilteredQuery(Query):
-    """A query for what has all of the given metadata."""
+    """A query that filters by metadata: only objects with all given pairs."""
 
     metadata: Metadata = Field(default_factory=dict, description="as metadata[key]=value, repeatable")
 

@@ -52,7 +52,7 @@ class CacheOptions(Strict):
 
 
 def bias(value: object) -> object:
-    """``logit_bias`` by token id; ids beyond the vocabulary are found later, where the model is known."""
+    """``logit_bias`` by token id; ids outside the vocabulary are refused later, when the model is known."""
     if not isinstance(value, dict):
         raise ValueError("must be an object with token ids as keys and numbers as values")
     biases = {}
@@ -77,7 +77,7 @@ def stops(value: object) -> object:
 
 
 def either(given: T | None, silent: T) -> T:
-    """What a request says, else what holds where it is silent."""
+    """The request's value, else the default."""
     return silent if given is None else given
 
 
@@ -118,9 +118,8 @@ LATER_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
 
 
 class TurnRequest(Strict):
-    """What every endpoint that generates has: how to sample, when to end, and whether to stream.
-
-    ``PROMPT`` is the field that holds the prompt, as errors name it.
+    """The fields of every endpoint that generates: sampling, stop conditions, streaming. ``PROMPT`` is the name of the
+    field with the prompt, for errors.
     """
 
     PROMPT: ClassVar[str]
@@ -160,59 +159,61 @@ class TurnRequest(Strict):
 
     @property
     def salt(self) -> str:
-        """What parts the cache of this request from its tenant's other ones; "" where nothing does."""
+        """The salt of this request's KV; "" if there is none."""
         return "" if self.cache_salt is None else hashlib.sha256(self.cache_salt.encode()).hexdigest()[:32]
 
     @property
     def keep_seconds(self) -> int:
-        """For how long the cache is asked to be kept; 0: as long as there is room."""
+        """How long the KV should be kept, in seconds; 0: no request."""
         if self.prompt_cache_retention == "24h":
             return DAY
         return 0 if self.prompt_cache_options is None else HALF_AN_HOUR
 
     @property
     def keep_until(self) -> float:
-        """The same as a time that begins now, for ``Submit``."""
+        """The end of ``keep_seconds``, counted from now, for ``Submit``."""
         return time.time() + self.keep_seconds if self.keep_seconds else 0.0
 
     @property
     def token_limit(self) -> int | None:
-        """The most tokens that may be generated; None when the client left it open."""
+        """The most tokens to generate; None if the client set no limit."""
         raise AssertionError("each endpoint names its own")
 
     @property
     def least_tokens(self) -> int:
-        """The fewest tokens that a reply without a ``token_limit`` has."""
+        """The fewest tokens of a reply without a ``token_limit``."""
         return max(1, self.min_tokens)
 
     @property
     def yields(self) -> bool:
-        """Whether a ``token_limit`` beyond the context is lowered to what is left of that; else it is refused."""
+        """Whether a ``token_limit`` beyond the context is lowered to the rest of the context; otherwise it is
+        refused.
+        """
         return False
 
     @property
     def default_limit(self) -> int | None:
-        """The most tokens that are generated without a ``token_limit``; None: as many as fit."""
+        """The most tokens to generate without a ``token_limit``; None: as many as fit."""
         return None
 
     @property
     def candidates(self) -> int:
-        """Choices of each prompt that are generated."""
+        """How many choices of each prompt are generated."""
         return 1
 
     @property
     def choices(self) -> int:
-        """All choices that are generated."""
+        """How many choices are generated in all."""
         return self.candidates
 
     @property
     def token_logprobs(self) -> int | None:
-        """For how many alternatives of each token log-probabilities are wanted; None for none at all."""
+        """For how many alternatives per token the client wants log-probabilities; None: no log-probabilities."""
         raise AssertionError("each endpoint names its own")
 
     @property
     def computed_logprobs(self) -> int | None:
-        """The same for what the engine computes, also where the client is not told."""
+        """Like ``token_logprobs``, for what the engine computes, also if it is not returned."""
         return self.token_logprobs
 
     def computed_prompt_logprobs(self, choice: int) -> int | None:
@@ -221,8 +222,9 @@ class TurnRequest(Strict):
         return None
 
     def sampling(self, choice: int, silent: Generation, bad_words: tuple[tuple[int, ...], ...] = ()) -> Sampling:
-        """How choice number ``choice`` draws: with a seed of its own, so that choices differ and repeat. ``silent``
-        holds for what the request does not say; ``bad_words`` are token ids."""
+        """The sampling of choice number ``choice``, with a seed of its own, so that choices differ and are
+        reproducible. ``silent`` has the defaults; ``bad_words`` are token ids.
+        """
         seed = self.seed
         if seed is not None:
             seed = (seed + choice + INT64 + 1) % (2 * INT64 + 2) - INT64 - 1
@@ -240,8 +242,9 @@ class TurnRequest(Strict):
         )
 
     def stopping(self, max_tokens: int | None, silent: Generation) -> Stopping:
-        """When a choice ends. The stop strings of ``silent`` are like end-of-sequence tokens: they end a reply unless
-        the request has stop strings of its own, or ignores such ends."""
+        """The stop conditions of a choice. The stop strings of ``silent`` act like end-of-sequence tokens: they end a
+        reply unless the request has stop strings of its own, or ignores end-of-sequence tokens.
+        """
         return Stopping(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
@@ -252,7 +255,7 @@ class TurnRequest(Strict):
 
 
 class GenerationRequest(Formatted, VendorFields, TurnRequest):
-    """What chats and completions have in common."""
+    """The fields that chats and completions share."""
 
     session_id: str | None = None
     safety_identifier: str = Field("", max_length=512)  # another such note
@@ -276,14 +279,14 @@ class GenerationRequest(Formatted, VendorFields, TurnRequest):
 
 
 class Prediction(Strict):
-    """What a client expects the reply to say. It saves nothing here, and the reply does not depend on it."""
+    """The client's prediction of the reply. It is accepted and has no effect."""
 
     type: Literal["content"]
     content: Content
 
 
 class ReplyRequest(Tooled, GenerationRequest):
-    """A chat without its messages: how the reply is to be made."""
+    """The fields of a chat without its messages."""
 
     PROMPT: ClassVar[str] = "messages"
     LATER: ClassVar[Harmless] = {
@@ -341,7 +344,7 @@ class ReplyRequest(Tooled, GenerationRequest):
 
     @property
     def echoed(self) -> str:
-        """What the reply is told to begin with, beside what is generated."""
+        """Text that the returned reply begins with, before what is generated."""
         return ""
 
 

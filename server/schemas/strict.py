@@ -23,17 +23,17 @@ _ignored: ContextVar[dict[str, None] | None] = ContextVar("ignored", default=Non
 
 
 def ignore_unknown(wanted: bool) -> None:
-    """Whether unknown fields of the request that this task reads now are left out, instead of refused."""
+    """Set whether unknown fields of this task's request are ignored instead of refused."""
     _ignored.set({} if wanted else None)
 
 
 def ignored() -> list[str]:
-    """The names of the fields that were left out of this task's request."""
+    """The unknown fields of this task's request that were ignored."""
     return [*(_ignored.get() or ())]
 
 
 def leave_out(name: str) -> None:
-    """An unknown field: noted, where such are ignored. Raises where they are refused."""
+    """Note an unknown field if they are ignored; raises if they are refused."""
     names = _ignored.get()
     if names is None:
         raise PydanticCustomError("unknown", "is unknown", {"field": name})
@@ -42,7 +42,9 @@ def leave_out(name: str) -> None:
 
 
 class Strict(BaseModel):
-    """A JSON object of known fields. ``LATER``: field -> harmless values. ``NULLS``: where null is a value."""
+    """A JSON object of known fields. ``LATER``: unsupported fields -> values that are accepted because they have no
+    effect. ``NULLS``: fields for which null is a value.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     LATER: ClassVar[Harmless] = {}
@@ -75,12 +77,12 @@ def known_fields(model: type[BaseModel]) -> frozenset[str]:
 
 
 def wrong(field: str, message: str) -> PydanticCustomError:
-    """What is wrong with a field, for checks that see the whole object."""
+    """An error about one field, for checks that need the whole object."""
     return PydanticCustomError("value_error", message, {"field": field})
 
 
 def missing(field: str) -> PydanticCustomError:
-    """A field that others make necessary."""
+    """The error for a field that other fields require."""
     return PydanticCustomError("missing", "is required", {"field": field})
 
 
@@ -88,7 +90,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validated(model: type[M], fields: Mapping[str, object]) -> M:
-    """A request made of another one's ``fields``. What is wrong with it is told as of the body that came."""
+    """``fields`` validated as ``model``. Errors are reported as for the body that was sent."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:

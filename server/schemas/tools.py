@@ -14,14 +14,14 @@ MAX_DESCRIPTION = 16_384  # characters
 
 
 def only_functions(value: object) -> object:
-    """A better word for tools that run elsewhere, or whose input is no JSON."""
+    """Refuse tool types that only other servers support, with an error that says so."""
     if isinstance(value, str) and value != "function":
         raise ValueError("names a kind of tool that is not supported by this server: only function is")
     return value
 
 
 class OfFunctions(Strict):
-    """What has a type, and is refused by that before its fields are looked at, which are those of another type."""
+    """An object whose ``type`` is checked before its other fields, as those belong to that type."""
 
     @model_validator(mode="before")
     @classmethod
@@ -56,7 +56,7 @@ class Tool(OfFunctions):
     function: Function
 
     def plain(self) -> dict[str, Any]:
-        """As templates and the log take it."""
+        """The tool as chat templates and the log take it."""
         function: dict[str, Any] = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
@@ -67,7 +67,7 @@ class Tool(OfFunctions):
 
 
 def distinct(value: Sequence[Tool]) -> Sequence[Tool]:
-    """No two of a name."""
+    """Refuse two tools with the same name."""
     names = [tool.function.name for tool in value]
     if len(set(names)) < len(names):
         raise ValueError("must have different names")
@@ -118,8 +118,9 @@ ToolChoice = Annotated[
 
 
 class Tooled(Strict):
-    """The fields of a chat that speak of tools. A session of the log keeps its tools: ``tools`` are only given where
-    they change, [] for none any more."""
+    """The tool fields of a chat. A session keeps its tools: ``tools`` are only given to change them, [] removes
+    them.
+    """
 
     tools: (
         Annotated[list[Tool], Field(max_length=MAX_TOOLS), Field(fail_fast=True), AfterValidator(distinct)] | None

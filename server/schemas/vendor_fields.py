@@ -51,15 +51,16 @@ class VendorFields(Strict):
 
     @cached_property
     def unshared(self) -> str:
-        """What parts this request's cache from any other's, where it is to reuse nothing; else ""."""
+        """A random salt if the request must not reuse cached KV; else ""."""
         return "" if self.cache_prompt else uuid.uuid4().hex
 
 
 @dataclass(frozen=True)
 class TokenOptions:
-    """What a reply tells of its tokens. ``ids``: those of prompt and reply; ``logprobs``: how many alternatives of each
-    have log-probabilities (None: not even the token itself), by the names ``token_id:N`` if ``as_ids``; ``prompt``:
-    the same for the prompt's tokens."""
+    """What a reply contains about its tokens. ``ids``: token ids of prompt and reply; ``logprobs``: for how many
+    alternatives per token (None: no log-probabilities), with tokens named ``token_id:N`` if ``as_ids``; ``prompt``: the
+    same for prompt tokens.
+    """
 
     logprobs: int | None = None
     ids: bool = False
@@ -68,19 +69,19 @@ class TokenOptions:
 
     @classmethod
     def of(cls, body: VendorFields, logprobs: int | None) -> TokenOptions:
-        """What a request asked for; ``logprobs``: of its reply's tokens."""
+        """The options of a request; ``logprobs``: of its reply's tokens."""
         return cls(logprobs, body.return_token_ids, body.return_tokens_as_token_ids, body.prompt_logprobs)
 
     def name(self, token: int, text: str) -> str:
-        """A token as log-probabilities call it."""
+        """A token's name in log-probabilities."""
         return f"token_id:{token}" if self.as_ids else text
 
     def select_ids(self, ids: Sequence[int]) -> list[int] | UnsetType:
-        """Token ids, if they are wanted."""
+        """Token ids, if the request asks for them."""
         return [*ids] if self.ids else UNSET
 
     def of_prompt(self, entries: Sequence[TokenLogprob]) -> PromptLogprobs | UnsetType:
-        """vLLM's form: one entry per token of the prompt, null for the first."""
+        """Prompt log-probabilities in vLLM's format: one entry per token, null for the first."""
         most = self.prompt
         return UNSET if most is None else [prompt_logprob(entry, most) for entry in entries]
 
@@ -89,8 +90,9 @@ NO_TOKEN_OPTIONS = TokenOptions()
 
 
 def prompt_logprob(entry: TokenLogprob, most: int) -> dict[str, PromptLogprob] | None:
-    """Token id -> log-probability of the ``most`` likeliest tokens and of the prompt's own. The rank of that is told
-    where it is among the alternatives."""
+    """Token id -> log-probability, of the ``most`` likeliest tokens and of the prompt's own; its rank is given if it is
+    among the alternatives.
+    """
     if entry.logprob is None:
         return None
     ranked = {id: (rank, text, value) for rank, (id, text, _, value) in enumerate(entry.top, 1)}
@@ -100,5 +102,5 @@ def prompt_logprob(entry: TokenLogprob, most: int) -> dict[str, PromptLogprob] |
 
 
 def clamp_logprob(logprob: float | None) -> float:
-    """A number for JSON."""
+    """A number that JSON can hold: at least ``FLOOR``, which also stands for None."""
     return FLOOR if logprob is None else max(logprob, FLOOR)
