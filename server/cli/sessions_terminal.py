@@ -25,7 +25,7 @@ Answer = dict[str, Any]
 
 
 class RequestFailed(Exception):
-    """The server did not do it; the text is one line for the person."""
+    """The server refused the request; the text is one line for the user."""
 
 
 def sessions(command: SessionsCommand, client: httpx.Client | None = None, terminal: TextIO | None = None) -> int:
@@ -55,7 +55,7 @@ def sessions(command: SessionsCommand, client: httpx.Client | None = None, termi
 
 
 class RemoteServer:
-    """The server, spoken to in JSON. Raises Refused for every answer but a 2xx."""
+    """A JSON client of the server. Raises RequestFailed for every answer but a 2xx."""
 
     def __init__(self, http: httpx.Client) -> None:
         self.http = http
@@ -194,7 +194,7 @@ VERBS: dict[str, Callable[[RemoteServer, Answer], Answer]] = {
 
 
 def shown(answer: Answer) -> Iterable[str]:
-    """An answer as lines."""
+    """An answer as lines of text."""
     match answer.get("object"):
         case "list":
             return listed(answer)

@@ -115,8 +115,9 @@ def turn(http: httpx.Client, body: dict[str, Any], out: TextIO) -> bool:
 
 @contextlib.contextmanager
 def stopping(http: httpx.Client, session: str) -> Iterator[None]:
-    """Within it the first Ctrl-C asks the server to stop the turn, whose stream then comes to its end. A second one,
-    and the first where the server cannot do that, is a KeyboardInterrupt."""
+    """Within this context, the first Ctrl-C asks the server to stop the turn, whose stream then ends. A second one, or
+    the first if the server cannot stop it, raises KeyboardInterrupt.
+    """
     asked = False
 
     def ask() -> None:
@@ -220,7 +221,7 @@ def lines(out: TextIO) -> Iterator[str]:
 
 
 def dim(out: TextIO, text: str) -> None:
-    """A line about the conversation rather than of it."""
+    """Print a line in dim text."""
     plain = not out.isatty()
     out.write(f"{text}\n" if plain else f"{DIM}{text}{PLAIN}\n")
     out.flush()

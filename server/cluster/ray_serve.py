@@ -161,7 +161,7 @@ def secrets(config: ClusterConfig) -> dict[str, str]:
 
 
 def many(config: ClusterConfig) -> dict[str, Any]:
-    """How many replicas there are."""
+    """The deployment's options for the number of replicas."""
     most = most_replicas(config)
     if most == config.replicas:
         return {"num_replicas": config.replicas}
@@ -242,7 +242,7 @@ def begin(ray: Any, config: ClusterConfig) -> None:
 
 
 def deploy(config: ClusterConfig) -> int:
-    """Tell Ray Serve what is wanted, and wait until it is so; 2 where it cannot be."""
+    """Deploy the application and wait until it runs; 2 if it cannot."""
     from ray import serve
     from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
@@ -264,7 +264,7 @@ def deploy(config: ClusterConfig) -> int:
 
 
 def is_so(config: ClusterConfig, told: ApplicationStatusOverview) -> bool:
-    """Whether as many replicas as are wanted run, and no others."""
+    """Whether exactly the wanted number of replicas runs."""
     states = told.deployments[DEPLOYMENT].replica_states
     enough = config.replicas <= states.get("RUNNING", 0) <= most_replicas(config)
     return bool(enough and sum(states.values()) == states["RUNNING"])

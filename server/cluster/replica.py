@@ -111,5 +111,5 @@ def own_folder(config: ServeConfig, stack: ExitStack) -> ServeConfig:
 
 
 def longest_goodbye(config: ServeConfig) -> float:
-    """Seconds that a replica may take to go."""
+    """The most seconds that a replica may take to shut down."""
     return config.drain_seconds + min(config.drain_seconds, FLUSH_SECONDS) + 4 * HTTP_SECONDS

@@ -51,7 +51,7 @@ def enforceable(schema: object) -> Schema:
 
 
 def prepared(schema: object) -> Schema:
-    """``enforceable``, and looked at: all that it says can be enforced. Raises ValueError that names what cannot be."""
+    """``enforceable``, then checked: every keyword can be enforced. Raises ValueError that names what cannot be."""
     made = enforceable(schema)
     check_schema(made)
     return made
@@ -91,7 +91,7 @@ def nodes(schema: Schema) -> list[Schema]:
 
 
 def with_null(node: Schema, root: Schema) -> None:
-    """``nullable``, OpenAPI's word for a type that may be null as well."""
+    """Rewrite ``nullable``, OpenAPI's keyword, to a type that includes null."""
     if node.get("nullable") is not True or node is root:
         return
     kinds = node.get("type")
@@ -183,7 +183,7 @@ def of_patterns(node: Schema, root: Schema) -> None:
 
 
 def followed(schema: object, root: Schema) -> object:
-    """A schema, or the one that it does nothing but refer to. Raises ValueError for a reference that leads nowhere."""
+    """A schema, or the target of its ``$ref``. Raises ValueError for a reference without a target."""
     for _ in range(MOST_STEPS):
         if not isinstance(schema, dict) or "$ref" not in schema or set(schema) - {"$ref", "title", "description"}:
             return schema

@@ -102,7 +102,7 @@ def lark_grammar(text: str) -> str:
 
 
 class EmptyGrammar(ValueError):
-    """A grammar that compiles, and that no text follows."""
+    """The grammar compiles, but no text matches it."""
 
 
 def from_gbnf(text: str) -> str:
@@ -163,8 +163,8 @@ class GrammarCheck:
         return {text: 257 + place for place, text in enumerate(self._special)}
 
     async def run(self, make: Callable[[], str]) -> str:
-        """The grammar that ``make`` makes, validated, on another thread. Raises ``ValueError``, also where it takes too
-        long, and Crowded (``server.workers``).
+        """The grammar that ``make`` returns, validated on another thread. Raises ``ValueError``, also if it takes too
+        long, and NoWorkerFree (``server.workers``).
         """
 
         def work() -> str:

@@ -61,10 +61,9 @@ def check_schema(schema: object) -> None:
 
 
 def closed(schema: Schema) -> Schema:
-    """The same schema, but that objects have no other properties than those that it names, where it leaves that open:
-    what is valid under it is valid under ``schema`` too, and a model does not go on inventing names.
-
-    Where schemas are combined, one may have to admit what another one names: then nothing is closed.
+    """The same schema with ``additionalProperties`` false where it is not set, so that a model does not invent
+    properties: what is valid under it is valid under ``schema`` too. Nothing is closed where schemas are combined, as
+    one may have to allow another one's properties.
     """
     made: Schema = json.loads(json.dumps(schema))
     nodes = [made]

@@ -28,9 +28,9 @@ def check_pattern(pattern: str) -> None:
 
 
 def bridged(pattern: str) -> str:
-    r"""The same pattern, as llguidance's regular expressions have to be told it: where a class has U+D7FF and U+E000,
-    the range of both is added. Without it they take the surrogates between for a gap, which ``[^...]`` would fill with
-    these two characters."""
+    """The same pattern, written for llguidance: where a class has U+D7FF and U+E000, the range of both is added.
+    Without it, llguidance sees the surrogates between as a gap, and ``[^...]`` would match these two characters.
+    """
     made: list[str] = []
     levels: list[_Level] = []  # the classes that are open
     for found in _PIECE.finditer(pattern):
@@ -122,12 +122,12 @@ def with_literals(grammar: str, change: Callable[[str], str]) -> str:
 
 
 def doubtful(grammar: str) -> list[str]:
-    """The patterns of a grammar in Lark that perhaps no text matches, as they stand there."""
+    """The patterns of a Lark grammar that may match no text, as written there."""
     literals = dict.fromkeys(found[1] for found in _LARK.finditer(grammar) if found[1] is not None)
     return [literal for literal in literals if _SUBTRACTS.search(literal)]
 
 
 def looks_around(pattern: str) -> bool:
-    """Whether a pattern looks ahead or behind, or for the end of a word."""
+    """Whether a pattern has look-around or word boundaries."""
     found = _AROUND.findall(pattern)
     return any(piece.startswith("(") or piece in (r"\b", r"\B") for piece in found)

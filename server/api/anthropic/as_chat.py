@@ -28,8 +28,9 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class MessagesChat(ChatRequest):
-    """A chat whose reply may be no longer than nothing or than what is left of the context, as clients must send some
-    ``max_tokens`` and do not know the model's; and whose cache is kept as its marks say."""
+    """A chat whose token limit is lowered to the rest of the context, as clients must send some ``max_tokens`` without
+    knowing the model's; it may be 0. Its KV is kept as its ``cache_control`` says.
+    """
 
     max_tokens: int | None = Field(None, ge=0, le=INT32)
     kept: int = 0
@@ -44,7 +45,7 @@ class MessagesChat(ChatRequest):
 
 
 def as_chat(request: PromptRequest) -> MessagesChat:
-    """The chat. Raises a 400 for results of calls that were not made."""
+    """The chat request. Raises a 400 for tool results without a call."""
     check_results(request)
     made: dict[str, Any] = {"messages": messages_of(request), "kept": request.keep_seconds, "model": request.model}
     made["session_id"] = request.session_id
@@ -66,7 +67,7 @@ def as_chat(request: PromptRequest) -> MessagesChat:
 
 
 def messages_of(request: PromptRequest) -> list[dict[str, Any]]:
-    """The messages, the system's first; those of one role that follow each other are one."""
+    """The messages, the system message first; successive messages of one role are joined."""
     system = text_of(request.system)
     made: list[list[dict[str, Any]]] = [[{"role": "system", "content": system}]] if system else []
     for message in request.messages:
@@ -79,7 +80,7 @@ def messages_of(request: PromptRequest) -> list[dict[str, Any]]:
 
 
 def split_message(message: AnthropicMessageParam) -> Iterable[dict[str, Any]]:
-    """A message as one of ours; of a user's, what calls gave back is apart, and first."""
+    """A message as chat messages; the tool results of a user message become messages of their own, which come first."""
     blocks = message.blocks
     said = "\n".join(block.text for block in blocks if isinstance(block, TextBlockParam))
     if message.role == "assistant":
@@ -98,7 +99,7 @@ def split_message(message: AnthropicMessageParam) -> Iterable[dict[str, Any]]:
 
 
 def assistant_message(said: str, blocks: Sequence[object]) -> dict[str, Any]:
-    """An earlier reply."""
+    """An earlier reply as a chat message."""
     made: dict[str, Any] = {"role": "assistant", "content": said}
     if thought := "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlockParam)):
         made["reasoning_content"] = thought
@@ -125,13 +126,14 @@ def join_messages(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def text_of(texts: str | Sequence[TextBlockParam]) -> str:
-    """A text, whichever way it was written."""
+    """The text of a string or of text blocks."""
     return texts if isinstance(texts, str) else "\n".join(block.text for block in texts)
 
 
 def check_results(request: PromptRequest) -> None:
-    """Results answer calls of the message before theirs, each once. The first message of a session that goes on may
-    answer what the log holds: that is looked at with the log."""
+    """Check that tool results answer calls of the message before, each once. The first message of a request on a
+    session may answer a logged call, which is checked with the log.
+    """
     waiting: set[str] | None = None if request.session_id is not None else set()
     for index, message in enumerate(request.messages):
         for number, block in enumerate(message.blocks):
@@ -158,7 +160,7 @@ def tool_of(tool: AnthropicTool) -> dict[str, Any]:
 
 
 def choice_of(choice: ToolChoice) -> dict[str, Any]:
-    """Which tools are called."""
+    """The chat's ``tool_choice``."""
     named = {"type": "function", "function": {"name": choice.name}}
     made: dict[str, Any] = {"tool_choice": named if choice.type == "tool" else CHOICES[choice.type]}
     if choice.disable_parallel_tool_use:
@@ -167,7 +169,7 @@ def choice_of(choice: ToolChoice) -> dict[str, Any]:
 
 
 def thinking_of(request: PromptRequest) -> dict[str, Any]:
-    """How much to think: what ``output_config.effort`` says, else what a budget of thoughts comes to."""
+    """The chat's reasoning effort: from ``output_config.effort``, else from the budget of thinking tokens."""
     thinking = request.thinking
     effort: str | None = None if request.output_config is None else request.output_config.effort
     if thinking is not None and thinking.type == "disabled":

@@ -16,21 +16,22 @@ StopReason = Literal[
 
 
 class CacheCreation(msgspec.Struct, frozen=True):
-    """Tokens that were computed to be kept, by how long they are."""
+    """Tokens that were computed to be cached, by how long they are kept."""
 
     ephemeral_5m_input_tokens: int = 0
     ephemeral_1h_input_tokens: int = 0
 
 
 class ThinkingTokens(msgspec.Struct, frozen=True):
-    """How many of the generated tokens are thoughts."""
+    """How many of the generated tokens are reasoning."""
 
     thinking_tokens: int
 
 
 class AnthropicUsage(msgspec.Struct, frozen=True):
-    """Tokens of a request. The prompt is the sum of the three kinds of input: what was computed, what was computed by
-    a request that asks for it to be kept, and what the cache had."""
+    """Tokens of a request. The prompt is the sum of three: computed tokens, tokens computed by a request that asks for
+    them to be cached, and tokens read from the cache.
+    """
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -42,21 +43,21 @@ class AnthropicUsage(msgspec.Struct, frozen=True):
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """A piece of the answer."""
+    """A block of text."""
 
     text: str
     citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
-    """What was thought before the answer. Nobody signs it here."""
+    """A block of reasoning. Its signature is always empty."""
 
     thinking: str
     signature: str = ""
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
-    """A call of a tool."""
+    """A tool call."""
 
     id: str
     name: str
@@ -67,7 +68,7 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """A reply, whole or about to be streamed."""
+    """A reply, complete or at the start of a stream."""
 
     id: str
     model: str
@@ -81,7 +82,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
 
 class TokenCount(msgspec.Struct, frozen=True):
-    """How long a prompt is."""
+    """The length of a prompt."""
 
     input_tokens: int
 
@@ -90,42 +91,42 @@ class TokenCount(msgspec.Struct, frozen=True):
 
 
 class MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
-    """The head of a stream."""
+    """The first event of a stream."""
 
     message: Message
 
 
 class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
-    """A sign of life."""
+    """A keep-alive event."""
 
 
 class BlockStart(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_start"):
-    """A block begins, empty."""
+    """A block begins; it is empty."""
 
     index: int
     content_block: Block
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
-    """More of a text."""
+    """Text that is appended to a block."""
 
     text: str
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
-    """More of a thought."""
+    """Reasoning that is appended to a block."""
 
     thinking: str
 
 
 class SignatureDelta(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
-    """The end of a thought."""
+    """The signature at the end of a block of reasoning."""
 
     signature: str = ""
 
 
 class InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
-    """More of a call's input, as JSON."""
+    """JSON that is appended to a call's input."""
 
     partial_json: str
 
@@ -134,7 +135,7 @@ BlockPiece = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class BlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):
-    """More of a block."""
+    """An addition to a block."""
 
     index: int
     delta: BlockPiece
@@ -147,14 +148,14 @@ class BlockStop(msgspec.Struct, frozen=True, tag_field="type", tag="content_bloc
 
 
 class End(msgspec.Struct, frozen=True):
-    """Why a reply ended."""
+    """The reason why a reply ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None = None
 
 
 class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_delta"):
-    """The end of a reply, and what it cost."""
+    """The end of a reply, with its usage."""
 
     delta: End
     usage: AnthropicUsage
@@ -162,7 +163,7 @@ class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_d
 
 
 class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_stop"):
-    """Nothing follows."""
+    """The last event of a stream."""
 
 
 # --- errors -------------------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ HOUR = 3600  # seconds
 
 
 class AnthropicReply(Reply):
-    """A message. ``keep_seconds``: for how long its request asks the cache to be kept; ``limit``: the most tokens that
-    it allows; ``shows_thoughts``: whether blocks of thinking hold what was thought; ``stops``: the stop sequences that
-    it names."""
+    """Writes a message. ``keep_seconds``: how long the request asks its KV to be kept; ``limit``: its most tokens;
+    ``shows_thoughts``: whether blocks of reasoning have their text; ``stops``: its stop sequences.
+    """
 
     done = b""
 
@@ -167,12 +167,12 @@ class AnthropicReply(Reply):
 
 
 def named_event(told: msgspec.Struct) -> bytes:
-    """An event under the name of its type."""
+    """A server-sent event with the name of its type."""
     return b"event: " + str(told.__struct_config__.tag).encode() + b"\n" + frame_event(encoder.encode(told))
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """A call's arguments, as far as they have come: a reply that was cut off may have cut them."""
+    """A call's arguments as an object; those of a reply that was cut off may be incomplete."""
     try:
         value = from_json(surrogates.mended(arguments), allow_partial=True)
     except ValueError:

@@ -25,14 +25,14 @@ class CacheControl(Strict):
 
 
 class Block(Strict):
-    """A piece of a message. ``KIND`` is its type."""
+    """A block of a message. ``KIND`` is its type."""
 
     KIND: ClassVar[str]
     cache_control: CacheControl | None = None
 
 
 def only_text(value: object) -> object:
-    """A better word for the blocks that exist elsewhere, before anything else is said of them."""
+    """Refuse block types that only other servers support, with an error that says so."""
     kind = value.get("type") if isinstance(value, dict) else "text"
     if isinstance(kind, str) and kind != "text":
         raise wrong("type", "names a kind of content that is not supported by this server")
@@ -69,7 +69,7 @@ class ToolUseBlockParam(Block):
 
 
 def kind_of(value: object) -> str:
-    """Which branch of a union a block takes; what is none of them takes that of text, which says so."""
+    """The block's type, for the union; unknown ones are validated, and so refused, as text."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{kind}>" if kind in ("thinking", "tool_use", "tool_result") else "<text>"
 
@@ -128,12 +128,12 @@ class AnthropicMessageParam(Strict):
 
     @property
     def blocks(self) -> list[TextBlockParam | ThinkingBlockParam | ToolUseBlockParam | ToolResultBlockParam]:
-        """The content, whichever way it was written."""
+        """The content as a list of blocks."""
         return [TextBlockParam(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
 def only_ours(value: object) -> object:
-    """A better word for tools that run elsewhere."""
+    """Refuse tools that only other servers run, with an error that says so."""
     if isinstance(value, str) and value != "custom":
         raise ValueError("names a kind of tool that is not supported by this server: only custom is")
     return value
@@ -255,7 +255,7 @@ class PromptRequest(Strict):
 
     @property
     def keep_seconds(self) -> int:
-        """How long the cache is to be kept, by the longest-lived of all its marks; 0 where there is none."""
+        """How long the KV should be kept, by the longest ``cache_control``; 0 without any."""
         return max((3600 if mark.ttl == "1h" else 300 for mark in marks(self)), default=0)
 
 
@@ -286,7 +286,7 @@ class MessagesRequest(PromptRequest):
 
 
 def marks(value: object) -> list[CacheControl]:
-    """All of the ``cache_control`` within a request."""
+    """All ``cache_control`` fields in a request."""
     if isinstance(value, CacheControl):
         return [value]
     if isinstance(value, BaseModel):

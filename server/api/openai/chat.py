@@ -68,10 +68,9 @@ async def chat(
 async def run_chat(
     turn: PendingTurn, body: ReplyRequest, prompt: Prompt, make_reply: ReplyMaker | None = None
 ) -> Response:
-    """Run a chat on ``prompt``, one turn per choice, and reply; a session with a name is committed as ``prompt`` and
-    its reply. Whether the request was answered already is for the caller to ask (``replay_chat``).
-
-    Raises a 400 when the prompt leaves no room for a reply, and whatever refuses the turn.
+    """Run a chat on ``prompt``, one turn per choice, and reply; a named session is committed with ``prompt`` and the
+    reply. The caller checks for a replay first (``replay_chat``). Raises a 400 if the prompt leaves no room for a
+    reply, and the errors of ``TurnRunner``.
     """
     rules = await chat_rules(turn.context, body, prompt, body, body.tool_choice, body.parallel_tool_calls)
     head = turn.reply_head("chatcmpl")
@@ -81,8 +80,9 @@ async def run_chat(
 
 
 async def replay_chat(turn: PendingTurn, body: ReplyRequest, make_reply: ReplyMaker | None = None) -> Response | None:
-    """The answer of the chat that was committed under the request's idempotency key; None when there is none. A stored
-    chat keeps its id."""
+    """The answer of the chat that was committed under the request's idempotency key; None if there is none. A stored
+    chat keeps its id.
+    """
     id = await stored_id(turn) if body.store else None
 
     def reply(created: int) -> Reply:
@@ -96,20 +96,21 @@ async def replay_chat(turn: PendingTurn, body: ReplyRequest, make_reply: ReplyMa
 def chat_reply(
     body: ReplyRequest, head: ReplyHead, prompt: Prompt | None = None, stored: StoredRequest | None = None
 ) -> ChatReply:
-    """A chat completion; without tokens and logprobs where it is replayed (``prompt`` None), as the log does not hold
-    them."""
+    """The writer of a chat completion; for a replay (``prompt`` None) without token ids and logprobs, which the log
+    does not have.
+    """
     tokens = NO_TOKEN_OPTIONS if prompt is None else TokenOptions.of(body, body.token_logprobs)
     return ChatReply(head, UsageOptions.of(body), tokens, prompt, body.echoed, body.service_tier, body.metadata, stored)
 
 
 def stored_request(turn: PendingTurn, body: ReplyRequest, prompt: Prompt) -> StoredRequest:
-    """What is stored of a chat's request."""
+    """The parts of a chat's request that are stored."""
     sampling = body.sampling(0, turn.context.facts.generation)
     return request_fields(body, sampling, turn.request.state.request_id), request_messages(body, prompt.messages)
 
 
 async def stored_id(turn: PendingTurn) -> str | None:
-    """The id of the chat that was stored under the request's idempotency key; None where there is none."""
+    """The id of the chat that was stored under the request's idempotency key; None if there is none."""
     session, key = turn.session, turn.idempotency
     if session is None or key is None:
         return None

@@ -46,8 +46,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 
 def replayed_completion(turn: PendingTurn, body: CompletionRequest, created: int) -> CompletionReply:
-    """The reply of a turn that is replayed from the log, without logprobs, which the log does not hold. ``created`` is
-    in Unix seconds."""
+    """The reply of a replayed turn, without logprobs, which the log does not have. ``created`` is in Unix seconds."""
     given = body.prompts[0]  # a session takes one
     prompt = Prompt([], echo=given if isinstance(given, str) else turn.context.tokens.decode(given))
     return CompletionReply(turn.reply_head("cmpl", created), UsageOptions.of(body), [prompt], body.echo)

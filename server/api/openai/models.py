@@ -28,7 +28,7 @@ async def retrieve_model(model: str, request: Request) -> dict[str, Any]:
 
 
 def model_object(context: ServerContext) -> dict[str, Any]:
-    """OpenAI's object; ``warmturn`` is null while no engine is ready."""
+    """OpenAI's model object; ``warmturn`` is null while no engine is ready."""
     facts = context.engine.facts
     return {
         "id": context.served_name,

@@ -45,7 +45,7 @@ class UpdateChat(Strict):
 
 
 class ChatPage(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
-    """Some of a list, in its order."""
+    """A page of a list."""
 
     data: list[dict[str, Any]]
     first_id: str | None
@@ -54,14 +54,14 @@ class ChatPage(msgspec.Struct, frozen=True, tag_field="object", tag="list"):
 
 
 class ChatDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="chat.completion.deleted"):
-    """A stored chat is no more."""
+    """A deleted stored chat."""
 
     id: str
     deleted: Literal[True] = True
 
 
 def page(data: Sequence[dict[str, Any]], more: bool) -> ChatPage:
-    """Objects with ids as a page."""
+    """A page of objects with ids."""
     return ChatPage([*data], data[0]["id"] if data else None, data[-1]["id"] if data else None, more)
 
 
@@ -74,7 +74,7 @@ def messages_of(chat: StoredChat) -> list[dict[str, Any]]:
 
 
 def request_fields(body: ReplyRequest, sampling: Sampling, request_id: str | None) -> dict[str, Any]:
-    """The parameters of a stored chat's request, as they are kept with its answer."""
+    """The parameters of a chat's request that are stored with its answer."""
     told = body.model_dump(mode="json", by_alias=True, include={"tool_choice", "response_format"})
     return {
         **told,
@@ -91,7 +91,7 @@ def request_fields(body: ReplyRequest, sampling: Sampling, request_id: str | Non
 
 
 def request_messages(body: ReplyRequest, before: Sequence[LoggedMessage]) -> list[dict[str, Any]]:
-    """The messages of a stored chat's request; one that has none answers the last message ``before`` its reply."""
+    """The messages of a stored chat's request; if it has none, the last message ``before`` the reply."""
     messages = [message.plain() for message in body.messages] if isinstance(body, ChatRequest) else before[-1:]
     plain = [msgspec.to_builtins(message) for message in messages]
     return [{name: message[name] for name in TOLD if name in message} for message in plain]

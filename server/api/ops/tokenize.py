@@ -84,14 +84,14 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """The prompt that a chat comes to, as text and as the model reads it."""
+    """The prompt of a chat, as text and as token ids."""
 
     prompt: str
     tokens: list[int]
 
 
 class Version(msgspec.Struct, frozen=True):
-    """A release."""
+    """The server's version."""
 
     version: str
 
@@ -141,7 +141,7 @@ async def version() -> Response:
 
 
 async def preview_prompt(body: ChatRequest, request: Request, session: Session | None) -> Prompt:
-    """The prompt that a chat would have now; nothing is claimed or changed."""
+    """The prompt that a chat would have now; no session is claimed or changed."""
     context = context_of(request)
     context.check_model(body.model)
     facts = context.facts

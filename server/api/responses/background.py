@@ -31,7 +31,7 @@ Id = tuple[str, str]  # tenant, response
 
 
 class RunningResponse:
-    """One of them. ``reply`` has what it has said so far, and the recording of its events."""
+    """A background response. ``reply`` has its state so far and the recording of its events."""
 
     def __init__(self, reply: ResponseReply, choices: Choices) -> None:
         self.reply = reply
@@ -42,7 +42,9 @@ class RunningResponse:
         self.released = asyncio.Event()  # it is over, and its session is free
 
     async def cancel(self) -> None:
-        """End it: what it has said so far is committed. One whose reply is whole completes. Then it is over."""
+        """End the response and wait for that: what it has generated is committed. If its reply is complete already, it
+        completes.
+        """
         assert self.task is not None
         self.cancelled = True
         self._choices.stop()
@@ -53,7 +55,9 @@ class RunningResponse:
 
 
 class BackgroundResponses:
-    """The responses that run. What has become of one is in the log before it is no longer here."""
+    """The background responses that run on this server. A response is removed after its end has been written to the
+    log.
+    """
 
     def __init__(self, log: SessionLog) -> None:
         self._log = log
@@ -63,7 +67,7 @@ class BackgroundResponses:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Room for one more. Raises a 429."""
+        """Reserve room for one more response. Raises a 429."""
         if self._slots >= MOST:
             headers = {"retry-after": str(FULL_RETRY)}
             message = f"{MOST} responses are running in the background: more are not taken now."
@@ -75,13 +79,13 @@ class BackgroundResponses:
             self._slots -= 1
 
     def get(self, tenant: str, response: str) -> RunningResponse | None:
-        """A response that runs; None for any other."""
+        """A response that runs here; None for any other."""
         return self._running.get((tenant, response))
 
     def start(
         self, session: Session, reply: ResponseReply, runner: TurnRunner, choices: Choices, held: ExitStack
     ) -> None:
-        """Run a response whose turn was submitted. ``held`` is closed when it is over."""
+        """Run a response whose turn was submitted. ``held`` is closed when it ends."""
         id = session.tenant, reply.head.id
         running = self._running[id] = RunningResponse(reply, choices)
         kept = held.pop_all()
@@ -91,7 +95,7 @@ class BackgroundResponses:
         running.task.add_done_callback(lambda _: running.released.set())
 
     def cancel_unwanted(self, tenant: str, session: str, key: str) -> None:
-        """End a response: a client of another server, which thinks that it runs here, has cancelled it."""
+        """Cancel a response, as a client of another server has asked."""
         all_ = self._running.items()
         found = [one for (owner, id), one in all_ if owner == tenant and parsed_id(id, "resp") == (session, key)]
         ending = found[0].cancel() if found else self._lost(tenant, session, key)
@@ -99,7 +103,7 @@ class BackgroundResponses:
         task.add_done_callback(self._cancelling.discard)
 
     async def close(self) -> None:
-        """End what still runs. It has failed when the log is opened again."""
+        """End the running responses. They are marked as failed when the log is opened again."""
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for task in tasks:
             task.cancel()
@@ -150,6 +154,6 @@ class BackgroundResponses:
 
 
 def background_of(request: Request) -> BackgroundResponses:
-    """The responses that run on their own, of the app that got the request."""
+    """The app's BackgroundResponses."""
     background: BackgroundResponses = request.app.state.background
     return background

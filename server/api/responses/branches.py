@@ -1,8 +1,8 @@
 """Finds or creates the session on which a response runs: a conversation's, its predecessor's, or a new one.
 
-Responses without a conversation have sessions of their own, *chains*: a follow-up goes on in its predecessor's, and
-begins another one with the same past where that has gone on already, or is busy, or belongs to a conversation, or
-where the past is written anew.
+Responses without a conversation have sessions of their own, *chains*. A follow-up continues its predecessor's chain. It
+begins a new one with the same history if that chain has other follow-ups, is busy or is a conversation, or if the
+history has to be rendered again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ OVER = ("completed", "incomplete", "cancelled")
 
 @dataclass(frozen=True)
 class ResponseBranch:
-    """``session`` takes the turn, None: nothing is kept. ``past`` is what the prompt follows, None: nothing; its
-    version is that of the session. ``parent``: a session that begins with the turn is forked from that one's turn."""
+    """``session`` takes the turn; None: nothing is stored. ``past`` is what the prompt follows; None: nothing; its
+    version is that of the session. ``parent``: the session and turn that a new session is forked from.
+    """
 
     session: Session | None
     past: SessionRecord | None = None
@@ -45,15 +46,16 @@ class ResponseBranch:
 
     @property
     def begins(self) -> TurnExtras:
-        """What a session that begins with the turn is like."""
+        """What is committed with the first turn of a new session."""
         return TurnExtras(ttl=CHAIN_SECONDS, parent=self.parent)
 
 
 async def branch_of(
     context: ServerContext, tenant: str, body: InputRequest, store: bool, key: Idempotency | None, held: ExitStack
 ) -> ResponseBranch:
-    """Where this request goes on. ``held`` has the claim of its session then. Raises a 400 or 404 for a past that is
-    not there, SessionBusy, and LogFull while nothing could be kept."""
+    """The branch of a request; ``held`` then holds the claim of its session. Raises a 400 or 404 for an unknown
+    predecessor or conversation, SessionBusy, and LogFull while the log cannot be written.
+    """
     if body.conversation_id is not None:
         session = conversation_of(tenant, body.conversation_id)
         return existing_branch(session, None if session is None else await context.open(session, held))
@@ -63,7 +65,7 @@ async def branch_of(
 
 
 async def find_branch(context: ServerContext, tenant: str, body: InputRequest) -> ResponseBranch:
-    """The same for a request that takes no turn: nothing is claimed."""
+    """The branch of a request that runs no turn: no session is claimed."""
     if body.conversation_id is None:
         return await branch_of(context, tenant, body, False, None, ExitStack())
     session = conversation_of(tenant, body.conversation_id)
@@ -71,7 +73,7 @@ async def find_branch(context: ServerContext, tenant: str, body: InputRequest) -
 
 
 def existing_branch(session: Session | None, record: SessionRecord | None) -> ResponseBranch:
-    """A conversation that is there. Raises a 404."""
+    """The branch of an existing conversation. Raises a 404."""
     if record is None:
         raise conversation_not_found("conversation")
     return ResponseBranch(session, record)
@@ -80,7 +82,7 @@ def existing_branch(session: Session | None, record: SessionRecord | None) -> Re
 async def branch_behind(
     context: ServerContext, tenant: str, previous: str, store: bool, key: Idempotency | None, held: ExitStack
 ) -> ResponseBranch:
-    """Behind an earlier response."""
+    """The branch after an earlier response."""
     found, stored = await stored_response(context, tenant, previous)
     if found is None or stored is None:
         message = "There is no response with this previous_response_id."
@@ -110,8 +112,9 @@ async def branch_behind(
 async def branch_if_rewritten(
     context: ServerContext, branch: ResponseBranch, prompt: Prompt, key: Idempotency | None, held: ExitStack
 ) -> ResponseBranch | None:
-    """For a chain whose past the prompt writes anew (other instructions, other tools, messages left out), another one
-    that begins with this turn: what was answered before can be followed again. None where the past stays."""
+    """If the prompt changes the history of a chain (other instructions or tools, dropped messages), a new chain that
+    begins with this turn, so that earlier responses can still be continued. Otherwise None.
+    """
     session, past = branch.session, branch.past
     if session is None or past is None or branch.is_new or not session.name.startswith(CHAIN):
         return None
@@ -124,7 +127,7 @@ async def branch_if_rewritten(
 
 
 def is_last(record: SessionRecord, stored: StoredResponse) -> bool:
-    """Whether a session ends with this response."""
+    """Whether this response is the last turn of its session."""
     last = record.turns[-1] if record.turns else None
     return last is not None and last.row == stored.row and last.messages == len(record.messages)
 
@@ -136,8 +139,9 @@ async def stored_response(context: ServerContext, tenant: str, id: str) -> tuple
 
 
 async def new_chain(context: ServerContext, tenant: str, key: Idempotency | None, held: ExitStack) -> Session:
-    """A session to begin with a response, claimed. That of an idempotency key is the same each time, unless it is older
-    than the log remembers keys."""
+    """A new, claimed session for a response. With an idempotency key, it is the same one each time, unless the log has
+    forgotten the key.
+    """
     if key is not None:
         name = chain_of(key)
         session = Session(tenant, name, stateful=True)
@@ -150,12 +154,12 @@ async def new_chain(context: ServerContext, tenant: str, key: Idempotency | None
 
 
 def chain_of(key: Idempotency) -> str:
-    """The session that begins with the response of a key, if one does."""
+    """The name of the chain that begins with the response of an idempotency key."""
     return CHAIN + hashlib.sha256(key.key.encode()).hexdigest()[:24]
 
 
 def conversation_of(tenant: str, id: str) -> Session | None:
-    """The session of a conversation's id; None for what is no such id."""
+    """The session of a conversation's id; None for other ids."""
     name = id.removeprefix(CONVERSATION)
     ours = id.startswith(CONVERSATION) and SESSION_ID.match(name) and not name.startswith(CHAIN)
     return Session(tenant, name, stateful=True) if ours else None

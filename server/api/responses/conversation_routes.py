@@ -115,7 +115,7 @@ async def delete_item(conversation_id: str, item_id: str, request: Request) -> R
 
 
 def conversation_session(request: Request, conversation_id: str) -> Session:
-    """The session of the path. Raises a 404 for what no conversation is called."""
+    """The session of the path. Raises a 404 for an invalid conversation id."""
     session = conversation_of(request.state.tenant, conversation_id)
     if session is None:
         raise conversation_not_found()
@@ -123,7 +123,7 @@ def conversation_session(request: Request, conversation_id: str) -> Session:
 
 
 async def require_conversation(context: ServerContext, session: Session) -> SessionRecord:
-    """What the log holds of it. Raises a 404, also for a foreign one."""
+    """The conversation's record. Raises a 404, also for another tenant's."""
     record = await context.log.get(session.tenant, session.name)
     if record is None:
         raise conversation_not_found()
@@ -131,7 +131,7 @@ async def require_conversation(context: ServerContext, session: Session) -> Sess
 
 
 def find_item(record: SessionRecord, session: Session, item_id: str) -> tuple[int, Item]:
-    """An item with the number of its message. Raises a 404."""
+    """An item and the index of its message. Raises a 404."""
     for number, item in items_of(record.messages, session.name):
         if item.id == item_id:
             return number, item
@@ -139,7 +139,7 @@ def find_item(record: SessionRecord, session: Session, item_id: str) -> tuple[in
 
 
 def write_item_ids(messages: list[LoggedMessage], session: Session, number: int) -> LoggedMessage:
-    """A message with the ids of its items written down, as its number is about to change."""
+    """A message with the ids of its items stored in it, as its index will change."""
     message = messages[number]
     if message.instructions:
         return message
@@ -147,7 +147,7 @@ def write_item_ids(messages: list[LoggedMessage], session: Session, number: int)
 
 
 def check_room(context: ServerContext, messages: list[LoggedMessage]) -> None:
-    """Refuse what no prompt could hold, as far as the model is known."""
+    """Refuse items that are too large for any prompt, if the model is known."""
     if context.engine.facts is not None:
         check_bytes((message.content for message in messages), context.engine.facts, "items")
 

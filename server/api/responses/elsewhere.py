@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.2  # between two looks at whether it has
 async def read_stored_response(
     context: ServerContext, tenant: str, id: str, *, unwanted: bool = False
 ) -> StoredResponse:
-    """A response that does not run here, as it is: see ``ResponseLog``. Raises a 404."""
+    """The state of a response that does not run on this server: see ``ResponseLog.settled``. Raises a 404."""
     place = parsed_id(id, "resp")
     stored = None if place is None else await context.log.responses.settled(tenant, *place, unwanted=unwanted)
     if stored is None:
@@ -27,8 +27,9 @@ async def read_stored_response(
 
 
 async def cancel_and_wait(context: ServerContext, tenant: str, id: str) -> StoredResponse:
-    """The same once it is over: one that another server runs is cancelled there, which takes until its next heartbeat.
-    Raises a 404, and a 409 where that server takes longer."""
+    """Cancel a response on the server that runs it, which takes until its next heartbeat, and wait for its end. Raises
+    a 404, and a 409 if it takes too long.
+    """
     until = time.monotonic() + CANCEL_SECONDS
     while (stored := await read_stored_response(context, tenant, id, unwanted=True)).status in UNFINISHED:
         if time.monotonic() > until:

@@ -13,8 +13,9 @@ END = b"\n\n"  # of an event; there is none within one
 
 
 class EventRecording:
-    """Events in order, event ``n`` having the sequence number ``n``. All but the last few are packed: what is kept of a
-    token is some ten bytes."""
+    """Events in order; event ``n`` has the sequence number ``n``. All but the last few are compressed, to about ten
+    bytes per token.
+    """
 
     def __init__(self) -> None:
         self._packed: list[bytes] = []
@@ -23,7 +24,7 @@ class EventRecording:
         self._news = asyncio.Event()
 
     def add(self, data: bytes) -> None:
-        """One more event, or several."""
+        """Append one or several events."""
         self._loose += split_events(data)
         while len(self._loose) >= CHUNK:
             self._packed.append(pack_events(self._loose[:CHUNK]))
@@ -32,20 +33,20 @@ class EventRecording:
 
     @property
     def count(self) -> int:
-        """How many there are, which is the number of the next one."""
+        """How many events there are, which is the number of the next one."""
         return CHUNK * len(self._packed) + len(self._loose)
 
     def end(self) -> None:
-        """There are no more."""
+        """No more events follow."""
         self._ended = True
         self._tell()
 
     def whole(self, more: Sequence[bytes] = ()) -> bytes:
-        """All of it, and ``more`` events behind, for ``read_recording``."""
+        """All events, and ``more`` after them, for ``read_recording``."""
         return b"".join([*self._packed, pack_events([*self._loose, *more])])
 
     async def follow(self, start: int) -> AsyncGenerator[bytes]:
-        """The events from number ``start`` on, those that are to come too."""
+        """The events from number ``start`` on, including future ones."""
         while True:
             news = self._news
             some = self._from(start)
@@ -79,7 +80,7 @@ def read_recording(data: bytes, start: int) -> list[bytes]:
 
 
 def pack_events(events: Sequence[bytes]) -> bytes:
-    """A chunk."""
+    """Events as one compressed chunk."""
     data = zlib.compress(b"".join(events))
     return HEAD.pack(len(events), len(data)) + data
 
@@ -91,5 +92,5 @@ def unpack_events(data: bytes) -> tuple[int, list[bytes]]:
 
 
 def split_events(data: bytes) -> list[bytes]:
-    """Events that follow each other."""
+    """The events in concatenated bytes."""
     return [event + END for event in data.split(END)[:-1]]

@@ -10,13 +10,13 @@ from server.schemas.items import Item, ItemLogprob, OutputText, ReasoningText
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What all events have: a ``type``, their tag, and a number."""
+    """Base class of all events: a ``type`` and a number."""
 
     sequence_number: int
 
 
 class State(Event, frozen=True, kw_only=True):
-    """An event that carries the whole response as it is by then."""
+    """An event with the whole response in its current state."""
 
     response: ResponseObject
 
@@ -26,28 +26,29 @@ class Created(State, frozen=True, kw_only=True, tag="response.created"):
 
 
 class Queued(State, frozen=True, kw_only=True, tag="response.queued"):
-    """A response in the background, before it runs."""
+    """A background response waits to run."""
 
 
 class InProgress(State, frozen=True, kw_only=True, tag="response.in_progress"):
-    """It runs."""
+    """The response runs."""
 
 
 class Completed(State, frozen=True, kw_only=True, tag="response.completed"):
-    """The end: all went well, and is durable."""
+    """The end: the response is complete and committed."""
 
 
 class Incomplete(State, frozen=True, kw_only=True, tag="response.incomplete"):
-    """The end: there was no room for more tokens, or, with the status ``cancelled``, it was cancelled. There is no
-    event of OpenAI's for the latter, and every client knows this one as an end."""
+    """The end: the token limit was reached or, with the status ``cancelled``, the response was cancelled. OpenAI has no
+    event for the latter, and all clients treat this one as an end.
+    """
 
 
 class Failed(State, frozen=True, kw_only=True, tag="response.failed"):
-    """The end: see its error."""
+    """The end: the response has an error."""
 
 
 class ErrorEvent(Event, frozen=True, kw_only=True, tag="error"):
-    """Something went wrong; ``response.failed`` follows."""
+    """An error; ``response.failed`` follows."""
 
     code: str | None
     message: str
@@ -62,14 +63,14 @@ class ItemAdded(Event, frozen=True, kw_only=True, tag="response.output_item.adde
 
 
 class ItemDone(Event, frozen=True, kw_only=True, tag="response.output_item.done"):
-    """An item is whole."""
+    """An item is complete."""
 
     output_index: int
     item: Item
 
 
 class OfItem(Event, frozen=True, kw_only=True):
-    """What the events within an item have."""
+    """The fields of events within an item."""
 
     item_id: str
     output_index: int
@@ -83,14 +84,14 @@ class PartAdded(OfItem, frozen=True, kw_only=True, tag="response.content_part.ad
 
 
 class PartDone(OfItem, frozen=True, kw_only=True, tag="response.content_part.done"):
-    """A part is whole."""
+    """A part is complete."""
 
     content_index: int = 0
     part: OutputText | ReasoningText
 
 
 class OutputTextDelta(OfItem, frozen=True, kw_only=True, tag="response.output_text.delta"):
-    """More of the answer."""
+    """Text that is appended to the answer."""
 
     content_index: int = 0
     delta: str
@@ -99,7 +100,7 @@ class OutputTextDelta(OfItem, frozen=True, kw_only=True, tag="response.output_te
 
 
 class OutputTextDone(OfItem, frozen=True, kw_only=True, tag="response.output_text.done"):
-    """All of it."""
+    """The whole text."""
 
     content_index: int = 0
     text: str
@@ -107,7 +108,7 @@ class OutputTextDone(OfItem, frozen=True, kw_only=True, tag="response.output_tex
 
 
 class ReasoningDelta(OfItem, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):
-    """More of what is thought."""
+    """Text that is appended to the reasoning."""
 
     content_index: int = 0
     delta: str
@@ -115,21 +116,21 @@ class ReasoningDelta(OfItem, frozen=True, kw_only=True, tag="response.reasoning_
 
 
 class ReasoningDone(OfItem, frozen=True, kw_only=True, tag="response.reasoning_text.done"):
-    """All of it."""
+    """The whole reasoning."""
 
     content_index: int = 0
     text: str
 
 
 class ArgumentsDelta(OfItem, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"):
-    """More of a call's arguments."""
+    """JSON that is appended to a call's arguments."""
 
     delta: str
     obfuscation: str | UnsetType = UNSET
 
 
 class ArgumentsDone(OfItem, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
-    """All of them."""
+    """The whole arguments."""
 
     name: str
     arguments: str

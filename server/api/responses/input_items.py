@@ -26,8 +26,9 @@ async def gather_input(
     given: str | Sequence[InputItem],
     param: str = "input",
 ) -> tuple[list[Item], list[LoggedMessage]]:
-    """The items that a request brings to ``session`` (None: to nowhere) behind ``past``, and the messages that they
-    make. Raises a 400 for calls and outputs that do not fit, a 404 for references to nothing."""
+    """The input items of a request to ``session`` (None: not stored) after ``past``, and the messages that they become.
+    Raises a 400 for calls and outputs that do not match, a 404 for unknown references.
+    """
     gathering = Gathering.after(past)
     if isinstance(given, str):
         items: list[Item] = [MessageItem(new_id("msg", session), "user", [InputText(given)])]
@@ -50,8 +51,9 @@ async def gather_input(
 async def resolve_reference(
     context: ServerContext, tenant: str, id: str, where: str, seen: dict[str, dict[str, Item]]
 ) -> Item:
-    """The item of an id, wherever it is. ``seen`` are the items of the sessions that this request has named: each is
-    read once. Raises a 404."""
+    """The item with an id, in any session of the tenant. ``seen`` caches the items of sessions that were read for this
+    request. Raises a 404.
+    """
     place = parsed_id(id, *ITEM_KINDS)
     session = "" if place is None else place[0]
     if place is not None and session not in seen:

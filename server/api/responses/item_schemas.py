@@ -39,7 +39,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 def only_text(value: object) -> object:
-    """A better word for the kinds of content that exist elsewhere."""
+    """Refuse content types that only other servers support, with an error that says so."""
     if isinstance(value, str) and value in OTHER_PARTS:
         raise ValueError("names a kind of content that is not supported by this server: only text is")
     return value
@@ -174,7 +174,7 @@ class Reference(Strict):
 
 
 def kind(value: object) -> str:
-    """Which item a value wants to be."""
+    """The item's type, for the union."""
     if not isinstance(value, dict):
         return "<message>"
     named = value.get("type")
@@ -184,7 +184,7 @@ def kind(value: object) -> str:
 
 
 class Unknown(InputMessage):
-    """Items that exist elsewhere: there are none of these."""
+    """Items of types that only other servers support: they are refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -208,7 +208,7 @@ Items = Annotated[list[InputItem], Field(max_length=MAX_MESSAGES), Field(fail_fa
 
 
 def seal(text: str) -> str:
-    """Reasoning as ``encrypted_content``: packed for the way to the client and back. The client may read it anyway."""
+    """Reasoning as ``encrypted_content``: encoded, but not secret."""
     data = text.encode()
     packed = zlib.compress(data)
     if len(packed) * MAX_RATIO < len(data):
@@ -217,7 +217,7 @@ def seal(text: str) -> str:
 
 
 def unseal(told: str) -> str | None:
-    """The reverse; None for what ``seal`` has not made, or is larger than a request may be."""
+    """The inverse of ``seal``; None for other text, or if it is larger than a request may be."""
     try:
         packed = base64.b64decode(told.removeprefix(SEAL), validate=True)
         unpacker = zlib.decompressobj()
@@ -233,7 +233,7 @@ def unseal(told: str) -> str | None:
 
 @dataclass
 class GatheredMessage:
-    """A message that items are being put together to."""
+    """A message that is being assembled from items."""
 
     role: Role
     content: str = ""
@@ -244,7 +244,7 @@ class GatheredMessage:
 
     @property
     def logged(self) -> LoggedMessage:
-        """As the log holds it."""
+        """The logged message."""
         return LoggedMessage(
             self.role,
             self.content,
@@ -257,9 +257,8 @@ class GatheredMessage:
 
 @dataclass
 class Gathering:
-    """Items put together to messages: what an assistant thought, said and called in a row is one of them.
-
-    ``calls`` are the ids of all calls so far, those in ``waiting`` have no output yet.
+    """Assembles messages from items: successive reasoning, text and calls of the assistant become one message.
+    ``calls`` are the ids of all calls so far, ``waiting`` those without an output.
     """
 
     calls: set[str] = field(default_factory=set)
@@ -268,7 +267,7 @@ class Gathering:
 
     @classmethod
     def after(cls, past: Sequence[LoggedMessage]) -> Gathering:
-        """What follows these messages."""
+        """A Gathering that continues these messages."""
         made = cls()
         for message in past:
             for call in message.tool_calls:
@@ -283,8 +282,9 @@ class Gathering:
         return [message.logged for message in self._gathered]
 
     def add(self, item: Item, where: str) -> None:
-        """One more item, ``where`` it stands in the request. Raises a 400 for outputs of no call, and calls that are
-        there already."""
+        """Add one item; ``where`` is its place in the request, for errors. Raises a 400 for outputs without a call, and
+        for duplicate calls.
+        """
         match item:
             case CallOutputItem(id, call_id, output):
                 self._answer(call_id, where)

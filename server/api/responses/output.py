@@ -30,7 +30,7 @@ OBFUSCATED = 32  # the texts of deltas are padded to a multiple of so many chara
 
 @dataclass
 class OpenItem:
-    """The item that grows. ``call``: the id and name of a function call."""
+    """The item that is being generated. ``call``: the id and name of a function call."""
 
     id: str
     kind: str  # rs | msg | fc
@@ -40,13 +40,14 @@ class OpenItem:
 
     @property
     def text(self) -> str:
-        """All of it so far."""
+        """Its text so far."""
         return "".join(self.pieces)
 
 
 class OutputItems:
-    """The items of a reply, in order; at most the last one is open. The methods return the events that tell what they
-    have changed, numbered by ``next_number``."""
+    """The items of a reply, in order; at most the last one is open. The methods return the events for their changes,
+    numbered by ``next_number``.
+    """
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class OutputItems:
         obfuscate: bool = False,
         seal: bool = False,
     ) -> None:
-        """``next_id`` gives an item of a kind its id; ``seal``: reasoning carries its ``encrypted_content``."""
+        """``next_id`` makes an id for a kind of item; ``seal``: reasoning has ``encrypted_content``."""
         self.items: list[Item] = []
         self.entries: list[Entry] = []
         self._id = next_id
@@ -67,7 +68,7 @@ class OutputItems:
         self._waiting: list[ItemLogprob] = []  # of tokens whose text is not there yet
 
     def take(self, parts: Sequence[Part], logprobs: Sequence[ItemLogprob]) -> Iterator[events.Event]:
-        """More of the reply."""
+        """Append parts of the reply."""
         self._waiting.extend(logprobs)
         for part in parts:
             match part:
@@ -90,11 +91,11 @@ class OutputItems:
         yield from self._close(status)
 
     def cut(self) -> Iterator[events.Event]:
-        """The reply was ended by others: the item that grows, if one does, stays incomplete."""
+        """The reply was ended from outside: the open item, if any, stays incomplete."""
         yield from self._close("incomplete")
 
     def snapshot(self, status: Status = "in_progress") -> list[Item]:
-        """All items as they are now; one that grows has this status."""
+        """All items in their current state; the open one has this status."""
         return self.items if self._open is None else [*self.items, self._item(self._open, status)]
 
     # --- within -------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """The prompt of a response: its instructions, the messages of its session, and its input.
 
-Instructions belong to one response: they lead the prompt of that one, and are left out of the next one's unless it
-brings its own. While a client sends the same ones each time, they are where they were, and every prompt begins with
-the logged tokens; where they change, the whole past is rendered anew behind the other ones.
+Instructions belong to one response: they come first in its prompt, and the next response does not have them unless it
+sends them again. While they stay the same, every prompt begins with the logged tokens; when they change, the whole
+history is rendered again after the new ones.
 
-What no longer fits is ``dropped`` where the client allows that: it stays among the conversation's items, and is not
-rendered any more.
+If the client allows truncation, the oldest messages of a prompt that is too long are ``dropped``: they stay among the
+conversation's items, but are no longer rendered.
 """
 
 from __future__ import annotations
@@ -67,14 +67,16 @@ def response_prompt(
 
 
 def rendering_change_of(body: InputRequest, tokens: ChatTokenizer) -> RenderingChange:
-    """What a response asks for beside its messages. Its tools are its own; an effort holds until there is another."""
+    """The tools and template variables of a response. Its tools hold for this response only; a reasoning effort holds
+    until it is changed.
+    """
     template = effort_variables(body.reasoning.effort, tokens)
     template |= verbosity_variables(body.text.verbosity, tokens, "text.verbosity")
     return RenderingChange([tool.plain() for tool in body.tools], template)
 
 
 def restore_dropped(whole: Sequence[LoggedMessage], prompt: Prompt) -> Prompt:
-    """The prompt with all messages, also those that are not rendered, where it has those that are."""
+    """The prompt with all messages, including those that are not rendered."""
     rendered = iter(prompt.messages)
     messages = []
     for message in whole:
@@ -87,8 +89,7 @@ def restore_dropped(whole: Sequence[LoggedMessage], prompt: Prompt) -> Prompt:
 
 
 def with_instructions(instructions: str | None, past: SessionRecord | None) -> SessionRecord:
-    """The past behind these instructions. Where they are others than those of its last response, nothing of it is
-    rendered yet."""
+    """The history after these instructions. If they differ from the last response's, all messages are unrendered."""
     before = [] if past is None else past.messages
     rest = [message for message in before if not message.instructions]
     told = [message.content for message in before if message.instructions]
@@ -101,13 +102,13 @@ def with_instructions(instructions: str | None, past: SessionRecord | None) -> S
 
 
 def visible_record(record: SessionRecord) -> SessionRecord:
-    """The record as templates see it."""
+    """The record without messages that are not rendered."""
     rendered = len(visible_messages(record.messages[: record.rendered]))
     return replace(record, messages=visible_messages(record.messages), rendered=rendered)
 
 
 def visible_messages(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
-    """What is rendered of messages."""
+    """The messages that are rendered."""
     return [bare(message) for message in messages if not message.dropped]
 
 
@@ -118,8 +119,10 @@ def shorten_prompt(
     whole: Sequence[LoggedMessage],
     change: RenderingChange,
 ) -> Prompt:
-    """The prompt without as many of the oldest messages as leave ``KEPT`` of the room full, or if that cannot be, all
-    of it. What is left begins with a user's message, behind instructions and system messages."""
+    """The prompt without the oldest messages, so that it takes at most the part ``KEPT`` of its limit, or else fits the
+    limit; if neither is possible, the whole prompt. Instructions and system messages stay, and a user message follows
+    them.
+    """
     limit = prompt_limit(body, facts)
     users = [i for i, m in enumerate(whole) if m.role == "user" and not m.dropped]
     starts = users[1:]
@@ -153,16 +156,16 @@ def shorten_prompt(
 
 
 def prompt_limit(body: InputRequest, facts: ModelFacts) -> int:
-    """Tokens that the prompt may have."""
+    """The most tokens of the prompt."""
     wanted = body.least_tokens if body.token_limit is None else body.token_limit
     return max(1, facts.max_context - wanted)
 
 
 def size_of(messages: Sequence[LoggedMessage], change: RenderingChange) -> int:
-    """Bytes of what is rendered."""
+    """Bytes of the rendered texts."""
     return sum(len(text.encode()) for text in texts_of(visible_messages(messages), change))
 
 
 def most_bytes(facts: ModelFacts) -> int:
-    """Bytes that no prompt has more of."""
+    """The most bytes that a prompt of full length can have."""
     return BYTES_PER_TOKEN * facts.max_context + SLACK_BYTES

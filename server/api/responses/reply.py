@@ -49,7 +49,7 @@ CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}  # otherwise server_
 
 
 class SequenceNumbers:
-    """The numbers of a response's events, from 0; they may be set back to those that nobody has heard."""
+    """The numbers of a response's events, from 0; they can be set back if events were not sent."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -182,7 +182,7 @@ class ResponseReply(Reply):
         )
 
     def fail(self, error: ApiError) -> ResponseObject:
-        """The response has failed."""
+        """Mark the response as failed."""
         code = CODES.get(error.status_code, "server_error")
         told = ResponseError(code, error.body.error.message)
         output = self._output.snapshot("incomplete")
@@ -192,7 +192,7 @@ class ResponseReply(Reply):
         return self._response
 
     def cancel(self) -> bytes:
-        """The response was cancelled: the events that end it."""
+        """Mark the response as cancelled. Returns its last events."""
         if self._last is None:
             closing = [*self._output.cut()]
         else:  # they are those of a commit that never came to be: nobody has heard them
@@ -239,12 +239,12 @@ class ResponseReply(Reply):
 
 
 def frame_event(told: msgspec.Struct) -> bytes:
-    """An event with its name."""
+    """A server-sent event with the name of its type."""
     return b"event: %s\ndata: %s\n\n" % (str(told.__struct_config__.tag).encode(), encoder.encode(told))
 
 
 def usage_of(usage: objects.Usage) -> ResponseUsage:
-    """Usage under the names that it has here."""
+    """Usage in the format of responses."""
     cached = usage.prompt_tokens_details.cached_tokens
     return ResponseUsage(
         usage.prompt_tokens,
@@ -256,13 +256,13 @@ def usage_of(usage: objects.Usage) -> ResponseUsage:
 
 
 def logprob_of(entry: objects.ChatLogprob) -> ItemLogprob:
-    """A token under the names that it has here."""
+    """A token's log-probability in the format of responses."""
     top = [ItemTopLogprob(other.token, other.bytes, other.logprob) for other in entry.top_logprobs]
     return ItemLogprob(entry.token, entry.bytes, entry.logprob, top)
 
 
 def replay_events(response: ResponseObject) -> Iterator[events.Event]:
-    """The stream of a response that is over, with one delta for each text."""
+    """The events of a finished response, with one delta per text."""
     numbers, ids = itertools.count(), iter([item.id for item in response.output])
     sealed = any(isinstance(item, ReasoningItem) and item.encrypted_content for item in response.output)
     output = OutputItems(lambda kind: next(ids), lambda: next(numbers), seal=sealed)
@@ -284,7 +284,7 @@ def replay_events(response: ResponseObject) -> Iterator[events.Event]:
 
 
 def events_of(stored: StoredResponse, start: int) -> Iterable[bytes]:
-    """The events of a response that is over: as they were, or where they were not recorded, as they could have been."""
+    """The events of a finished response, as recorded; if they were not recorded, derived from the response."""
     if stored.events is not None:
         return read_recording(stored.events, start)
     response = msgspec.json.decode(stored.body, type=ResponseObject)

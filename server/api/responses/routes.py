@@ -158,7 +158,7 @@ async def delete_response(response_id: str, request: Request) -> Response:
 
 
 async def end_chain(context: ServerContext, tenant: str, name: str) -> None:
-    """Remove a chain, unless somebody follows it, whose response is stored soon, or was just now."""
+    """Delete a chain that has no responses, unless a turn holds it."""
     with suppress(SessionBusy):
         async with context.log.holding(tenant, name):
             if not await context.log.responses.count(tenant, name):
@@ -212,7 +212,7 @@ async def prepare_prompt(
 def new_reply(
     context: ServerContext, body: ResponseRequest, branch: ResponseBranch, items: Sequence[Item]
 ) -> ResponseReply:
-    """The response before it has said anything."""
+    """The reply of a response that has not begun."""
     name = None if branch.session is None else branch.session.name
     id = new_id("resp", name if body.store else None)
     now = int(time.time())
@@ -274,7 +274,7 @@ def response_parameter_names() -> Iterator[None]:
 
 
 async def run_in_background(turn: PendingTurn, runner: TurnRunner, reply: ResponseReply) -> Response:
-    """Start it, and answer at once: with the response as it is queued, or with its events from the first one on."""
+    """Start the response and answer at once: with the queued response, or with the stream of its events."""
     session, recording = turn.session, reply.recording
     assert session is not None
     assert recording is not None
@@ -294,7 +294,7 @@ async def run_in_background(turn: PendingTurn, runner: TurnRunner, reply: Respon
 
 
 async def create_session(context: ServerContext, branch: ResponseBranch) -> ResponseBranch:
-    """The branch with its session there before the turn: nothing is in it yet, whatever the prompt follows."""
+    """Create the branch's session before the turn, empty, whatever the prompt follows."""
     session = branch.session
     assert session is not None
     await context.log.create(session.tenant, session.name, ttl=CHAIN_SECONDS)
@@ -332,7 +332,7 @@ async def replay_response(
 
 
 def stream_events(events: AsyncGenerator[bytes], session: Session | None = None) -> EventStream:
-    """Events as a response; a client that leaves does not end the response."""
+    """Events as a streamed response; if the client disconnects, the response goes on."""
     return EventStream(events, lambda: None, headers_of(session), done=b"")
 
 

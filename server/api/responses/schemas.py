@@ -77,7 +77,7 @@ class FunctionTool(OfFunctions):
 
 
 def distinct(tools: list[FunctionTool]) -> list[FunctionTool]:
-    """No two of a name."""
+    """Refuse two tools with the same name."""
     if len({tool.name for tool in tools}) < len(tools):
         raise ValueError("must have different names")
     return tools
@@ -184,7 +184,7 @@ class ReasoningOptions(Strict):
 
 
 def only_auto(value: object) -> object:
-    """A better word for summaries that somebody would have to make."""
+    """Refuse summary options other than ``auto``, as summaries are not made."""
     if value in ("concise", "detailed"):
         raise ValueError("is not supported: reasoning is returned in full, not summarised")
     return value

@@ -49,7 +49,7 @@ ELSEWHERE = 0xFFFFFFFF  # "see the 64-bit field"
 
 
 class MemberFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What capsule.json says of another member. ``sha256`` in hexadecimal."""
+    """What capsule.json says about another member. ``sha256`` is hexadecimal."""
 
     name: str
     size: int
@@ -57,7 +57,7 @@ class MemberFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of the session is not in its log."""
+    """Properties of the session that are not in its log."""
 
     id: str
     metadata: dict[str, str]
@@ -65,8 +65,9 @@ class SessionFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CapsuleFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """capsule.json. ``fingerprint`` is of what gives its token ids their meaning; of the session's ``tokens``
-    ``kv_tokens`` are in the cache's files."""
+    """capsule.json. ``fingerprint`` is that of the tokenizer; the cache's files have ``kv_tokens`` of the session's
+    ``tokens``.
+    """
 
     format: int
     warmturn: str
@@ -81,7 +82,7 @@ class CapsuleFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Member:
-    """A member to write: bytes, or a file that stays as it is until it has been read."""
+    """A member to write: bytes, or a file that must not change until it has been read."""
 
     name: str
     size: int
@@ -89,7 +90,7 @@ class Member:
     source: bytes | Path
 
     def header(self) -> bytes:
-        """What stands in front of its bytes."""
+        """The local header before its bytes."""
         name, extra = self.name.encode(), struct.pack("<HHQQ", 1, 16, self.size, self.size)
         head = LOCAL.pack(
             b"PK\3\4", VERSION, 0, 0, 0, NEW_YEAR_1980, self.crc, ELSEWHERE, ELSEWHERE, len(name), len(extra)
@@ -97,7 +98,7 @@ class Member:
         return head + name + extra
 
     def entry(self, offset: int) -> bytes:
-        """Its line in the directory at the archive's end."""
+        """Its entry in the central directory."""
         name, extra = self.name.encode(), struct.pack("<HHQQQ", 1, 24, self.size, self.size, offset)
         sizes = ELSEWHERE, ELSEWHERE, len(name), len(extra)
         head = CENTRAL.pack(
@@ -119,7 +120,7 @@ class Member:
         return head + name + extra
 
     def chunks(self) -> Iterator[bytes]:
-        """Its bytes. Raises OSError, also when the file has another size by now."""
+        """Its bytes. Raises OSError, also if the file's size has changed."""
         if isinstance(self.source, bytes):
             yield self.source
             return
@@ -133,7 +134,7 @@ class Member:
 
 
 def directory(members: list[Member]) -> bytes:
-    """The archive's end."""
+    """The central directory at the end of the archive."""
     offset = 0
     entries = bytearray()
     for member in members:
@@ -290,5 +291,5 @@ def check(member: Member, told: MemberFacts | None, crc: int, sha256: str) -> No
 
 
 def doubtful(why: str) -> ApiError:
-    """The 400 for a body that is not a capsule."""
+    """The 400 for a body that is not a valid capsule."""
     return bad_request(f"The capsule {why}.", code="invalid_capsule")

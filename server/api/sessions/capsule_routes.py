@@ -45,8 +45,9 @@ async def export_session(session_id: str, query: Annotated[ExportSession, Query(
 
 
 async def pack_session(context: ServerContext, session: Session, folder: Path, with_kv: bool) -> Capsule:
-    """Log and cache of a session, the cache's files in a new folder below ``folder``. Raises UnknownSession, and
-    EngineUnavailable or EngineDied when the cache is wanted and no engine is there to give it."""
+    """A capsule of a session's log and KV, whose files are in a new folder below ``folder``. Raises UnknownSession, and
+    EngineUnavailable or EngineDied if KV is wanted and no engine can export it.
+    """
     summary = await context.log.summary(session.tenant, session.name)
     log = await context.log.rows(session.tenant, session.name)
     if summary is None:
@@ -86,8 +87,9 @@ async def import_session(query: Annotated[ImportSession, Query()], request: Requ
 
 
 def open_capsule(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[CapsuleFacts, PortableLog]:
-    """What is in the file ``capsule``, which goes away; the cache's files are in the folder ``kv`` then. Blocking.
-    Raises a 400 for what this server cannot have written."""
+    """The content of the file ``capsule``, which is deleted; the KV files are then in the folder ``kv``. Blocking.
+    Raises a 400 for an invalid capsule.
+    """
     told, log = unpack(folder / "capsule", folder / "kv")
     (folder / "capsule").unlink()
     try:
@@ -104,7 +106,7 @@ def open_capsule(folder: Path, facts: ModelFacts, fingerprint: str) -> tuple[Cap
 
 
 async def restore_log(context: ServerContext, session: Session, told: CapsuleFacts, log: PortableLog) -> SessionSummary:
-    """The session, in the log. Raises SessionExists."""
+    """Create the session in the log. Raises SessionExists."""
     facts = told.session
     try:
         return await context.log.restore(
@@ -117,8 +119,9 @@ async def restore_log(context: ServerContext, session: Session, told: CapsuleFac
 async def import_kv(
     context: ServerContext, session: Session, told: CapsuleFacts, files: Path
 ) -> tuple[int, str | None]:
-    """Hand the cache to the engine: how many tokens it took, and why not all. Without any the session is whole, too:
-    the next turn computes them."""
+    """Import the KV into the engine. Returns how many tokens it took, and why not all. Without KV, the next turn
+    computes it.
+    """
     if len(told.members) == 1:
         return 0, "no_kv" if told.tokens else None
     if told.fingerprint != context.fingerprint:

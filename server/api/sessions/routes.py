@@ -1,7 +1,7 @@
 """Routes of sessions: create, list, inspect, update, fork, rewind, edit, regenerate, delete.
 
-Every verb that needs the timeline to stand still holds the session while it runs, so a running turn and a verb never
-mix: the later one is a 409. Looking and updating need no hold, and a deletion ends the turn and waits for it.
+Changes that need a fixed timeline hold the session, so they never run at the same time as a turn: the later one gets a
+409. Reads and updates do not hold it; a deletion ends the running turn and waits for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NUDGE_SECONDS = 0.25  # a turn that was just about to start is told again
 
 
 def session_of_path(request: Request, session_id: str) -> Session:
-    """The session of the path. Raises a 400 for what no session is called."""
+    """The session of the path. Raises a 400 for an invalid id."""
     session = named_session(request, None, session_id)
     assert session is not None
     return session
@@ -63,7 +63,7 @@ def new_id() -> str:
 
 
 async def require_session(context: ServerContext, session: Session) -> SessionRecord:
-    """What the log holds of it. Raises UnknownSession, also for a foreign one."""
+    """The session's record. Raises UnknownSession, also for another tenant's."""
     record = await context.log.get(session.tenant, session.name)
     if record is None:
         raise UnknownSession
@@ -72,7 +72,7 @@ async def require_session(context: ServerContext, session: Session) -> SessionRe
 
 @contextmanager
 def translate_no_such_place() -> Iterator[None]:
-    """A turn, token or message that is not there, as the client hears it."""
+    """Converts NoSuchPlace to an ApiError."""
     try:
         yield
     except NoSuchPlace as error:
@@ -283,7 +283,7 @@ async def delete_session(session_id: str, request: Request) -> Response:
 
 
 async def delete_session_and_turn(context: ServerContext, session: Session) -> bool:
-    """Remove a session, its turn and its cache; False if there was nothing of it."""
+    """Delete a session, its running turn and its KV; False if there was none."""
     ending = None
     try:
         with context.log.claim(session.tenant, session.name):
@@ -300,14 +300,14 @@ async def delete_session_and_turn(context: ServerContext, session: Session) -> b
 
 
 async def delete_held_session(context: ServerContext, session: Session) -> bool:
-    """The same for one that the caller holds."""
+    """The same for a session that the caller holds."""
     life = await context.log.delete(session.tenant, session.name)
     context.engine.forget(session.tenant, session.name, life)
     return life is not None
 
 
 async def keep_ending_turn(context: ServerContext, session: Session) -> None:
-    """Tell the engine again and again: the turn may be about to be submitted."""
+    """End the session's turn again and again until cancelled, as it may not have been submitted yet."""
     while True:
         context.engine.forget(session.tenant, session.name)
         await asyncio.sleep(NUDGE_SECONDS)

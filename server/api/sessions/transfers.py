@@ -33,10 +33,10 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBI
 
 
 class Transfers:
-    """The folder. ``max_bytes`` is the largest capsule that is taken."""
+    """The temporary folder of capsules. ``max_bytes`` is the size of the largest accepted capsule."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Make the folder, or empty it of what a server left that was killed. Raises UsageError."""
+        """Create the folder, or empty it of what a killed server left. Raises UsageError."""
         self.max_bytes = max_bytes
         self._folder = folder
         self._open = 0
@@ -99,7 +99,9 @@ class Transfers:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder into which an engine that was given up may be writing still: it must not find it any more."""
+    """Remove a folder into which the engine may still be writing; it is renamed first, so that the engine no longer
+    finds it.
+    """
     with suppress(OSError):
         folder = folder.rename(folder.with_name(f"{folder.name}.gone"))
     shutil.rmtree(folder, ignore_errors=True)
@@ -126,7 +128,7 @@ async def read_chunks(request: Request) -> AsyncIterator[bytes]:
 
 
 class CapsuleResponse(Response):
-    """A capsule as it leaves. ``close`` is awaited exactly once, however the response ends."""
+    """A capsule as a streamed response. ``close`` is awaited exactly once, however the response ends."""
 
     media_type = MEDIA_TYPE
 

@@ -87,7 +87,7 @@ async def delete_chat_completion(completion_id: str, request: Request) -> Respon
 
 
 async def delete_begun_session(context: ServerContext, session: Session) -> None:
-    """Remove a session that a stored chat began, unless somebody goes on with it, or has."""
+    """Delete a session that a stored chat began, unless it is in use or has other turns."""
     with suppress(SessionBusy):
         async with context.log.holding(session.tenant, session.name):
             summary = await context.log.summary(session.tenant, session.name)

@@ -94,7 +94,7 @@ def show(out: TextIO, config: BenchConfig, line: str) -> None:
 
 
 def tell(doing: str) -> None:
-    """What takes its time now, for the person who waits."""
+    """Print what is being done, for the waiting user."""
     print(f"warmturn: {doing}", file=sys.stderr, flush=True)
 
 

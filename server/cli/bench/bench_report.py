@@ -81,7 +81,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def about(what: str, left_out: Sequence[str]) -> str:
-    """Machine, versions, date: what a figure means nothing without."""
+    """Machine, versions and date, which every report names."""
     date = datetime.now(UTC).date().isoformat()
     machine = f"{processor()}, {os.cpu_count()} processors, {platform.system()}"
     packages = ", ".join(f"{name} {of}" for name in ("warmturn", "torch", "transformers") if (of := installed(name)))

@@ -86,7 +86,7 @@ async def loaded(config: EngineConfig, command: Sequence[str]) -> MeasuredModel:
 
 
 async def first_words(link: EngineLink, said: IO[bytes]) -> MeasuredModel:
-    """What the engine tells until its first heartbeat, or why there is none."""
+    """The engine's messages until its first heartbeat, or why there is none."""
     began, facts, seconds = time.monotonic(), None, 0.0
     async with contextlib.aclosing(link.messages()) as messages:
         async for message in messages:
@@ -167,7 +167,7 @@ def disk_budget(config: DoctorConfig) -> int:
 
 
 def words(config: DoctorConfig) -> Iterator[Finding]:
-    """The tokenizer's template: does it keep prefixes, how are reasoning and calls of tools written."""
+    """The chat template: whether it is prefix-stable, and how reasoning and tool calls are written."""
     try:
         tokens, stable = load_tokens(config)
     except Exception as error:  # transformers raises what it likes

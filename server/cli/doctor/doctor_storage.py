@@ -207,7 +207,7 @@ def log(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def resting(path: Path) -> Finding:
-    """A log of SQLite that nobody has open, read without touching what lies beside it."""
+    """A closed SQLite log, read without changing the files beside it."""
     nbytes = path.stat().st_size
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
@@ -327,7 +327,7 @@ def hub(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def asked(endpoint: str, model: str) -> Finding:
-    """What the hub says of a model that is not here yet."""
+    """What the hub says about a model that has not been downloaded."""
     token = os.environ.get("HF_TOKEN")
     headers: dict[str, Any] = {"authorization": f"Bearer {token}"} if token else {}
     try:
