@@ -13,23 +13,22 @@ import os
 import time
 from array import array
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
-from llguidance import LLMatcher
 
 from cache.inventory import tier_stats
 from cache.memory.stream import HostCopy, put
 from scheduler.core.constraint import GrammarError, Grammars
 from scheduler.core.gauges import disk_gauges
+from scheduler.core.grammar_queue import GrammarQueue
 from scheduler.core.limits import Limits
+from scheduler.core.output_queue import UNDECODABLE, OutputQueue
 from scheduler.core.queue import QueueFull
 from scheduler.core.sampling import SampledToken, Sampler, SamplerOutput
 from scheduler.core.scheduler import Scheduler
-from scheduler.core.stop_checker import DrawnToken, StopChecker
+from scheduler.core.stop_checker import StopChecker
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.turn import Turn
 from scheduler.model.runner import ModelRunner
@@ -50,7 +49,6 @@ from scheduler.protocol import (
 log = logging.getLogger("warmturn.engine")
 
 _MAX_FAILURES = 8  # failed steps in a row after which the engine gives up
-_UNDECODABLE = "the reply could not be decoded"
 _MIN_PREFILL = 32  # prompt tokens in a step that make its time a measure of prefill
 
 
@@ -89,11 +87,10 @@ class EngineCore:
         self._vocabulary = vocabulary
         self._stop_checker = StopChecker(vocabulary, eos_token_ids, limits.context)
         self._limits = limits
-        self._grammars = grammars
         self._sampler = Sampler(eos_token_ids)
-        self._compiling: list[tuple[Turn, Future[LLMatcher]]] = []  # waiting turns whose grammars are not ready
+        self._compiling = GrammarQueue(grammars)
         self._refused: list[Refused] = []
-        self._outputs: list[tuple[Turn, Delta | DrawnToken]] = []
+        self._outputs = OutputQueue(self._stop_checker)
         self._failures = 0  # steps in a row
         self.stalled = False  # the last step had nothing that could run
         self._steps = self._prompt = self._cached = self._generated = 0
@@ -128,8 +125,7 @@ class EngineCore:
             self._refused.append(Refused(crowding.request.turn, "queue_full", QUEUE_FULL))
             self.scheduler.add(turn)
         if request.grammar is not None:
-            turn.compiling = True
-            self._compiling.append((turn, self._grammars.ask(request.grammar)))
+            self._compiling.add(turn)
         return None
 
     def take_refusals(self) -> list[Refused]:
@@ -170,7 +166,8 @@ class EngineCore:
         before the next one begins.
         """
         if self._compiling:
-            self._poll_grammars()
+            for turn, error in self._compiling.poll():
+                self._refuse_grammar(turn, error)
         plan = self.scheduler.schedule()
         self.stalled = not plan
         if not plan:
@@ -210,15 +207,10 @@ class EngineCore:
 
     def take_outputs(self) -> StepOutputs:
         """What has happened since the last call."""
-        deltas: list[Delta] = []
-        broken: set[Turn] = set()  # by a token that cannot be decoded: what came after it is not told
-        for turn, item in self._outputs:
-            if turn in broken:
-                continue
-            deltas.append(self._flush_delta(turn, item) if isinstance(item, Delta) else self._make_delta(item))
-            if deltas[-1].error == _UNDECODABLE:
-                broken.add(turn)
-        self._outputs = []
+        deltas, broken = self._outputs.take()
+        for turn in broken:  # also one that is in a step that has been launched
+            if turn.finish_reason is None:
+                self.scheduler.finish(turn, FinishReason.ERROR)
         return StepOutputs(tuple(deltas), self.stats())
 
     def _measure(self, plan: list[tuple[Turn, int]], seconds: float) -> None:
@@ -269,23 +261,6 @@ class EngineCore:
         """Assert every invariant that can be checked between steps."""
         self.scheduler.check_integrity()
         self.scheduler.store.check_integrity()
-
-    def _poll_grammars(self) -> None:
-        """Turns whose grammars are ready may be admitted now, or are refused where these are none."""
-        still = []
-        for turn, future in self._compiling:
-            if turn.finish_reason is None and not future.done():
-                still.append((turn, future))
-                continue
-            assert turn.request.grammar is not None
-            self._grammars.leave(turn.request.grammar, future)
-            if turn.finish_reason is not None:  # cancelled meanwhile
-                continue
-            if (error := future.exception()) is not None:
-                self._refuse_grammar(turn, error)
-            else:
-                turn.compiling, turn.constraint = False, self._grammars.constraint(future.result())
-        self._compiling = still
 
     def _refuse_grammar(self, turn: Turn, error: BaseException) -> None:
         """Its grammar is none, or leads nowhere: that is for whoever wrote it, also behind the first tokens."""
@@ -346,32 +321,11 @@ class EngineCore:
             return
         except Exception:
             log.exception("turn %s failed", turn.request.turn)
-            self._fail(turn, _UNDECODABLE)
+            self._fail(turn, UNDECODABLE)
             return
-        self._outputs.append((turn, drawn))
+        self._outputs.add(turn, drawn)
         if drawn.reason is not None:
             self.scheduler.finish(turn, drawn.reason)
-
-    def _make_delta(self, drawn: DrawnToken) -> Delta:
-        """Its delta. A token that cannot be decoded ends its turn, which may be in a step that has been launched."""
-        turn = drawn.turn
-        try:
-            return self._stop_checker.delta(drawn)
-        except Exception:
-            log.exception("turn %s failed", turn.request.turn)
-        if turn.finish_reason is None:
-            self.scheduler.finish(turn, FinishReason.ERROR)
-        return Delta(turn.request.turn, finish_reason=FinishReason.ERROR, error=_UNDECODABLE)
-
-    def _flush_delta(self, turn: Turn, delta: Delta) -> Delta:
-        """A delta without a token; of a turn that was cancelled, with the text that was held back."""
-        if delta.finish_reason != FinishReason.CANCELLED or not turn.generated:
-            return delta
-        try:
-            return msgspec.structs.replace(delta, text=turn.text.flush())
-        except Exception:
-            log.exception("turn %s was cancelled in text that cannot be decoded", turn.request.turn)
-        return delta
 
     def _compute_prompt_logprobs(self, turn: Turn, logits: torch.Tensor) -> tuple[Turn, int, SamplerOutput]:
         """Log-probabilities of the prompt tokens that ``logits [count, V]`` predict, behind how many tokens."""
@@ -388,7 +342,7 @@ class EngineCore:
             turn.prompt_logprobs = [TokenLogprob(turn.ids[0], text, data, None)]
         turn.prompt_logprobs.extend(self._stop_checker.spell_logprobs(item) for item in sampled)
         if turn.session is not None and turn.session.length == turn.prompt_length:
-            self._outputs.append((turn, Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs))))
+            self._outputs.add(turn, Delta(turn.request.turn, prompt_logprobs=tuple(turn.prompt_logprobs)))
 
     # -- beginnings and ends ----------------------------------------------------------------------------------------
 
@@ -398,11 +352,11 @@ class EngineCore:
             turn.announced = True
             self._prompt += turn.receipt.prompt
             self._cached += turn.receipt.cached
-            self._outputs.append((turn, Delta(turn.request.turn, receipt=turn.receipt)))
+            self._outputs.add(turn, Delta(turn.request.turn, receipt=turn.receipt))
 
     def _finish(self, turn: Turn, reason: FinishReason, error: str | None = None) -> None:
         self.scheduler.finish(turn, reason)
-        self._outputs.append((turn, Delta(turn.request.turn, finish_reason=reason, error=error)))
+        self._outputs.add(turn, Delta(turn.request.turn, finish_reason=reason, error=error))
 
     def _fail(self, turn: Turn, message: str) -> None:
         if turn.finish_reason is None:

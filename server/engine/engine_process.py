@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import math
 import shutil
 import tempfile
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,12 +17,10 @@ import msgspec
 import zmq.asyncio
 
 from scheduler.protocol import (
-    QUEUE_FULL,
     Cancel,
     EngineConfig,
     Export,
     Exported,
-    FinishReason,
     Forget,
     Forgotten,
     FromEngine,
@@ -42,11 +38,12 @@ from scheduler.protocol import (
     StepOutputs,
     Submit,
 )
-from server.engine.engine import EngineDied, EngineFailed, EngineUnavailable, State, TurnRefused
+from server.engine.engine import EngineFailed, EngineUnavailable, State, TurnRefused
 from server.engine.engine_calls import A, EngineCalls, Question
 from server.engine.engine_link import ENGINE_COMMAND, EngineLink, LinkFull
+from server.engine.engine_turns import EngineTurns
 from server.engine.mailbox import Mailbox
-from server.engine.waiting import REQUEST, RequestReading, WaitingTurns
+from server.engine.waiting import RequestReading
 
 SILENCE_LIMIT = 30.0  # seconds without a message until the engine counts as hung
 STABLE_LIFE = 60.0  # seconds of service after which a death is an accident, not a pattern
@@ -90,11 +87,7 @@ class EngineProcess:
         self._on_forgotten = on_forgotten or (lambda tenant, session, life: None)
         self._state: State = "loading"
         self._ending = False  # the process was told to end, or will not come any more
-        self._turns: dict[str, Mailbox] = {}
-        self._all_told = asyncio.Event()  # an engine that was told to end has spoken of all of them
-        self._waiting = WaitingTurns(config.max_queued)
-        self._requests = itertools.count()
-        self._in_hand: weakref.WeakSet[Mailbox] = weakref.WeakSet()
+        self._turns = EngineTurns(config.max_queued, self._cancel)
         self._calls = EngineCalls()
         self._link: EngineLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -126,25 +119,15 @@ class EngineProcess:
             self._link.send(request)
         except LinkFull:
             raise EngineUnavailable(_WHY_NOT["ready"], self._retry_after()) from None
-        turn = self._turns[request.turn] = Mailbox(request.turn, self._cancel, (request.tenant, request.session))
-        self._waiting.remove(REQUEST.get())
-        self._waiting.add(request.turn, request.tenant)
-        self._in_hand.add(turn)
-        return turn
+        return self._turns.add(request)
 
     def turns_away(self, tenant: str) -> TurnRefused | None:
-        """See ``Engine``. Both must agree: the engine's queue was full after its last step, and it still is by the
-        server's own count. Requests that are being read count as well; otherwise all requests that arrive while one
-        place is free would be read for it.
-        """
-        waiting = self.stats.waiting and self.stats.waiting + self._waiting.reading
-        if waiting < self._config.max_queued or not self._waiting.full(tenant):
-            return None
-        return TurnRefused("queue_full", QUEUE_FULL, self._waiting.retry_after())
+        """See ``Engine``."""
+        return self._turns.turns_away(tenant, self.stats.waiting)
 
     def reading(self, tenant: str) -> RequestReading:
         """See ``Engine``."""
-        return RequestReading(self._waiting, f"request {next(self._requests)}", tenant)
+        return self._turns.reading(tenant)
 
     def forget(self, tenant: str, session: str, life: int | None = None) -> None:
         """See ``Engine``."""
@@ -153,13 +136,11 @@ class EngineProcess:
 
     def cancel(self, tenant: str, session: str) -> bool:
         """See ``Engine``."""
-        return any(turn.stop() for turn in self._turns.values() if turn.session == (tenant, session))
+        return self._turns.cancel(tenant, session)
 
     def end(self, tenant: str, session: str, failure: Exception) -> None:
         """See ``Engine``."""
-        for turn in [turn for turn in self._turns.values() if turn.session == (tenant, session)]:
-            self._cancel(turn.name)
-            turn.fail(failure)
+        self._turns.end(tenant, session, failure)
 
     def pin(self, tenant: str, session: str, until: float) -> None:
         """See ``Engine``."""
@@ -204,7 +185,7 @@ class EngineProcess:
     @property
     def in_hand(self) -> int:
         """Turns that run, or have ended but whose answer is still being committed and written."""
-        return sum(not turn.let_go for turn in self._in_hand)
+        return self._turns.in_hand
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -244,7 +225,7 @@ class EngineProcess:
             stopping = asyncio.create_task(self._link.stop(*((flush, grace) if self.facts is not None else (0.0, 0.0))))
             if self._turns:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._all_told.wait(), LAST_NEWS)
+                    await asyncio.wait_for(self._turns.wait_empty(), LAST_NEWS)
             self._end_turns(SHUTTING_DOWN)  # their clients need not wait for the disk
             await stopping
         elif self._supervisor is not None:
@@ -341,19 +322,9 @@ class EngineProcess:
         match message:
             case StepOutputs(deltas, stats):
                 self.stats = stats
-                for delta in deltas:
-                    if (turn := self._turns.get(delta.turn)) is not None:
-                        if self._ending and delta.finish_reason is FinishReason.CANCELLED:
-                            turn.fail(EngineDied(SHUTTING_DOWN))
-                        turn.push(delta)
-                        self._waiting.leave(delta.turn)
-                        if delta.finish_reason is not None:
-                            del self._turns[delta.turn]
-            case Refused(name, code, text):
-                self._waiting.remove(name)
-                if (turn := self._turns.pop(name, None)) is not None:
-                    full = code == "queue_full"
-                    turn.fail(TurnRefused(code, text, self._waiting.retry_after() if full else None))
+                self._turns.push(deltas, SHUTTING_DOWN if self._ending else None)
+            case Refused():
+                self._turns.refuse(message)
             case Loading(stage):
                 self._on_loading(stage)
             case Ready(facts):
@@ -365,8 +336,6 @@ class EngineProcess:
                     self._on_forgotten(tenant, session, life)
             case Inspected() | Exported() | Imported():
                 self._calls.answered(message)
-        if self._ending and not self._turns:
-            self._all_told.set()
 
     def _ready(self, facts: ModelFacts) -> None:
         self.facts = facts
@@ -381,14 +350,11 @@ class EngineProcess:
         self._on_ready(facts)
 
     def _cancel(self, name: str) -> None:
-        if self._link is not None and name in self._turns:
+        if self._link is not None:
             self._link.send_later(Cancel(name))
 
     def _end_turns(self, message: str) -> None:
-        turns, self._turns = self._turns, {}
-        self._waiting.clear()
-        for turn in turns.values():
-            turn.fail(EngineDied(message))
+        self._turns.fail(message)
         self._calls.fail(message)
 
     def _retry_after(self) -> int:

@@ -14,7 +14,6 @@ from tiny_models import greedy
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.sampling import SamplerOutput
 from scheduler.core.session_commands import SessionCommands
-from scheduler.core.stop_checker import DrawnToken
 from scheduler.core.text import TextStream
 from scheduler.model.runner import ModelRunner
 from scheduler.process import ServingLoop
@@ -140,9 +139,10 @@ def test_a_token_that_cannot_be_decoded_ends_its_turn_during_the_next_step(
     kit = Kit(overlaps=True)
     bad, good = kit.send([1, 2], 2 if last else 6), kit.send([3, 4], 6)
     kit.step()
+    turn = kit.scheduler.find(bad)
+    assert turn is not None
     kit.step()
     assert (kit.scheduler.find(bad) is None) is last
-    (turn,) = {turn for turn, item in kit.engine._outputs if isinstance(item, DrawnToken) and turn.request.turn == bad}
     monkeypatch.setattr(turn.text, "push", lambda *_, **__: (_ for _ in ()).throw(ValueError("no text")))
     kit.run()
     assert kit.outcomes[bad].finish_reason is FinishReason.ERROR

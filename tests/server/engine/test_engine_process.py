@@ -1,7 +1,6 @@
 """The engine process kept alive: turns, refusals, death and restart, against a scripted engine without a model."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import stat
@@ -12,7 +11,7 @@ import scripted_engine
 from scripted_process import admitted, engine, pid_of, piece, read, run_patiently, scenario, submit, until
 
 from cache.tier import Tier
-from scheduler.protocol import EngineConfig, FinishReason, Stats
+from scheduler.protocol import EngineConfig, FinishReason
 from server.engine import engine_link
 from server.engine.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused
 from server.engine.engine_process import EngineProcess, _backoff
@@ -116,76 +115,11 @@ async def test_the_turn_of_a_session_is_ended_for_a_reason_of_the_server_s() -> 
 
 
 @scenario
-async def test_a_full_queue_turns_away_until_a_turn_leaves_it() -> None:
-    async with engine(max_queued=2) as process:
-        await process.wait_ready()
-        running = process.submit(submit(tenant="endless", name="r"))
-        await admitted(running)
-        waiting = [process.submit(submit(tenant="queued", name=name)) for name in "ab"]
-        await until(lambda: process.stats.waiting == 2)
-        refusal = process.turns_away("queued")
-        assert refusal is not None
-        assert (refusal.code, refusal.retry_after) == ("queue_full", 1)
-        assert process.turns_away("other") is None  # its line is shorter by more than one
-        with pytest.raises(TurnRefused):
-            await read(process.submit(submit(tenant="queue_full", name="refused")))
-        waiting[0].cancel()
-        await read(waiting[0])
-        process.stats = Stats(waiting=2)  # what the engine said of the step before
-        assert process.turns_away("queued") is None
-
-
-@scenario
-async def test_requests_that_are_read_have_their_places() -> None:
-    async with engine(max_queued=2) as process:
-        await process.wait_ready()
-        running = process.submit(submit(tenant="endless", name="r"))
-        await admitted(running)
-        process.submit(submit(tenant="queued", name="a"))
-        await until(lambda: process.stats.waiting == 1)
-        with process.reading("queued"):
-            assert process.turns_away("queued") is not None
-            with pytest.raises(RuntimeError), process.reading("endless"):  # comes to no turn
-                raise RuntimeError
-            assert process.turns_away("other") is None  # its line is shorter by more than one
-            process.submit(submit(tenant="queued", name="b"))
-            assert process._waiting.reading == 0  # its turn has the place now
-            await until(lambda: process.stats.waiting == 2)
-            assert process.turns_away("queued") is not None
-        assert process.turns_away("queued") is not None
-
-
-@scenario
-async def test_an_idle_engine_is_read_for_by_any_number() -> None:
-    async with engine(max_queued=2) as process:
-        await process.wait_ready()
-        with contextlib.ExitStack() as stack:
-            for _ in range(9):
-                stack.enter_context(process.reading("a"))
-            assert process.turns_away("a") is None
-
-
-@scenario
 async def test_forget_reaches_the_engine() -> None:
     async with engine() as process:
         await process.wait_ready()
         process.forget("a", "s")
         await until(lambda: process.stats.tier(Tier.DEVICE).evictions == 1)
-
-
-@scenario
-async def test_a_turn_is_in_hand_until_its_reader_lets_it_go() -> None:
-    async with engine() as process:
-        await process.wait_ready()
-        one, two = process.submit(submit(tokens=1)), process.submit(submit("endless", "t2"))
-        assert process.in_hand == 2
-        await until(lambda: process.running == 1)
-        await read(one)
-        assert process.in_hand == 2  # its answer is being written
-        one.cancel()
-        assert process.in_hand == 1
-        two.cancel()
-        assert process.in_hand == 0
 
 
 @scenario
