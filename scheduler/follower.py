@@ -52,7 +52,7 @@ _DEATHSIG = 1  # PR_SET_PDEATHSIG of prctl
 
 
 class Follower:
-    """Its part of the model, run as rank 0 runs its own."""
+    """This rank's part of the model, run with rank 0's commands."""
 
     def __init__(self, model: Any, share: RankTiers) -> None:
         self._model = model
@@ -64,7 +64,7 @@ class Follower:
         self._installed = False
 
     def execute(self, command: Ordered) -> Any:
-        """Do it; the answer, None where none is awaited."""
+        """Execute a command; returns its answer, None if it has none."""
         match command:
             case PackedForward():
                 self._step(command)
@@ -115,7 +115,7 @@ class Follower:
 
 
 def run_follower(ordered: RankLink, beside: RankLink) -> None:
-    """Load, then do what comes until the line ends."""
+    """Load the model, then execute commands until rank 0 closes the socket, which raises EOFError."""
     config = msgspec.json.decode(ordered.receive(), type=EngineConfig)
     rank = int(os.environ["RANK"])
     configure(config.log_format, "warning", f"%(name)s: rank {rank}: %(message)s")

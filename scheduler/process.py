@@ -55,13 +55,13 @@ from scheduler.protocol import (
 log = logging.getLogger("warmturn.engine")
 
 _HEARTBEAT_MS = 1000
-_BUSY_MS = 5  # while files are being read or written for nobody's turn
+_BUSY_MS = 5  # while files are being read or written and no turn runs
 _CHECK_SECONDS = 60
 _STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
 
 class Channel:
-    """The socket to the server and the pipe that tells whether it still lives."""
+    """The socket to the server, and the pipe that shows whether the server is alive."""
 
     def __init__(self, address: str) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
@@ -264,7 +264,7 @@ def main(config: EngineConfig) -> int:
     if loaded.followers is not None:
         loaded.followers.serving()
     log.info("mode %s; measured: %s", facts.mode, facts.probe)
-    gc.freeze()  # a collection that walks all of torch takes a quarter of a second, in which nobody steps
+    gc.freeze()  # a collection that visits all of torch's objects blocks steps for a quarter of a second
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
     ServingLoop(engine, SessionCommands(engine.scheduler.store, facts.fingerprint), channel).run()

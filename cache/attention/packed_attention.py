@@ -234,7 +234,7 @@ def _shaped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: 
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-# What compiled code sees of a step: one function that nobody looks into. It stores keys and values and attends.
+# An opaque operator for compiled code: it stores keys and values of a step and computes attention.
 _library: Any = torch.library.Library("warmturn", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(
     "attend(Tensor query, Tensor key, Tensor value, int number, SymInt layer, "

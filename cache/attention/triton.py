@@ -131,7 +131,7 @@ class TritonBackend:
         self._functions: Any = import_module("cache.attention.kernels.paged")
         cuda = device.type == "cuda"
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 8
-        self._none = torch.zeros(1, device=device)  # stands for what is not there
+        self._none = torch.zeros(1, device=device)  # passed for tensors that are not used
         self._self_test = SelfTest(self, "attention over pages", device)
 
     def fits(self, signature: Signature) -> bool:

@@ -130,7 +130,7 @@ class SessionCache:
         stop = min(stop, self.length)
         self.mask[start:stop] = bytes(stop - start)
         self.hidden = self.mask.count(0)
-        if start < min(stop, self.saved_length):  # what is stored of them says otherwise
+        if start < min(stop, self.saved_length):  # the stored mask differs now
             self.saved = self.saved.at(start) if self.saved is not None else None
             self.saved_length = start if self.saved is not None else 0
 

@@ -47,7 +47,7 @@ class Segment:
     states: tuple[int, ...] = ()
     long: bool = False
     private: bool = False
-    orphan: bool = False  # its session was deleted: nobody's newest, kept for those who go on from it
+    orphan: bool = False  # its session was deleted: no head, kept because other sessions depend on it
     nbytes: int = 0
     refs: int = 0
     dead: bool = False

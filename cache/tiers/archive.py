@@ -30,7 +30,7 @@ from cache.tiers.segment_store import SegmentStore
 from cache.tiers.tier_sync import TierSync
 from cache.tiers.write_behind import WriteBehind
 
-_LOADS = 4  # at once, each on a thread of its own: each holds pages that nobody computes with yet
+_LOADS = 4  # concurrent loads, each on its own thread; each holds pages that are not used yet
 _STUCK = 10.0  # seconds without a byte after which a load is not waited for
 _PENDING = 2 << 30  # bytes that may be on their way to disk, or a quarter of the device tier if that is less
 

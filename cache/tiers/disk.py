@@ -166,7 +166,7 @@ class DiskTier:
                 self._set_head(head.owner, segment.parent, head.used)
             else:
                 self._drop(head)
-        if not segment.dead:  # somebody still refers to it
+        if not segment.dead:  # it still has references
             self._remove_segment(segment)
 
     def hold(self, segment: Segment) -> None:

@@ -112,6 +112,6 @@ class SegmentFolder:
         """The free bytes of the file system, None if they cannot be read; may block on the disk."""
         try:
             system = os.statvfs(self.folder)
-        except OSError:  # whoever writes next will be told
+        except OSError:  # the next write reports it
             return None
         return system.f_bavail * system.f_frsize

@@ -29,7 +29,7 @@ from cache.tiers.segment_folder import file_name, folder_of
 log = logging.getLogger("warmturn.engine")
 
 _PAUSE = 5.0  # seconds without a write after one that failed
-_QUIET = 0.25  # seconds without a turn after which what nobody may ever want is written
+_QUIET = 0.25  # seconds without a turn after which sessions that were never continued are written
 _STUCK = 10.0  # seconds after which a write is not waited for
 _HEADER = 4096  # bytes of a file besides its tensors, about
 
@@ -70,7 +70,7 @@ class WriteBehind:
         self._queue = queue
         self._codec = codec
         self._limit = limit
-        # named, without a name, and those without one that nobody has gone on from
+        # named sessions, anonymous ones, and anonymous ones that were never continued
         self._wanted: tuple[OrderedDict[SessionCache, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
         self._idle_since: float | None = time.monotonic()
         self._cold: dict[SessionCache, None] = {}  # left the device before it was their turn

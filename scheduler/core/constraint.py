@@ -28,20 +28,24 @@ Mask = npt.NDArray[np.uint32]
 
 
 class GrammarError(Exception):
-    """This grammar cannot be compiled, or not be followed any further. The message holds nothing of its text."""
+    """The grammar cannot be compiled, or allows no continuation. The message contains none of its text."""
 
 
 class Constraint:
-    """The grammar of one turn, as far as its reply has come: ``matcher`` is this turn's own. ``words``: of a mask."""
+    """The grammar of one turn, in the state after its reply so far. ``matcher`` is used by this turn only. ``words``:
+    of a mask.
+    """
 
     def __init__(self, matcher: LLMatcher, words: int) -> None:
         self.matcher = matcher
         self.words = words
 
     def compute_mask(self, unwanted: Sequence[int] = ()) -> Mask:
-        """What may come next, a bit a token, lowest first; the ids that end replies only where the grammar is complete.
+        """The tokens that may come next: one bit per token, lowest first, ``[words]`` uint32. End-of-sequence ids are
+        allowed only if the grammar is complete.
 
-        ``unwanted`` tokens are left out while there are others. A grammar that breaks here tells when it is to accept.
+        ``unwanted`` tokens are left out unless no others remain. Errors of the grammar are raised by the next
+        ``accept``.
         """
         mask = np.zeros(self.words, np.uint32)
         self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -62,9 +66,9 @@ class Constraint:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary on a thread of its own, and keeps a few.
+    """Compiles grammars for one vocabulary on a background thread, and caches some.
 
-    A grammar that is asked for several times is compiled once: each turn gets a copy.
+    A grammar that is requested several times is compiled once: each turn gets a copy.
     """
 
     def __init__(self, make_tokenizer: Callable[[], LLTokenizer]) -> None:
@@ -82,18 +86,20 @@ class Grammars:
         self._users: Counter[Future[LLMatcher]] = Counter()
 
     def prepare(self) -> None:
-        """Make the tokenizer now: it holds the interpreter's lock, which the first turn with a grammar should not."""
+        """Create the tokenizer now: that holds the interpreter's lock, which would delay the first turn with a
+        grammar.
+        """
         if self._tokenizer is not None or self._unavailable:
             return
         try:
             self._tokenizer = self._make_tokenizer()
-        except Exception as error:  # somebody else's tokenizer: its model is served without grammars
+        except Exception as error:  # any error of a tokenizer: its model is served without grammars
             self._unavailable = "This model's tokenizer does not go with grammars."
             log.warning("no grammars: %s", error)
 
     def ask(self, grammar: str) -> Future[LLMatcher]:
-        """The compiled grammar, once it is; its exception is ``GrammarError``. What it gives is to be copied, not used.
-        Whoever asks calls ``leave`` once, when it has what it needs or needs nothing any more.
+        """A future of the compiled grammar, which must be copied and not used; its exception is ``GrammarError``. The
+        caller must call ``leave`` once, when it has the result or no longer needs it.
         """
         found = self._kept.get(grammar)
         if found is None:
@@ -106,7 +112,9 @@ class Grammars:
         return found
 
     def leave(self, grammar: str, asked: Future[LLMatcher]) -> None:
-        """One of those who asked for ``grammar`` waits no longer. A compile for which nobody waits does not begin."""
+        """One caller of ``ask`` no longer waits. A compilation for which nobody waits is cancelled if it has not
+        begun.
+        """
         self._users[asked] -= 1
         if self._users[asked]:
             return

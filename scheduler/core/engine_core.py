@@ -53,8 +53,9 @@ _MIN_PREFILL = 32  # prompt tokens in a step that make its time a measure of pre
 
 
 class LaunchedStep(NamedTuple):
-    """A step that the device may still work on: its plan and when it began, whose prompts it gives log-probabilities,
-    whom it ends without a token, and for whom it draws one. ``done`` is there when all of it is.
+    """A step that the device may still be computing: its plan, the time of its start, the turns with prompt
+    log-probabilities, the turns that end without a token, and the turns for which a token is drawn. ``done`` completes
+    with the step.
     """
 
     plan: list[tuple[Turn, int]]
@@ -71,7 +72,7 @@ Deliver = Callable[[LaunchedStep | None, StepOutputs], object]
 
 
 class EngineCore:
-    """Turns in, deltas out. ``submit``, ``cancel`` and ``end`` between steps, and while ``step`` delivers."""
+    """The engine's loop. ``submit``, ``cancel`` and ``end`` are called between steps, or while ``step`` delivers."""
 
     def __init__(
         self,
@@ -98,16 +99,16 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing to run, nothing to tell."""
+        """Whether there are no turns and no outputs to deliver."""
         return not len(self.scheduler) and not self._outputs
 
     @property
     def overlaps(self) -> bool:
-        """Whether the device works on its own between ``launch`` and ``complete``."""
+        """Whether the device computes asynchronously between ``launch`` and ``complete``."""
         return self._runner.overlaps
 
     def submit(self, request: Submit) -> Refused | None:
-        """Line a turn up, or say why not."""
+        """Add a turn to the queue; returns the reason if it is refused."""
         ids = unpack_ids(request.prompt)
         refused = self._refuse(request, ids)
         if refused is not None:
@@ -129,27 +130,27 @@ class EngineCore:
         return None
 
     def take_refusals(self) -> list[Refused]:
-        """The turns that have been refused since they were lined up, told once, before the news."""
+        """The turns that were refused after they had been queued, since the last call."""
         refused, self._refused = self._refused, []
         return refused
 
     def cancel(self, request: Cancel) -> None:
-        """Take a turn out of the batch at once; its KV stays."""
+        """Cancel a turn; its KV stays cached."""
         turn = self.scheduler.find(request.turn)
         if turn is not None:
             self._finish(turn, FinishReason.CANCELLED)
 
     def end(self, tenant: str, session: str) -> None:
-        """End the turn of a named session, if there is one."""
+        """Cancel the turn of a named session, if there is one."""
         turn = self.scheduler.find_by_session(tenant, session)
         if turn is not None:
             self._finish(turn, FinishReason.CANCELLED)
 
     def step(self, deliver: Deliver | None = None) -> StepOutputs:
-        """Run one step over whatever is runnable; all outputs since the last one.
+        """Run one step over all runnable turns; returns the outputs since the last call.
 
-        ``deliver`` is called once with the step, None where there was none, and these outputs: on a GPU while the step
-        runs, so that they are those of the step before; on a CPU behind it.
+        ``deliver`` is called once with the step (None if there was none) and these outputs: on a GPU while the step
+        runs, so the outputs are those of the step before; on a CPU after the step.
         """
         step = self.launch()
         if not self.overlaps:
@@ -162,7 +163,7 @@ class EngineCore:
         return outputs
 
     def launch(self) -> LaunchedStep | None:
-        """Begin a step over whatever is runnable; None where nothing is, or where it failed. Every step is completed
+        """Begin a step over all runnable turns; None if there are none, or if it failed. A step must be completed
         before the next one begins.
         """
         if self._compiling:
@@ -183,7 +184,7 @@ class EngineCore:
         return None
 
     def complete(self, step: LaunchedStep | None) -> None:
-        """Take in what a step has drawn. Turns that have ended meanwhile get nothing of it."""
+        """Process the tokens that a step has drawn. Turns that have ended meanwhile are skipped."""
         if step is None:
             return
         try:
@@ -206,7 +207,7 @@ class EngineCore:
                 self._commit(turn, sampled)
 
     def take_outputs(self) -> StepOutputs:
-        """What has happened since the last call."""
+        """The deltas since the last call, and the current statistics."""
         deltas, broken = self._outputs.take()
         for turn in broken:  # also one that is in a step that has been launched
             if turn.finish_reason is None:
@@ -368,7 +369,7 @@ class EngineCore:
         refused = self._limits.refuse(request, ids)
         if refused is not None:
             return refused
-        if request.salt and request.session is not None:  # whoever forgets the session would not find it
+        if request.salt and request.session is not None:  # forgetting the session would not find its KV
             return Refused(request.turn, "invalid_prompt", "A turn of a session has no salt.")
         if self.scheduler.busy(request.tenant, request.session):
             return Refused(request.turn, "session_busy", "A turn of this session is running.")

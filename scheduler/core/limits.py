@@ -8,9 +8,10 @@ from scheduler.protocol import Refused, Submit
 
 
 class Limits:
-    """``context`` tokens in all, ids below ``vocab``, of which those below ``width`` have logits.
+    """The limits on a turn: ``context`` tokens in all, token ids below ``vocab``, and ids below ``width`` where logits
+    are needed.
 
-    ``start`` is what the decoder of an encoder-decoder model begins with: then prompt and reply have a context each.
+    ``start`` are the first tokens of an encoder-decoder model's decoder: then prompt and reply have a context each.
     """
 
     def __init__(self, context: int, vocab: int, start: tuple[int, ...] = (), width: int | None = None) -> None:

@@ -13,10 +13,11 @@ class QueueFull(Exception):
 
 
 class FairQueue:
-    """Waiting turns, one first-come-first-served line per tenant; the tenant that was served least goes first.
+    """Waiting turns, first come first served for each tenant; the tenant that was served least goes first.
 
-    The counters are those of the Virtual Token Counter (Sheng et al., 2024): served tokens per tenant, lifted to the
-    least active one when a tenant comes back, so that idling earns no credit.
+    The counters are those of the Virtual Token Counter (Sheng et al., 2024): served tokens per tenant. When a tenant
+    becomes active again its counter is raised to the lowest of the active tenants, so that it gains nothing by being
+    idle.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -40,9 +41,9 @@ class FairQueue:
         self._size += 1
 
     def find_crowding(self, tenant: str) -> Turn | None:
-        """The newest turn of the longest line, if that line is longer than the tenant's will be with one turn more: in
-        a full queue the new turn may have its place. Turns that clients know to have begun keep theirs, and where
-        preempted ones have more than filled the queue there is no place.
+        """The newest turn of the tenant with the most waiting turns, if these would still be more than those of
+        ``tenant`` with one turn more: in a full queue, the new turn may replace it. Turns that have begun are not
+        replaced. None if there is no such turn, or preempted turns have overfilled the queue.
         """
         if self._size > self._capacity:
             return None

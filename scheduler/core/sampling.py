@@ -31,14 +31,14 @@ class SampledToken(NamedTuple):
 
 
 class Sampler:
-    """Draws one token per row. A row's draw depends on its own logits, parameters and random numbers only."""
+    """Draws one token per row. The draw of a row depends only on its own logits, parameters and random numbers."""
 
     def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
         self._eos = eos_token_ids
         self._bars: torch.Tensor | None = None  # _BARS, on the device
 
     def draw(self, logits: torch.Tensor, turns: Sequence[Turn]) -> SamplerOutput:
-        """``logits [rows, V]`` float32, one row per turn. Nothing waits for the device."""
+        """Draw from ``logits [rows, V]`` float32, one row per turn. Does not wait for the device."""
         shaped = self._process(logits, turns)
         drawn = [i for i, turn in enumerate(turns) if not turn.request.sampling.greedy]
         if len(drawn) == len(turns):
@@ -77,9 +77,9 @@ class Sampler:
         return self._constrain(logits.clone() if changed is logits else changed, turns, bound) if bound else changed
 
     def _constrain(self, logits: torch.Tensor, turns: Sequence[Turn], bound: list[int]) -> torch.Tensor:
-        """What the grammars of the rows in ``bound`` do not allow next becomes impossible, in place.
+        """Set the logits of tokens that the grammars of the rows in ``bound`` do not allow to -inf, in place.
 
-        The masks are made while a GPU still computes the logits, and unpacked where these are.
+        The masks are computed on the host while a GPU still computes the logits, and unpacked on the device.
         """
         masks = [
             c.compute_mask(self._find_forbidden(turns[i])) for i in bound if (c := turns[i].constraint) is not None

@@ -23,7 +23,7 @@ from scheduler.protocol import (
 
 
 class SessionCommands:
-    """Answers between steps; what needs the disk when that is done: ``take`` the answers after each step."""
+    """Executes commands between steps. Answers that need the disk come later: call ``take`` after each step."""
 
     def __init__(self, store: SessionStore, fingerprint: str) -> None:
         self._store = store

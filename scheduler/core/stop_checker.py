@@ -16,8 +16,9 @@ from scheduler.protocol import Delta, FinishReason, TokenLogprob
 
 @dataclass(eq=False)
 class DrawnToken:
-    """A token that was drawn for ``turn``. ``reason``: why it ends the turn, None where it does not; ``stop``: what
-    matched. ``text``: what it releases; None where that is still to be decoded. ``shown``: it has text at all.
+    """A token that was drawn for ``turn``. ``reason``: why it ends the turn, None if it does not. ``stop``: the stop
+    string or token that matched. ``text``: the text that may be shown with it, None if it is not decoded yet.
+    ``shown``: whether it has text.
     """
 
     turn: Turn
@@ -29,7 +30,7 @@ class DrawnToken:
 
 
 class StopChecker:
-    """Over turns of up to ``context`` tokens; ``eos_token_ids`` end a reply unless that is to be ignored."""
+    """Checks turns of up to ``context`` tokens. ``eos_token_ids`` end a reply unless the turn ignores them."""
 
     def __init__(self, vocabulary: Vocabulary, eos_token_ids: tuple[int, ...], context: int) -> None:
         self._vocabulary = vocabulary

@@ -12,7 +12,7 @@ _LONGEST = 8  # tokens that one character may take, generously
 
 
 class Vocabulary:
-    """The tokenizer as the engine needs it: ids to text, one id to its bytes."""
+    """The tokenizer as the engine uses it: ids to text, and an id to its bytes."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -12,7 +12,7 @@ _FIRST = 64  # tokens for which there is room
 
 
 class TokenCounts:
-    """Of one turn; ``met``: tokens that count as met though the turn has not made them."""
+    """The counts of one turn. ``met``: tokens that count as seen although the turn has not generated them."""
 
     def __init__(self, met: Iterable[int] = ()) -> None:
         self._places = {token: place for place, token in enumerate(dict.fromkeys(met))}

@@ -26,7 +26,7 @@ _MASKS = ("attention_mask", "conv_mask")  # they describe a padded batch; a sess
 
 
 class CurrentStep:
-    """The step that the split modules of a model serve now; None outside of one."""
+    """The step that split modules currently run in; None outside of a step."""
 
     def __init__(self) -> None:
         self.step: PackedStep | None = None
@@ -42,10 +42,10 @@ class CurrentStep:
 
 
 class MixerSplit:
-    """Takes the place of one module's ``forward``; ``remove`` puts it back.
+    """Replaces one module's ``forward``; ``remove`` restores it.
 
-    ``token_by_token`` feeds a session that has a state one token at a time: the multi-token code of some
-    modules starts from an empty state whatever it is given (measured by the probe).
+    With ``token_by_token`` a session that has a state is fed one token at a time, since the multi-token code of some
+    modules ignores an existing state (the probe measures that).
     """
 
     def __init__(

@@ -26,8 +26,8 @@ from scheduler.forward.trace import Trace
 class Mode(ABC):
     """A way to run one step through unmodified modeling code.
 
-    ``stateful``: sessions keep a state beside their pages. ``token_by_token``: a session that has a state is
-    fed one token at a time where it matters; the probe sets it for models whose multi-token code forgets the state.
+    ``stateful``: sessions keep a state besides their pages. ``token_by_token``: a session that has a state is fed one
+    token at a time; the probe sets it for models whose multi-token code ignores the state.
     """
 
     name: ClassVar[str]
@@ -59,14 +59,14 @@ class Mode(ABC):
         """Feed the step; returns the logits ``[len(keep), V]`` of the rows ``keep`` (indices into the packed row)."""
 
     def learn(self) -> bool:
-        """After a step that was seen to be right: take the short cuts that it has shown to be safe, if there
-        are any.
+        """Called after a step with correct results: enable the optimisations that it has shown to be safe. Returns
+        whether the mode has any.
         """
         return False
 
     def fuse(self, packing: Packing, steps: Callable[[], Iterator[None]]) -> int:
-        """Run as programs what can be; ``steps`` feeds two steps of different length, one at each turn. How many
-        modules those are.
+        """Run modules as programs where possible. ``steps`` runs two steps of different lengths, one per iteration.
+        Returns the number of modules.
         """
         return 0
 
@@ -77,7 +77,7 @@ class Mode(ABC):
         self.fusion = None
 
     def compile(self, backend: Any, steps: Callable[[], Any]) -> int:
-        """Run compiled what can be; ``steps`` feeds steps of all kinds. How many modules those are."""
+        """Compile layers where possible. ``steps`` runs steps of all kinds. Returns the number of modules."""
         return 0
 
     def uncompile(self) -> None:
@@ -159,7 +159,7 @@ class PagedMode(Mode):
 
 
 class PackedMode(PagedMode):
-    """Our attention function reads the pages, no mask is built."""
+    """A packed forward with the attention function of ``cache.attention``, which reads pages; no mask is built."""
 
     name = "packed"
     compiles = True
@@ -280,7 +280,9 @@ class SplitMode(MaskedMode):
 
 
 class AloneMode(Mode):
-    """One forward per session on the model's own cache object; right for whatever the model does, shared by nobody."""
+    """One forward per session on the model's own cache object: right for most models, but KV is not shared between
+    sessions.
+    """
 
     name = "alone"
     stateful = True
@@ -337,8 +339,8 @@ class PlainAloneMode(AloneMode):
 
 
 class RecomputeMode(Mode):
-    """No cache at all: every step runs each session from its first token. Right where only a plain forward is,
-    and slow.
+    """No cache: every step runs each session from its first token. Slow, for models that only a plain forward runs
+    right.
     """
 
     name = "recomputed"

@@ -32,12 +32,12 @@ Capture = Callable[[Step], Callable[[], Any]]
 
 
 class DeviceRead(Exception):
-    """The step's code looks at numbers that are on the device."""
+    """The code of a step reads values from the device."""
 
 
 class DeviceReadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises ``DeviceRead`` where something waits for the device or depends on what it has computed. Not in inference
-    mode, which hides what operations are made of.
+    """Raises ``DeviceRead`` where code waits for the device or depends on computed values. Does not work in inference
+    mode, which hides the operations.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class DeviceReadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class DecodeGraph(NamedTuple):
-    """What a bucket has: a step and the rows of its logits, which stay where they are as long as the graph is run, and
-    how to run it.
+    """The graph of a bucket: its step and logit rows, whose tensors must live as long as the graph, and ``run``, which
+    launches it.
     """
 
     step: DecodeStep

@@ -64,7 +64,7 @@ class MeasuredError(NamedTuple):
 
 
 class Measurement:
-    """One model, its made-up sessions and what a from-scratch forward says about them."""
+    """A model, its made-up sessions, and their logits from a from-scratch forward."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ _MOST = 1 << 20  # pages: more are never needed where a token takes next to noth
 
 
 class TooSmall(ValueError):
-    """What was given for KV cannot be used; the message is one line for people."""
+    """A budget or folder for KV cannot be used; the message is one line for people."""
 
 
 def build_store(

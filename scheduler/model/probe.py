@@ -53,7 +53,7 @@ class Verdict:
 
 
 class UnsupportedModel(Exception):
-    """No mode runs this model right; the message says why, mode by mode."""
+    """No mode runs this model right; the message has the reason for each mode."""
 
 
 def probe(

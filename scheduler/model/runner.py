@@ -44,9 +44,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, work: Sequence[tuple[SessionCache, int]], rows: Sequence[int]) -> torch.Tensor:
-        """Feed ``count`` tokens of each session; the logits ``[len(rows), V]`` float32 of the packed rows in ``rows``.
+        """Feed ``count`` tokens of each session; returns the logits ``[len(rows), V]`` float32 of the packed rows in
+        ``rows``.
 
-        The sessions' pages must be reserved. Lengths grow only if the forward returns. With no rows, ``[0, V]``.
+        The sessions' pages must be reserved. Lengths advance only if the forward succeeds. Without rows: ``[0, V]``.
         """
         sides = {session.long for session, _ in work}
         logits = self._forward(work, rows) if len(sides) == 1 else self._forward_split(work, rows)

@@ -40,7 +40,7 @@ class Thresholds:
         layers = read_layers(found.model.config.get_text_config(decoder=True))
         try:
             twin = Measurement(found.model, layers, page_size, LongRope(found.model))
-        except Exception as error:  # whatever modeling code raises on numbers that nobody chose for it
+        except Exception as error:  # any error of modeling code with unusual thresholds
             self.unproven = f"{', '.join(self.crossed)}: {first_line(error, 160)}"
             return None
         self._causal = twin.is_causal()
@@ -74,7 +74,7 @@ class Thresholds:
         """Whether the model's own code runs with small thresholds at all; else nothing is known, and that is told."""
         try:
             self._error(AloneMode, False)
-        except Exception as error:  # whatever modeling code raises on numbers that nobody chose for it
+        except Exception as error:  # any error of modeling code with unusual thresholds
             self.unproven = f"{', '.join(self.crossed)}: {first_line(error, 160)}"
             self._twin = None
             return False

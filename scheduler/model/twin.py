@@ -22,7 +22,7 @@ _SEEN = 16  # tokens: a threshold up to here is crossed by the probe's own timel
 _FIRST, _STEP, _LAST = 8, 4, 36  # what the smallest thresholds become, one after the other; no timeline crosses more
 
 Path = tuple[str | int, ...]  # how to come from the text config to a number
-Says = Callable[[Any], torch.Tensor]  # what a model says of some timeline, ``[tokens, V]``
+Says = Callable[[Any], torch.Tensor]  # the logits of a model for some timeline, ``[tokens, V]``
 
 
 class _Misfit(Exception):
@@ -76,7 +76,7 @@ def _said(model: Any, values: dict[Path, int], says: Says) -> tuple[Any, torch.T
     twin = _built(model, values)
     try:
         return None if twin is None else (twin, says(twin))
-    except Exception:  # whatever modeling code raises on numbers that nobody chose for it
+    except Exception:  # any error of modeling code with unusual thresholds
         return None
 
 
@@ -145,7 +145,7 @@ def _built(model: Any, values: dict[Path, int]) -> Any:
         with _weightless(), no_init_weights():
             twin = type(model)(_changed(model.config, values))
         _adopt(twin, model, model.device)
-    except Exception:  # whatever a constructor raises on numbers that nobody chose for it
+    except Exception:  # any error of a constructor with unusual thresholds
         return None
     finally:
         torch.set_default_dtype(before)

@@ -74,7 +74,7 @@ def join(address: RankAddress, device: torch.device, store: TCPStore | None = No
     """Meet the other ranks; returns when all are there. ``store`` is rank 0's."""
     os.environ.update(address.environment)
     for _, name in socket.if_nameindex():
-        if name in ("lo", "lo0"):  # nobody outside this machine takes part
+        if name in ("lo", "lo0"):  # all ranks are on this machine
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     cores.share(address.ranks)
     cuda = device.type == "cuda"

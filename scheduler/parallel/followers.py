@@ -35,10 +35,10 @@ _EXIT_TIMEOUT = 2.0  # seconds to end once the lines are closed
 
 
 class Followers(Ranks):
-    """``python -m scheduler.follower``, once for each rank but 0.
+    """The processes ``python -m scheduler.follower``, one for each rank except 0.
 
-    They end when rank 0 does, however it does. When one of them ends unasked, or keeps rank 0 waiting for too long,
-    ``lost`` says why and rank 0 ends too: what all ranks held together cannot be had from the rest.
+    They end with rank 0, however it ends. If one of them ends on its own, or keeps rank 0 waiting for too long,
+    ``lost`` is set to the reason and rank 0 ends too, since the KV of a lost rank cannot be restored from the others.
     """
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class Followers(Ranks):
     # -- what the model is called with ------------------------------------------------------------------------------
 
     def listen(self, model: Any) -> None:
-        """From now on every call of ``model`` is one on all ranks."""
+        """Run every later call of ``model`` on all ranks."""
         model.register_forward_pre_hook(self._plain, with_kwargs=True)
 
     def _plain(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -80,8 +80,8 @@ class Followers(Ranks):
 
     @contextmanager
     def step(self, mode: Mode, work: Sequence[tuple[SessionCache, int]], keep: Sequence[int]) -> Iterator[None]:
-        """Within it, rank 0 runs this step, and so do the others. Whatever fails on the way is ``RankLost``: some of
-        them may have come further than others.
+        """Within it, the other ranks run the step that rank 0 runs. Raises ``RankLost`` for any failure: some ranks may
+        have done more of the step than others.
         """
         assert mode.trace.argument is not None
         mode_command = SetMode(mode.trace.argument, mode.trace.first_position, mode.trace.by_row, sorted(mode.in_place))

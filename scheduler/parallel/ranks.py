@@ -23,13 +23,13 @@ from scheduler.parallel.rank_link import RankLink
 
 
 class RankLost(RuntimeError):
-    """The ranks do not run together any more: a fresh engine is the cure."""
+    """The ranks no longer run in step; the engine must be restarted."""
 
 
 class Ranks:
-    """The other ranks, as rank 0 sees them. Whatever fails to reach one of them raises ``RankLost``.
+    """The other ranks, from rank 0. Raises ``RankLost`` if one of them cannot be reached.
 
-    ``split`` are the names of the pools of which each rank has heads of its own; the others are the same everywhere.
+    ``split`` are the names of the pools of which each rank holds its own heads; other pools are the same on all ranks.
     """
 
     def __init__(self, ordered: Sequence[RankLink], beside: Sequence[RankLink]) -> None:
@@ -133,7 +133,8 @@ class Ranks:
 
 
 class RankedTier(MemoryTier):
-    """Rank 0's pages: a copy of one is a copy on every rank, and what is read or written of them is all heads.
+    """Rank 0's pages: copying a page copies it on every rank, and ``gather`` and ``scatter`` handle the heads of all
+    ranks.
 
     ``shapes``, ``keys`` and ``values`` are those of rank 0's own heads.
     """

@@ -144,7 +144,7 @@ def merge(
     row, head = tl.load(rows + tl.program_id(0)), tl.program_id(1)
     split, across = tl.arange(0, SPLITS), tl.arange(0, PADDED_VALUE)
     part = (tl.program_id(0).to(tl.int64) * heads + head) * SPLITS + split
-    real = (split >= 0) & (row >= 0)  # what nobody has written is not read
+    real = (split >= 0) & (row >= 0)  # places that were not written are not read
     most = tl.load(stats + part * 2, mask=real, other=float("-inf"))
     total = tl.load(stats + part * 2 + 1, mask=real, other=0.0)
     higher = tl.max(most, 0)

@@ -48,7 +48,7 @@ class FusedModule:
         self._kernel = kernel
         self._chain: LayerChain | None = None  # that it is the first of
         self._behind: list[FusedModule] = []  # those after it
-        self._hooks: list[Any] = []  # of all of these, filled by whoever hooks one
+        self._hooks: list[Any] = []  # the hook dictionaries of all modules of the chain
         self._ahead: ChainResult | None = None  # what the first one has computed for it
         self._own = vars(module)
         self._forward = self.forward

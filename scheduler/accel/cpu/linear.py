@@ -52,7 +52,7 @@ class PackedLinear:
         self.touched = False
         self.module = module
         self._flipped = flipped
-        self._plain = weakref.ref(plain)  # alive while it is somebody else's as well: an embedding's table
+        self._plain = weakref.ref(plain)  # alive while it is shared, for example with an embedding
         matrix = plain.detach()
         self.packed, self.forward = way(matrix.t().contiguous() if flipped else matrix, module._parameters.get("bias"))
 
@@ -203,7 +203,7 @@ def _could_be_linear(module: torch.nn.Module) -> bool:
         and module._parameters.keys() <= {"weight", "bias"}
         and not module._buffers
         and not module._modules
-        and "forward" not in vars(module)  # somebody has wrapped it
+        and "forward" not in vars(module)  # its forward was replaced
     )
 
 

@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             self.axes.append(axis)
             external = External("input", number, _without(tensor.shape, axis), axis, tensor.dtype)
             self.define(tensor, self.block.read(external, tensor.numel() // tokens), axis)
-            self._sharing[_memory(tensor)].add(0)  # whoever called
+            self._sharing[_memory(tensor)].add(0)  # the caller also has it
 
     @property
     def block(self) -> BasicBlock:

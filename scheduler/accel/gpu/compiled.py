@@ -23,15 +23,15 @@ from cache.errors import first_line
 from cache.files import make_folder
 
 _MOST_GRAPHS = 16  # of one class: two for each kind of its modules, since a single token is a kind of its own
-# Numbers of a module are constants of its code, except what says which layer it is: else each would have its own.
+# Integer attributes of a module are constants of its code, except the layer index: else each layer is compiled.
 _INDICES = r".*\.layer_idx"
 _KEPT = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class CompileOptions(NamedTuple):
-    """That layers are to be compiled, by which of torch's backends; ``tell`` is called before.
+    """Options for compiling layers: the backend of ``torch.compile``, and ``tell``, which is called before.
 
-    Afterwards a step may take up to ``most`` of the time that it takes without.
+    Compiled layers are used only if a step then takes at most ``most`` times as long as without them.
     """
 
     backend: Any = "inductor"
@@ -40,17 +40,17 @@ class CompileOptions(NamedTuple):
 
 
 class CompiledClass:
-    """The forward of one class, compiled in one piece. ``refused`` says why not, once that has failed."""
+    """The compiled forward of one class of modules. ``refused``: why it could not be compiled, once that has failed."""
 
     def __init__(self, kind: type[torch.nn.Module], backend: Any) -> None:
-        # What is compiled belongs to a code object: one of its own ends with it, and counts for nobody else.
+        # Compiled code is cached per code object: one of its own has its own limit of graphs, and is freed with it.
         code = _forward.__code__.replace(co_name=kind.__name__)
         function = FunctionType(code, globals(), kind.__name__)
         self._compiled: Any = torch.compile(function, dynamic=True, fullgraph=True, backend=backend)
         self.refused: str | None = None
 
     def learn(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module says; compiled now if need be."""
+        """The module's result; its code is compiled now if necessary."""
         if self.refused is None:
             try:
                 return self._compiled(module, args, kwargs)
@@ -59,7 +59,7 @@ class CompiledClass:
         return _forward(module, args, kwargs)
 
     def run(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module says, by code that is there already or as it is: see ``CompiledLayers.within``."""
+        """The module's result, from code that is compiled already or else uncompiled: see ``CompiledLayers.within``."""
         return self._compiled(module, args, kwargs)
 
 
@@ -77,7 +77,7 @@ class CompiledLayers:
 
     @property
     def refused(self) -> str:
-        """Why the first class that could not be compiled could not, if there is one."""
+        """Why the first class that could not be compiled was refused; empty if there is none."""
         return next((code.refused for code in self._codes.values() if code.refused is not None), "")
 
     def install(self) -> None:
@@ -92,7 +92,7 @@ class CompiledLayers:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Within it the modules run as they are."""
+        """Within it, the modules run uncompiled."""
         before, self._aside = self._aside, True
         try:
             yield
@@ -101,14 +101,14 @@ class CompiledLayers:
 
     @contextmanager
     def within(self, running: AbstractContextManager[Any]) -> Iterator[None]:
-        """What a step runs in, which is in ``running`` as well: unless this is still learning, a module that meets
-        something new runs as it is.
+        """The context of a step, which includes ``running``: except during the probe, a call that would need
+        compilation runs uncompiled.
         """
         with running, nullcontext() if self._learning else torch.compiler.set_stance("eager_on_recompile"):
             yield
 
     def find(self, root: torch.nn.Module, steps: Callable[[], Any]) -> None:
-        """Compile, and install, what can be of the layers of ``root``. ``steps()`` feeds steps of all kinds."""
+        """Compile and install the layers of ``root`` that can be. ``steps()`` runs steps of all kinds."""
         trying = list(_repeated(root))
         while trying:
             tried = {module: None for one in trying for module in _whole(one)}
