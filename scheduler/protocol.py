@@ -65,7 +65,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """The client left, or wants no more: take the turn out of the batch; its KV stays."""
+    """Cancel a turn: take it out of the batch; its KV stays cached."""
 
     turn: str
 
@@ -80,7 +80,7 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pin(msgspec.Struct, frozen=True, tag=True):
-    """Evict this session's KV last until a time (Unix seconds; 0: no longer). A pin never refuses anybody memory."""
+    """Evict this session's KV last until a time (Unix seconds; 0: no longer). A pin never prevents eviction."""
 
     tenant: str
     session: str
@@ -169,12 +169,12 @@ class Miss(StrEnum):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What a turn's prompt cost: ``cached`` tokens were reused. ``loaded`` tells which of these came from other tiers
-    than the device, only tiers that had some; files were read for ``load_seconds``.
+    """What was reused of a turn's prompt: ``cached`` tokens in all. ``loaded``: how many of these came from each tier
+    other than the device, if any; ``load_seconds``: the time of reading files.
 
-    ``miss`` says why it were not more, as far as the engine can tell; ``expected`` is the token id that the
-    longest cached timeline of this tenant has at position ``matched``, where the prompt has another one.
-    ``admitted`` is when, by ``time.monotonic``, which all processes of a machine share.
+    ``miss``: why not more was reused, as far as the engine knows. ``expected``: the token id that the longest cached
+    timeline of this tenant has at position ``matched``, if the prompt has another one there. ``admitted``: the time of
+    admission by ``time.monotonic``, which all processes of a machine share.
     """
 
     prompt: int
@@ -207,12 +207,12 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """News of one turn after one step.
+    """What one step adds to a turn.
 
     The first delta of a turn carries its ``receipt`` and may hold no token: the turn has been admitted. The last one
-    carries ``finish_reason``. ``text`` is what may be shown; it can lag behind ``tokens`` while a stop string or
-    a multi-byte character may still be forming. ``tokens`` includes the token that ended the turn.
-    ``stop`` tells which stop string or stop token id ended it. ``reused`` tokens of history are in ``receipt``.
+    carries ``finish_reason``. ``text`` is what may be shown; it can lag behind ``tokens`` while a stop string or a
+    multi-byte character may still be forming. ``tokens`` includes the token that ended the turn. ``stop`` tells which
+    stop string or stop token id ended it. ``reused`` tokens of history are in ``receipt``.
     """
 
     turn: str
@@ -270,7 +270,7 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """Everything one step has to tell; an idle engine sends an empty one every second, as its heartbeat."""
+    """The deltas of one step. An idle engine sends an empty one every second, as a heartbeat."""
 
     deltas: tuple[Delta, ...]
     stats: Stats
@@ -295,7 +295,7 @@ class ModelFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag=True):
-    """No tier holds anything any more of what there was of this session when that was asked: its files are unlinked."""
+    """The answer to ``Forget``: no tier holds anything of the session as it was then, and its files are unlinked."""
 
     tenant: str
     session: str

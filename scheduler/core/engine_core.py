@@ -222,8 +222,8 @@ class EngineCore:
             archive.restore_rates.computed(fed, seconds)
 
     def _fail_step(self, plan: list[tuple[Turn, int]], error: Exception) -> None:
-        """A step failed: its turns end. Where no step succeeds any more the device is lost, and a fresh
-        process the cure.
+        """End the turns of a step that failed. Raises ``error`` if too many steps in a row have failed, or if the
+        device or a rank is lost: then a new process is needed.
         """
         log.error("a step of %d turns failed", len(plan), exc_info=error)
         self._failures += 1
@@ -264,7 +264,7 @@ class EngineCore:
         self.scheduler.store.check_integrity()
 
     def _refuse_grammar(self, turn: Turn, error: BaseException) -> None:
-        """Its grammar is none, or leads nowhere: that is for whoever wrote it, also behind the first tokens."""
+        """Refuse a turn whose grammar cannot be compiled, or allows no continuation; also after its first tokens."""
         log.info("turn %s has no grammar: %s", turn.request.turn, error)
         self.scheduler.finish(turn, FinishReason.ERROR)
         message = str(error) if isinstance(error, GrammarError) else "The grammar cannot be compiled."

@@ -23,19 +23,18 @@ _PATIENCE = 32  # turns that may overtake one for which there is no room; then i
 class Scheduler:
     """Waiting and running turns over one session store.
 
-    There is no prefill phase and no decode phase (the idea is vLLM's): a running turn owes the tokens that its
-    cache does not hold yet, one while decoding, more while prefilling, and every step feeds some of them
-    within a token budget.
+    There is no separate prefill or decode phase (the idea is vLLM's). A running turn has tokens to feed that are not in
+    its cache: one while decoding, more while prefilling. Every step feeds some of them within a token budget.
 
-    Invariants: a running turn has a session that nobody else runs, a waiting one has none; pages for all that
-    a turn owed at admission are reserved then, so only decoding can run out of memory, and then the turn that
-    was admitted last waits again.
+    Invariants: a running turn has a session that no other turn runs on, a waiting turn has none. Pages for all tokens
+    that a turn has to feed are reserved at admission, so only decoding can run out of memory; then the turn that was
+    admitted last is preempted.
     """
 
     def __init__(
         self, store: SessionStore, *, max_running: int, max_step_tokens: int, max_queued: int, reuse: bool = True
     ) -> None:
-        """``reuse`` False: the model keeps nothing between forwards, so there is nothing to go on from."""
+        """``reuse`` False: the model keeps nothing between forwards, so no KV is reused."""
         self.store = store
         self.running: list[Turn] = []  # in order of admission
         self.waiting = FairQueue(max_queued)
@@ -64,14 +63,16 @@ class Scheduler:
         return name is not None and (tenant, name) in self._names
 
     def add(self, turn: Turn) -> None:
-        """Line a new turn up. Raises ``QueueFull``."""
+        """Queue a new turn. Raises ``QueueFull``."""
         self.waiting.add(turn, {t.request.tenant for t in self.running})
         self._turns[turn.request.turn] = turn
         if turn.request.session is not None:
             self._names.add((turn.request.tenant, turn.request.session))
 
     def schedule(self) -> list[tuple[Turn, int]]:
-        """The next step: turns, and how many tokens each feeds. Newly admitted ones have their receipt."""
+        """Plan the next step: the turns, and how many tokens each feeds. Turns that are admitted now have their
+        receipt.
+        """
         self._steps += 1
         if self.store.archive is not None:
             self.store.archive.poll(idle=not len(self))
@@ -120,9 +121,8 @@ class Scheduler:
         assert len(self._turns) == len(self.running) + len(self.waiting)
 
     def _share(self, turn: Turn) -> int:
-        """Tokens that ``turn`` may feed in one step: all it owes, but a prompt's last token on its own where
-        sessions have
-        states, so that there is a checkpoint before it for those who continue the same prompt otherwise.
+        """How many tokens ``turn`` may feed in one step: all that it has, but the last token of a prompt separately if
+        sessions have states, so that there is a checkpoint before it for other continuations of the same prompt.
         """
         assert turn.session is not None
         border = turn.prompt_length - 1 - turn.session.length
@@ -152,10 +152,10 @@ class Scheduler:
         return None
 
     def _awaits_prefix(self, turn: Turn) -> bool:
-        """Whether a running turn is about to compute more of this prompt than anyone has cached: then it is
-        worth waiting for.
+        """Whether a running turn is about to compute a longer prefix of this prompt than is cached: then this turn
+        waits for it.
 
-        That is what makes n choices, or a burst with one system prompt, prefill their trunk once.
+        So the n choices of a request, or many requests with one system prompt, prefill their common prefix once.
         """
         if not (self._reuse and turn.reusable):
             return False
@@ -170,8 +170,8 @@ class Scheduler:
         return False
 
     def _awaits_fetch(self, turn: Turn) -> bool:
-        """Whether more of this prompt is on its way up from disk. A turn asks once, and again where that could not
-        begin.
+        """Whether more of this prompt is being loaded from below memory. A turn requests it once, and again if that
+        could not begin.
         """
         archive = self.store.archive
         if archive is None or not (self._reuse and turn.reusable):
@@ -200,7 +200,7 @@ class Scheduler:
         return True
 
     def _receipt(self, turn: Turn, acquired: Acquired, matched: int, expected: int | None) -> Receipt:
-        """What the prompt of a turn that has just been admitted costs, and why it costs no less."""
+        """The receipt of a turn that has just been admitted: what was reused of its prompt, and why not more."""
         fetch = turn.fetch or Fetch()
         raised = max(0, min(fetch.have + fetch.tokens, acquired.reused) - fetch.have)
         loaded = (Tier.HOST, min(acquired.restored, acquired.reused - raised)), (fetch.source, raised)
@@ -228,8 +228,8 @@ class Scheduler:
     # -- preemption -------------------------------------------------------------------------------------------------
 
     def _reserve(self, turn: Turn, plan: dict[Turn, int]) -> bool:
-        """Pages for what ``turn`` owes, taken from the turns admitted last if need be; False where it had to
-        yield itself.
+        """Reserve pages for all tokens of ``turn``, preempting the turns that were admitted last if necessary. False if
+        ``turn`` itself was preempted.
         """
         assert turn.session is not None
         while not self.store.reserve(turn.session, len(turn.ids)):
@@ -241,7 +241,7 @@ class Scheduler:
         return True
 
     def _preempt(self, turn: Turn) -> None:
-        """Running -> waiting; its KV is evictable, its ids are enough to go on later."""
+        """Running -> waiting; its KV may be evicted, and its token ids are enough to continue later."""
         assert turn.session is not None
         self.running.remove(turn)
         self.store.release(turn.session)
