@@ -127,7 +127,8 @@ class ChainHead:
     tip: Segment
     used: float  # Unix seconds
     pinned_until: float = 0.0
-    partial: bool = False  # maybe its beginning only, kept for others or left by damage: a lower tier may hold more
+    # Maybe its beginning only, kept for others or left by damage: the tiers that may hold more, and were not asked yet.
+    unasked: frozenset[Tier] = frozenset()
     source: Tier = Tier.DISK  # where its files have come from, until a turn uses them
 
     @property

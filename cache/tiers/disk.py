@@ -13,7 +13,7 @@ from pathlib import Path
 from cache.pages.eviction import TenantShares, victim
 from cache.pages.prefix import PrefixIndexes
 from cache.segments.chain import ChainHead, LooseSegment, Owner, Place, Segment
-from cache.tier import TierHolding, TierStats
+from cache.tier import Tier, TierHolding, TierStats
 from cache.tiers.segment_folder import ForeignSegments, SegmentFolder, folder_of
 
 
@@ -228,7 +228,8 @@ class DiskTier:
         for segment in joined:
             head = self.heads.get(segment.owner)
             if head is not None and head.tip is segment:
-                head.partial = segment.refs > 1 or segment.folder in self._damaged_folders
+                partial = segment.refs > 1 or segment.folder in self._damaged_folders
+                head.unasked = frozenset(Tier if partial else ())
         self.heads = OrderedDict(sorted(self.heads.items(), key=lambda item: item[1].used))
         self._make_room(0)
 
@@ -334,7 +335,7 @@ class DiskTier:
             head = self.heads[owner] = ChainHead(owner, segment, used)
         else:
             self._index.remove(owner.tenant, head.tip.long, head)
-            old, head.tip, head.used, head.partial = head.tip, segment, used, False
+            old, head.tip, head.used, head.unasked = head.tip, segment, used, frozenset()
             self._drop_reference(old)
         self.heads.move_to_end(owner)
         self._index.put(owner.tenant, segment.long, head)

@@ -136,7 +136,7 @@ class TierSync:
     def awaits_download(self, owner: Owner) -> bool:
         """Whether a turn should wait for the lower tier's files of a session; requests them the first time."""
         head = self._disk.head(owner)
-        if (head is not None and not head.partial) or (self.lower.away and owner not in self._asked):
+        if (head is not None and self.lower.tier not in head.unasked) or (self.lower.away and owner not in self._asked):
             return False
         if owner in self._forgetting:
             return False
@@ -210,7 +210,10 @@ class TierSync:
         if head is None or owner in self._forgetting:
             return  # it is not asked for again
         del self._asked[owner]
-        head.partial, head.source = False, self.lower.tier if fresh else Tier.DISK
+        if fresh:
+            head.unasked, head.source = frozenset(), self.lower.tier
+        else:
+            head.unasked, head.source = head.unasked - {self.lower.tier}, Tier.DISK
         for segment in head.tip.chain():
             at = (segment.folder, segment.name)
             if at in fresh or (segment.owner == owner and segment.name in outcome.names):

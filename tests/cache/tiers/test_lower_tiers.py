@@ -10,8 +10,10 @@ import pytest
 from engine_kit import Kit
 
 from cache.inventory import session_holdings
+from cache.segments.chain import Owner
 from cache.tier import Tier
 from cache.tiers.remote import RemoteTier
+from cache.tiers.segment_folder import folder_of
 from scheduler.core.session_commands import SessionCommands
 from scheduler.protocol import Forget, Forgotten
 
@@ -80,3 +82,28 @@ def test_a_deleted_session_leaves_every_tier_before_that_is_told(tmp_path: Path)
     kit.settle()
     assert commands.take() == [Forgotten("a", "s")]
     assert files_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_farther_tier_is_asked_where_the_nearer_one_has_nothing_more(restarted: bool, tmp_path: Path) -> None:
+    kit = kit_of(tmp_path, "one")
+    first = kit.ask(TALK, 4, session="s")
+    kit.settle()
+    fork = [*TALK[:30], 7]
+    kit.ask(fork, 4, session="fork")
+    longer = [*TALK, *first.tokens, 1, 2]
+    second = kit.ask(longer, 4, session="s")
+    kit.settle()
+    kit.leave()
+    newest = max((tmp_path / "nearer").rglob(f"{folder_of(Owner('a', 's', True))}/*.kv"), key=lambda path: path.name)
+    newest.unlink()  # the nearer tier has the beginning only
+    other = kit_of(tmp_path, "two")
+    other.ask([*fork, 3], 1, session="fork")  # whose files begin in one of "s"
+    other.settle()
+    if restarted:
+        other.leave()
+        other = kit_of(tmp_path, "two")
+    outcome = other.ask([*longer, *second.tokens, 3], 1, session="s")
+    assert outcome.receipt is not None
+    assert outcome.receipt.cached == len(longer) + 3
+    assert all(sync._asked == {} for sync in other.archive.syncs)
