@@ -20,7 +20,7 @@ DEMO = ROOT / "server" / "demo"
 READ = """
 import json, sys
 from server import torchless
-from server.chat.tokenizer import Tokens
+from server.chat.tokenizer import ChatTokenizer
 
 if "no torch" in sys.argv:
     torchless.without_torch()
@@ -30,7 +30,7 @@ if "needs torch" in sys.argv:
         torchless._read = read
         raise ImportError("requires torch")
     torchless._read = refuse
-tokens = Tokens.load(sys.argv[1])
+tokens = ChatTokenizer.load(sys.argv[1])
 text = tokens.render([{"role": "user", "content": "How far is the moon?"}], generation_prompt=True)
 loaded = sys.modules.get("torch") is not None
 print(json.dumps([tokens.fingerprint(7), text, tokens.encode(text, special=False), tokens.info, loaded]))
