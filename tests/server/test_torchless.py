@@ -21,6 +21,7 @@ READ = """
 import json, sys
 from server import torchless
 from server.chat.tokenizer import ChatTokenizer
+from server.log.logged_message import LoggedMessage
 
 if "no torch" in sys.argv:
     torchless.without_torch()
@@ -31,7 +32,7 @@ if "needs torch" in sys.argv:
         raise ImportError("requires torch")
     torchless._read = refuse
 tokens = ChatTokenizer.load(sys.argv[1])
-text = tokens.render([{"role": "user", "content": "How far is the moon?"}], generation_prompt=True)
+text = tokens.render([LoggedMessage("user", "How far is the moon?")], generation_prompt=True)
 loaded = sys.modules.get("torch") is not None
 print(json.dumps([tokens.fingerprint(7), text, tokens.encode(text, special=False), tokens.info, loaded]))
 """

@@ -67,7 +67,7 @@ class ProgramKernel:
         self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.team else 1  # at most
         self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
         self.memory = 0  # its address
-        self.rooms: dict[Any, Any] = {}  # see ``layer.Room``
+        self.rooms: dict[Any, Any] = {}  # see ``layer_program.LayerWorkspace``
         self._memory = torch.zeros(0)
 
     def reserve(self, floats: int) -> None:
