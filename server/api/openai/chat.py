@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from server.api.openai.stored_chats import BEGUN, request_fields, request_messages
-from server.chat.prompts import Prompt, chat_prompt
+from server.chat.prompts import Prompt, chat_prompt, check_room
 from server.errors import bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.log.identity import Session, named_session
@@ -72,6 +72,7 @@ async def run_chat(
     reply. The caller checks for a replay first (``replay_chat``). Raises a 400 if the prompt leaves no room for a
     reply, and the errors of ``TurnRunner``.
     """
+    check_room(prompt, body, turn.context.facts)  # before a grammar is compiled for nothing
     rules = await chat_rules(turn.context, body, prompt, body, body.tool_choice, body.parallel_tool_calls)
     head = turn.reply_head("chatcmpl")
     stored = stored_request(turn, body, prompt) if body.store else None

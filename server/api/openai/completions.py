@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.chat.prompts import Prompt, completion_prompts
+from server.chat.prompts import Prompt, check_room, completion_prompts
 from server.http.body import JsonRoute, takes_turn
 from server.log.identity import named_session
 from server.schemas.completion_requests import CompletionRequest
@@ -33,6 +33,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             return answer
         tokens, facts = turn.context.tokens, turn.context.facts
         prompts = await tokens.run(completion_prompts, body, tokens, facts, turn.continued)
+        for prompt in prompts:  # before a grammar is compiled for nothing
+            check_room(prompt, body, facts)
         rules = await text_rules(turn.context, body, body)
         reply = CompletionReply(
             turn.reply_head("cmpl"),

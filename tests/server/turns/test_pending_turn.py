@@ -78,6 +78,23 @@ async def test_every_response_of_a_session_names_it_in_its_headers(site: Site, m
     assert answer.headers["x-session-id"] == conversation.removeprefix("conv_")
 
 
+@pytest.mark.parametrize("path", PATHS)
+@served()
+async def test_a_prompt_without_room_is_refused_before_its_format_is_looked_at(site: Site, path: str) -> None:
+    named = {"name": "x", "schema": {"type": "nonsense"}}
+    schema = {"type": "json_schema", "json_schema": named}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"max_tokens": 2048, "response_format": schema},
+        "/v1/completions": {"max_tokens": 2048, "response_format": schema},
+        "/v1/responses": {
+            "max_output_tokens": 2048,
+            "text": {"format": {"type": "json_schema", **named}},
+        },
+    }
+    answer = await site.http.post(path, json={**PATHS[path], **bodies[path]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 @served()
 async def test_a_completion_without_a_limit_has_the_endpoints_default(site: Site) -> None:
     limits = {path: (await submitted(site, path)).stopping.max_tokens for path in PATHS}
