@@ -22,6 +22,8 @@ from server.telemetry import log_context
 from server.telemetry.log_context import say
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from server.api.responses.background import BackgroundResponses
     from server.chat.template import Stability
     from server.chat.tokenizer import ChatTokenizer
@@ -106,14 +108,35 @@ class Instance:
         self._sweeping = asyncio.create_task(self._housekeeper.run())
 
     async def loaded(self, stack: AsyncExitStack) -> ModelFacts:
-        """Wait for the engine and the tokenizer, then open the entrance. Raises EngineFailed or UsageError."""
-        preparing = in_daemon_thread(lambda: load_tokens(self._config))  # beside the engine, which takes longer
-        facts = await self.engine.wait_ready()
+        """Wait for the engine and the app, then open the entrance. Raises EngineFailed or UsageError."""
+        preparing = asyncio.create_task(self._prepare_app())  # beside the engine, which takes longer
         try:
-            tokens, template = await preparing
+            facts = await self.engine.wait_ready()
+        except BaseException:
+            preparing.add_done_callback(lambda task: task.cancelled() or task.exception())
+            preparing.cancel()
+            raise
+        config = self._config
+        tokens, app = await preparing
+        log_context.adopt()
+        stack.callback(tokens.close)
+        await stack.enter_async_context(app.router.lifespan_context(app))
+        self._background = app.state.background
+        seldom_collected()
+        self.entrance.open(app)
+        if not tokens.has_template:
+            say("the model has no chat template: it completes text, and chats are refused", logging.WARNING)
+        if config.max_context is not None and facts.max_context < config.max_context:
+            text = f"--max-context: the model and the KV memory allow {facts.max_context}, not {config.max_context}"
+            say(text, logging.WARNING)
+        return facts
+
+    async def _prepare_app(self) -> tuple[ChatTokenizer, FastAPI]:
+        """The tokenizer, loaded on a thread, and the app around it. Raises UsageError."""
+        try:
+            tokens, template = await in_daemon_thread(lambda: load_tokens(self._config))
         except Exception as error:
             raise UsageError(f"the tokenizer cannot be loaded: {first_line(error)}") from error
-        log_context.adopt()
         from server.api.sessions.transfers import Transfers
         from server.app import create_app
 
@@ -131,17 +154,7 @@ class Instance:
             ignore_unknown=config.unknown_fields == "ignore",
             vllm_names=config.metrics_compat == "vllm",
         )
-        stack.callback(tokens.close)
-        await stack.enter_async_context(app.router.lifespan_context(app))
-        self._background = app.state.background
-        seldom_collected()
-        self.entrance.open(app)
-        if not tokens.has_template:
-            say("the model has no chat template: it completes text, and chats are refused", logging.WARNING)
-        if config.max_context is not None and facts.max_context < config.max_context:
-            text = f"--max-context: the model and the KV memory allow {facts.max_context}, not {config.max_context}"
-            say(text, logging.WARNING)
-        return facts
+        return tokens, app
 
     async def drain(self) -> None:
         """Refuse new turns, wait up to ``--drain-seconds`` for running ones and their answers, then stop the engine,
