@@ -38,7 +38,8 @@ def idempotency_of(request: Request, body: TurnRequest) -> Idempotency | None:
     if len(keys) > 1 or not KEY.match(keys[0]):
         message = "Idempotency-Key has 1 to 255 visible ASCII characters, and is sent once."
         raise bad_request(message, "Idempotency-Key", "invalid_idempotency_key")
-    asked = json.dumps(body.model_dump(mode="json", exclude=HOW_ONLY), sort_keys=True)
+    # Without defaults, so that a field that a later version adds does not change the hash of the same request.
+    asked = json.dumps(body.model_dump(mode="json", exclude=HOW_ONLY, exclude_defaults=True), sort_keys=True)
     return Idempotency(keys[0], hashlib.sha256(asked.encode()).hexdigest())
 
 

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from http_context import HELLO, Call, Site, events, served
 from log_kit import as_logged
+from starlette.requests import Request as StarletteRequest
 
 from server.log.timeline import NewTurn
+from server.schemas.requests import ChatRequest
+from server.turns.replay import idempotency_of
 
 KEY = {"Idempotency-Key": "k-1"}
 MORE = [{"role": "user", "content": "And now?"}]
@@ -42,6 +45,20 @@ async def test_a_retry_is_answered_with_the_same_turn(site: Site, named: dict[st
     assert two["cache"] is None
     for name in ("choices", "usage", "model", "object", "session_id", "system_fingerprint"):
         assert two[name] == one[name]
+
+
+def test_fields_with_their_defaults_are_not_in_a_requests_hash() -> None:
+    """A server of a later version, with more fields, knows the request again."""
+
+    class Later(ChatRequest):
+        added: int | None = None
+
+    request = StarletteRequest({"type": "http", "headers": [(b"idempotency-key", b"k")]})
+    body = {"messages": HELLO, "temperature": 0.5}
+    now, later = (idempotency_of(request, kind.model_validate(body)) for kind in (ChatRequest, Later))
+    assert now is not None
+    assert now == later
+    assert now != idempotency_of(request, Later.model_validate({**body, "added": 1}))
 
 
 @served()
