@@ -35,9 +35,11 @@ serve: $(STAMP)
 
 setup: $(DEV_STAMP)
 
-# One worker per core, a file to a worker; ARGS=tests/server/api/openai/test_chat.py for one file.
+# A worker more than there are cores, as many tests wait for processes; a file to a worker;
+# ARGS=tests/server/api/openai/test_chat.py for one file.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/crash
