@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from functools import cached_property
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -168,8 +169,11 @@ class ChatTokenizer:
         return frozenset(named - ours - NOT_VARIABLES)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a blocking function on a thread. Raises WorkTimedOut or NoWorkerFree (``server.workers``)."""
-        return await self._workers.run(lambda: function(*args, **kwargs))
+        """Call a blocking function on a thread, in the caller's context. Raises WorkTimedOut or NoWorkerFree
+        (``server.workers``).
+        """
+        context = copy_context()
+        return await self._workers.run(lambda: context.run(function, *args, **kwargs))
 
     def close(self) -> None:
         """Let the threads end."""

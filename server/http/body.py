@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from server.errors import ApiError, ClientLeft
 from server.schemas import strict
+from server.schemas.adaptations import begin_adaptations
 from server.schemas.json_body import parse
 
 logger = logging.getLogger("warmturn.http")
@@ -74,6 +75,7 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     data = await read_bytes(request)
     value = parse(data) if len(data) <= INLINE_BYTES else await run_in_threadpool(parse, data)
     strict.ignore_unknown(request.app.state.ignore_unknown)
+    begin_adaptations()
     return value
 
 

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from cache.tier import Tier
 from scheduler.protocol import Miss
+from server.schemas.adaptations import Adaptation
 
 # The last is not OpenAI's: only ``POST /v1/sessions/{id}/cancel`` and its like end a reply so.
 Finish = Literal["stop", "length", "tool_calls", "cancelled"]
@@ -78,7 +79,8 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     """What the prompts of a request cost; each counts once. ``reused`` tokens were not computed, by the tier that had
     them; every tier is named. ``recomputed`` tokens had been computed for this session before, ``new`` ones had not.
     ``prefill_ms`` is from admission to first token; null when none was generated. ``max_tokens``: what was left of the
-    context, where the request allowed more than that. ``ignored``: unknown fields that were left out of the request.
+    context, where the request allowed more than that. ``ignored``: unknown fields that were left out of the request;
+    ``adapted``: what of it was taken otherwise than it is written.
     """
 
     prompt_tokens: int
@@ -90,6 +92,7 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     miss: CacheMiss | None = None
     max_tokens: int | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
+    adapted: list[Adaptation] | UnsetType = UNSET
 
 
 # --- chats --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from server.http.sse import EventStream, while_connected
 from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import NewTurn
+from server.schemas.adaptations import adaptations
 from server.schemas.objects import CachedTokens, CacheReceipt, CompletionTokens, Usage
 from server.schemas.strict import ignored
 from server.telemetry import log_context, traces
@@ -49,6 +50,7 @@ class TurnRunner:
         self._partial_replies = [PartialReply(rules.parser()) for _ in self._submits]
         self._fingerprint = context.fingerprint
         self._ignored = ignored()
+        self._adapted = adaptations()
         limit = self._submits[0].stopping.max_tokens
         asked = body.token_limit
         self._limit = limit if limit is not None and asked is not None and limit < asked else UNSET
@@ -179,7 +181,9 @@ class TurnRunner:
         cost = sum_receipts(
             receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None)
         )
-        return msgspec.structs.replace(cost, max_tokens=self._limit, ignored=self._ignored or UNSET)
+        return msgspec.structs.replace(
+            cost, max_tokens=self._limit, ignored=self._ignored or UNSET, adapted=self._adapted or UNSET
+        )
 
 
 def prepend_beginning(said: str, reply: LoggedMessage) -> LoggedMessage:
