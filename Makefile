@@ -39,7 +39,7 @@ setup: $(DEV_STAMP)
 # ARGS=tests/server/api/openai/test_chat.py for one file.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m slow --ignore=tests/crash

@@ -14,6 +14,40 @@ import torch
 from postgres_server import PostgresServer, installed, postgres_server
 
 REQUIRED = tuple(os.environ.get("TESTS_REQUIRE", "").split())  # programs and packages that have to be there
+LONG = (  # files, the longest first: with several workers they begin first, so that none is left alone with one of them
+    "tests/test_equality_over_http.py",
+    "tests/scheduler/core/test_equality.py",
+    "tests/scheduler/accel/gpu/test_compiled.py",
+    "tests/server/test_garbage_collection.py",
+    "tests/server/test_drain.py",
+    "tests/test_demo_server.py",
+    "tests/cluster/test_ray.py",
+    "tests/ui/test_page.py",
+    "tests/ui/test_talk.py",
+    "tests/server/api/test_bad_input.py",
+    "tests/cache/tiers/test_archive.py",
+    "tests/server/cli/test_command_line.py",
+    "tests/server/api/sessions/test_routes.py",
+    "tests/test_slow_clients.py",
+    "tests/test_tensor_parallel_server.py",
+    "tests/cache/tiers/test_archive_fuzz.py",
+    "tests/ui/test_drafts.py",
+    "tests/test_kinds_over_http.py",
+    "tests/scheduler/parallel/test_tensor_parallel.py",
+    "tests/architectures/test_sample.py",
+    "tests/scheduler/accel/cpu/test_fusion_models.py",
+    "tests/server/cli/doctor/test_doctor_model.py",
+    "tests/crash/test_smoke.py",
+    "tests/cluster/test_nginx.py",
+    "tests/scheduler/test_process.py",
+    "tests/test_bench_gpu.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files of ``LONG`` first; the order within a file stays."""
+    rank = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONG)))
 
 
 @pytest.fixture
