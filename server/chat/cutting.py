@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from server.chat.call_rules import CallRules
+from server.chat.late_tools import callable_tools
 from server.chat.partial_reply import PartialReply
 from server.chat.rendering import rendering_in_force
 from server.chat.tokenizer import ChatTokenizer
@@ -30,7 +31,8 @@ def cut_reply(tokens: ChatTokenizer, record: SessionRecord, at: int) -> LoggedMe
     text = tokens.decode([*before, *record.tokens[place.reply : at]])[len(head) :]
     if replace(whole, begun=0) == LoggedMessage(whole.role, whole.content):
         return replace(whole, content=cut_where_text_ends(whole.content, text))
-    calls = CallRules(rendering_in_force(record.messages[:index]).tools)
+    past = record.messages[:index]
+    calls = CallRules(callable_tools(rendering_in_force(past).tools, past))
     partial_reply = PartialReply(tokens.dialect.make_parser(head, calls))
     for part in [*partial_reply.parser.feed(text), *partial_reply.parser.finish()]:
         partial_reply.take(part)

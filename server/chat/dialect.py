@@ -20,6 +20,7 @@ from server.chat.call_form import CallForm
 from server.chat.call_rules import NO_CALLS, CallRules
 from server.chat.declared_parser import DeclaredParser
 from server.chat.dialect_parser import DialectParser, ReasoningMarks
+from server.chat.late_tools import describe_tools, write_added_tools
 from server.chat.rendering import Rendering
 from server.chat.reply_parser import PlainParser, ReplyParser
 from server.log.logged_message import LoggedCall, LoggedMessage
@@ -85,7 +86,8 @@ class Dialect:
 
     def to_template_messages(self, messages: Sequence[LoggedMessage], rendering: Rendering) -> list[TemplateMessage]:
         """Logged messages in the form that the template takes."""
-        made = [self._to_template_message(message) for message in messages]
+        whole = write_added_tools(messages, self.form, told=bool(rendering.tools))
+        made = [self._to_template_message(message) for message in whole]
         if self.native:
             return made
         if rendering.tools:
@@ -142,8 +144,7 @@ PROBE_ID = "callprobe"
 
 def write_briefing(tools: Sequence[Mapping[str, Any]]) -> str:
     """The description of tools for a model whose template does not support them."""
-    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    return BRIEFING.format(tools="\n".join(lines))
+    return BRIEFING.format(tools=describe_tools(tools))
 
 
 def describe_calls(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:

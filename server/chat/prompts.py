@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from scheduler.protocol import ModelFacts
+from server.chat.late_tools import callable_tools
 from server.chat.rendering import (
     NO_CHANGE,
     PLAIN,
@@ -48,6 +50,11 @@ class Prompt:
     rendering: Rendering = PLAIN
     tail: str = ""
     reply_start: str = ""
+
+    @property
+    def callable_tools(self) -> list[Mapping[str, Any]]:
+        """The tools that the reply may call."""
+        return callable_tools(self.rendering.tools, self.messages)
 
 
 def chat_prompt(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
@@ -184,6 +191,8 @@ def texts_of(messages: Iterable[LoggedMessage], change: RenderingChange = NO_CHA
         yield message.reasoning_content
         for call in message.tool_calls:
             yield call.function.arguments
+        if message.added_tools:
+            yield json.dumps(message.added_tools, ensure_ascii=False)
     yield json.dumps(change.tools or "", ensure_ascii=False)
     yield from (value for value in change.template.values() if isinstance(value, str))
 

@@ -31,7 +31,8 @@ class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """A message. Its JSON has the fields in this order, without those that have their default. ``tools`` and
     ``template`` (see ``server.chat.rendering``) hold from this message on; None: no change. For ``items`` see
     ``server.schemas.items``, for ``instructions`` and ``dropped`` ``server.api.responses.prompt``. ``begun``: how many
-    leading characters of a reply the client gave as its beginning.
+    leading characters of a reply the client gave as its beginning. ``added_tools`` can be called from this message on
+    beside the others, and are defined in it (``server.chat.late_tools``).
     """
 
     role: Role
@@ -46,6 +47,7 @@ class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     template: dict[str, Scalar] | None = None
     begun: Annotated[int, msgspec.Meta(ge=0)] = 0
     dropped: bool = False
+    added_tools: list[dict[str, Any]] = []
 
 
 def to_json(messages: Iterable[LoggedMessage]) -> str:

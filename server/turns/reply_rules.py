@@ -56,7 +56,7 @@ async def chat_rules(
 
     Raises a 400 that names the parameter for tools and formats that cannot be enforced.
     """
-    calls = call_rules_of(prompt.rendering.tools, tool_choice, parallel_tool_calls)
+    calls = call_rules_of(prompt.callable_tools, tool_choice, parallel_tool_calls)
     grammar = await reply_grammar(format, calls, prompt.tail, context.tokens, context.grammars)
     # A reply whose first word a format shapes, or that continues a message of the request, does not reason first.
     reasons = not prompt.reply_start and (format.wanted() is None or calls.constrained)

@@ -1,0 +1,58 @@
+"""Tools that a conversation gets after it has begun. A message adds them (its ``added_tools``): their definitions are
+rendered as text in that message, so that the prompt before it stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from server.chat.call_form import CallForm
+from server.log.logged_message import LoggedMessage
+
+ADDED = """From here on, these functions can be called too. Their names and the JSON schemas of their arguments:
+<tools>
+{tools}
+</tools>"""
+FORM = "A call is written like this:\n"
+
+
+def callable_tools(front: Sequence[Mapping[str, Any]], messages: Iterable[LoggedMessage]) -> list[Mapping[str, Any]]:
+    """The tools at the ``front`` of the prompt and those that ``messages`` add, as in OpenAI's requests; of tools with
+    the same name the last definition.
+    """
+    tools = {tool["function"]["name"]: tool for tool in front}
+    for message in messages:
+        tools.update({tool["function"]["name"]: tool for tool in message.added_tools})
+    return [*tools.values()]
+
+
+def write_added_tools(messages: Iterable[LoggedMessage], form: CallForm | None, told: bool) -> Iterator[LoggedMessage]:
+    """The messages with the definitions of the tools they add at the end of their content. ``told``: the prompt says
+    how calls are written already; otherwise the first definitions say it, if ``form`` is known.
+    """
+    for message in messages:
+        if message.added_tools:
+            text = ADDED.format(tools=describe_tools(message.added_tools))
+            if not told and form is not None:
+                text += f"\n{FORM}{example_call(form)}"
+            told = True
+            content = f"{message.content}\n\n{text}" if message.content else text
+            message = structs.replace(message, content=content, added_tools=[])
+        yield message
+
+
+def describe_tools(tools: Iterable[Mapping[str, Any]]) -> str:
+    """The definitions, one JSON object per line."""
+    return "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+
+
+def example_call(form: CallForm) -> str:
+    """What a call looks like in ``form``, with names in angle brackets for what differs."""
+    arguments = "<arguments as a JSON object>"
+    if form.parameter is not None:
+        arguments = f"{form.parameter.opening}<parameter>{form.parameter.middle}<value>{form.parameter.closing}"
+    return f"{form.start}{form.opening}<name>{form.middle}{arguments}{form.closing}{form.end}".strip()
