@@ -1,8 +1,8 @@
 """The entry point of the engine process: ``python -m scheduler`` reads an ``EngineConfig`` as one line of JSON from
-standard input.
+standard input, imports what it needs for it, and loads the model after a second line, which is empty.
 
 The configuration is read after torch is imported and before transformers is: it decides which parts of transformers are
-imported.
+imported. It may be read long before the model may be loaded: meanwhile the server opens its log.
 """
 
 from __future__ import annotations
@@ -28,12 +28,23 @@ def main() -> int:
     if not line:  # the server is gone before it has configured an engine
         return 0
     config = msgspec.json.decode(line, type=EngineConfig)
+    set_environment(config)
     spare(config)
     from scheduler import process
 
     gc.freeze()
     gc.enable()
+    if not sys.stdin.buffer.readline():  # the same
+        return 0
     return process.main(config)
+
+
+def set_environment(config: EngineConfig) -> None:
+    """Set what libraries read from the environment when they are imported or first used; ranks inherit it."""
+    if config.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers divides a model for the best device that it sees
+    if config.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def run() -> None:

@@ -332,7 +332,9 @@ FromEngine = StepOutputs | Refused | Loading | Ready | ModelFailed | Forgotten |
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """What the engine process is started with (JSON, on its standard input)."""
+    """What the engine process is started with: a line of JSON on its standard input. An empty line follows as soon
+    as the engine may read files.
+    """
 
     address: str  # zmq endpoint that the server has bound
     model: str  # hub id or folder
@@ -354,6 +356,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kv_at_rest: str = "exact"  # exact | int8 | fp8: how KV is written to disk
     tensor_parallel: int = 1  # ranks among which the model is divided, one process and one device each
     tenant_share: float = 1.0  # of every tier that one tenant may hold when others need the room
+    offline: bool = False  # take files of the hub only where they have been downloaded before
     log_format: str = "text"  # text | json
     log_level: str = "info"  # debug | info | warning | error
 

@@ -1,52 +1,30 @@
-"""The command `warmturn`: parses the command line and runs the command. Slow imports are left to the commands."""
+"""The command `warmturn`. For `warmturn serve` it starts the engine process before anything else is imported."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from server.config.bench_options import BenchConfig
-from server.config.cluster_options import ClusterConfig
-from server.config.command_line import parse
-from server.config.doctor_options import DoctorConfig
-from server.config.serve_options import ServeConfig, UsageError
-from server.config.sessions_options import SessionsCommand
+from server.engine.launcher import ENGINE_COMMAND, EngineLauncher
 
+HELP = {"-h", "--help"}
 INTERRUPTED = 130  # as shells have it
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status: 0, 1 when not all of it could be done, 2 after one line on standard error."""
+def main(arguments: Sequence[str] | None = None, engine: Sequence[str] = ENGINE_COMMAND) -> int:
+    """Run one command; its exit status, see ``server.commands.run``. ``engine`` is the command of an engine process."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    launcher = EngineLauncher(engine)
     try:
-        config = parse(sys.argv[1:] if arguments is None else arguments)
-        if isinstance(config, DoctorConfig):
-            from server.cli.doctor.doctor import doctor
+        if given[:1] == ["serve"] and not HELP & set(given):
+            launcher.start_early()
+        from server.commands import run  # takes a third of a second, in which the engine imports its modules
 
-            return doctor(config)
-        if isinstance(config, BenchConfig):
-            from server.cli.bench.bench import bench
-
-            return bench(config)
-        if isinstance(config, ClusterConfig):
-            from server.cluster.ray_serve import cluster
-
-            return cluster(config)
-        if isinstance(config, ServeConfig):
-            from server.serve import serve
-
-            return serve(config)
-        if isinstance(config, SessionsCommand):
-            from server.cli.sessions_terminal import sessions
-
-            return sessions(config)
-        from server.cli.terminal import chat
-
-        return chat(config)
-    except UsageError as error:
-        print(f"warmturn: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # of a command that measures; the others take it as they need it
+        return run(given, launcher)
+    except KeyboardInterrupt:  # of a command that measures; the others handle it themselves
         return INTERRUPTED
+    finally:
+        launcher.discard()
 
 
 if __name__ == "__main__":

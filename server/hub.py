@@ -28,6 +28,11 @@ def look_for(model: str) -> None:
         os.environ[OFFLINE] = "1"
 
 
+def is_offline() -> bool:
+    """Whether offline mode is set."""
+    return os.environ.get(OFFLINE) == "1"
+
+
 def reachable(endpoint: str) -> bool:
     """Whether a TCP connection to ``endpoint`` succeeds within ``CONNECT_SECONDS``, name lookup included."""
     url = urlsplit(endpoint)

@@ -7,16 +7,20 @@ import gc
 import json
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from scheduler.protocol import ModelFacts
 from server.config.serve_options import ServeConfig, UsageError
+from server.daemon_thread import in_daemon_thread
 from server.engine.engine_process import EngineProcess
+from server.engine.launcher import EngineLauncher
+from server.hub import is_offline
 from server.log import data_dir
 from server.telemetry import log_context
 from server.telemetry.log_context import say
@@ -30,8 +34,6 @@ if TYPE_CHECKING:
     from server.housekeeping import Housekeeper
     from server.log.session_log import SessionLog
     from server.startup_app import StartupApp
-
-T = TypeVar("T")
 
 FLUSH_SECONDS = 30.0  # at most, for KV that is not on disk yet when the turns are over
 HTTP_SECONDS = 5  # for the last bytes of their answers, and once more for their readers to take them
@@ -68,15 +70,15 @@ class Instance:
     _log: SessionLog
     _housekeeper: Housekeeper
 
-    def __init__(self, config: ServeConfig, command: Sequence[str], folder: Path) -> None:
-        """``command`` starts an engine process. ``folder`` is the data dir, which no other server uses."""
+    def __init__(self, config: ServeConfig, launcher: EngineLauncher, folder: Path) -> None:
+        """``launcher`` starts engine processes. ``folder`` is the data dir, which no other server uses."""
         self._config = config
         self._folder = folder
         self._sweeping: asyncio.Task[None] | None = None
         self._background: BackgroundResponses | None = None
         self.engine = EngineProcess(
-            config.engine_config(),
-            command=command,
+            msgspec.structs.replace(config.engine_config(), offline=is_offline()),
+            launcher,
             on_loading=say,
             on_ready=lambda facts: self._housekeeper.ready(),
             on_forgotten=lambda *of: self._housekeeper.forgotten(*of),
@@ -91,7 +93,7 @@ class Instance:
         """
         self.engine.prepare()
         try:
-            await in_daemon_thread(import_parts)
+            await in_daemon_thread(import_parts, "imports")
             self._log = opened_log(self._config, self._folder)
         except BaseException:
             await self.engine.stop()
@@ -134,7 +136,7 @@ class Instance:
     async def _prepare_app(self) -> tuple[ChatTokenizer, FastAPI]:
         """The tokenizer, loaded on a thread, and the app around it. Raises UsageError."""
         try:
-            tokens, template = await in_daemon_thread(lambda: load_tokens(self._config))
+            tokens, template = await in_daemon_thread(lambda: load_tokens(self._config), "tokenizer")
         except Exception as error:
             raise UsageError(f"the tokenizer cannot be loaded: {first_line(error)}") from error
         from server.api.sessions.transfers import Transfers
@@ -208,7 +210,10 @@ def first_line(error: Exception) -> str:
 
 
 def import_parts() -> None:
-    """Import what takes long of all that stands between a log and a port."""
+    """Import what takes long of what ``Instance.start`` needs: on a thread, while the loop starts the engine."""
+    import server.housekeeping
+    import server.log.session_log
+    import server.startup_app  # noqa: F401
 
 
 def load_tokens(config: ServeConfig) -> tuple[ChatTokenizer, Stability]:
@@ -225,30 +230,3 @@ def load_tokens(config: ServeConfig) -> tuple[ChatTokenizer, Stability]:
     import server.app  # noqa: F401  # takes as long as the rest, and would keep the loop from answering
 
     return tokens, measured
-
-
-def in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run ``work`` on a daemon thread, which, unlike a pool's thread, does not delay the exit of the process."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def settle(outcome: T | Exception) -> None:
-        if result.done():
-            return
-        if isinstance(outcome, Exception):
-            result.set_exception(outcome)
-            result.exception()  # whoever waits hears it; nobody has to
-        else:
-            result.set_result(outcome)
-
-    def run() -> None:
-        outcome: T | Exception
-        try:
-            outcome = work()
-        except Exception as error:
-            outcome = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, outcome)
-
-    threading.Thread(target=run, name="tokenizer", daemon=True).start()
-    return result

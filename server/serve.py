@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.config.serve_options import ServeConfig, UsageError
 from server.engine.engine import EngineFailed
-from server.engine.engine_link import ENGINE_COMMAND
+from server.engine.launcher import EngineLauncher
 from server.http.connection import HttpConfig
 from server.hub import look_for
 from server.instance import HTTP_SECONDS, Instance, quiet, summary
@@ -37,10 +37,10 @@ MOST_CONNECTIONS = 65_536
 FILES = 512  # open files that are kept for everything but connections
 
 
-def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
+def serve(config: ServeConfig, launcher: EngineLauncher) -> int:
     """Serve until a signal. Returns the exit status: 0, or 2 if the model cannot be served. Raises UsageError.
 
-    ``command`` starts an engine process.
+    ``launcher`` starts the engine.
     """
     log_context.configure(config.log_format, config.log_level)
     quiet()
@@ -51,7 +51,7 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
         if not config.api_key and not is_loopback(listener):
             say("warning: no --api-key is set: everyone who reaches this port is served", logging.WARNING)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(Service(config, command, listener, folder).run())
+            status = runner.run(Service(config, launcher, listener, folder).run())
         for number in SIGNALS:  # the loop's handlers ended with it
             signal.signal(number, lambda *_: os._exit(1))
         return status
@@ -60,10 +60,10 @@ def serve(config: ServeConfig, command: Sequence[str] = ENGINE_COMMAND) -> int:
 class Service:
     """A running server: an ``Instance`` and uvicorn, and the order in which they start and stop."""
 
-    def __init__(self, config: ServeConfig, command: Sequence[str], listener: socket.socket, folder: Path) -> None:
+    def __init__(self, config: ServeConfig, launcher: EngineLauncher, listener: socket.socket, folder: Path) -> None:
         self._config = config
         self._listener = listener
-        self._instance = Instance(config, command, folder)
+        self._instance = Instance(config, launcher, folder)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:

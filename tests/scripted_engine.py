@@ -210,6 +210,7 @@ def leave_with_the_server() -> None:
 
 if __name__ == "__main__":
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    sys.stdin.buffer.readline()  # the server lets it load
     threading.Thread(target=leave_with_the_server, daemon=True).start()
     engine = ScriptedEngine(config)
     engine.load()

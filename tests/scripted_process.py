@@ -10,6 +10,7 @@ from scheduler.protocol import Delta, EngineConfig, Receipt, Submit, pack_ids
 from scheduler.sampling_params import Stopping
 from server.engine.engine import TurnStream
 from server.engine.engine_process import EngineProcess
+from server.engine.launcher import EngineLauncher
 
 PATIENCE = 20.0  # seconds until a test that hangs fails
 
@@ -37,7 +38,7 @@ def run_patiently(test: Awaitable[None]) -> None:
 async def engine(model: str = "ok", max_queued: int = 1024) -> AsyncIterator[EngineProcess]:
     """A started engine process, stopped afterwards."""
     process = EngineProcess(
-        EngineConfig(address="", model=model, max_queued=max_queued), command=scripted_engine.COMMAND
+        EngineConfig(address="", model=model, max_queued=max_queued), EngineLauncher(scripted_engine.COMMAND)
     )
     await process.start()
     try:

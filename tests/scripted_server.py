@@ -17,11 +17,9 @@ SERVE = """
 import sys, scripted_engine
 from server.__main__ import main
 import server.instance, server.serve
-scripted = server.serve.serve
-server.serve.serve = lambda config: scripted(config, command=scripted_engine.COMMAND)
 # What must not hold the exit holds it for longer than a test waits.
 server.serve.HTTP_SECONDS *= 100; server.instance.HTTP_SECONDS *= 100
-sys.exit(main(sys.argv[1:]))
+sys.exit(main(sys.argv[1:], scripted_engine.COMMAND))
 """
 
 

@@ -16,7 +16,7 @@ from server.cluster import env_file
 from server.config.command_line import configured
 from server.config.serve_options import ServeConfig, UsageError
 from server.engine.engine import EngineFailed
-from server.engine.engine_link import ENGINE_COMMAND
+from server.engine.launcher import EngineLauncher
 from server.instance import FLUSH_SECONDS, HTTP_SECONDS, Instance, quiet, summary
 from server.log import data_dir
 from server.telemetry import log_context
@@ -91,7 +91,7 @@ class Replica:
         with ExitStack() as folders:
             config = own_folder(config, folders)
             stack.push(folders.pop_all())
-        instance = Instance(config, ENGINE_COMMAND, config.data_dir)
+        instance = Instance(config, EngineLauncher(), config.data_dir)
         await instance.start(stack)
         return instance
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -40,8 +40,9 @@ from scheduler.protocol import (
 )
 from server.engine.engine import EngineFailed, EngineUnavailable, State, TurnRefused
 from server.engine.engine_calls import A, EngineCalls, Question
-from server.engine.engine_link import ENGINE_COMMAND, EngineLink, LinkFull
+from server.engine.engine_link import EngineLink, LinkFull
 from server.engine.engine_turns import EngineTurns
+from server.engine.launcher import EngineLauncher
 from server.engine.mailbox import Mailbox
 from server.engine.waiting import RequestReading
 
@@ -68,8 +69,8 @@ class EngineProcess:
     def __init__(
         self,
         config: EngineConfig,
+        launcher: EngineLauncher,
         *,
-        command: Sequence[str] = ENGINE_COMMAND,
         on_loading: Callable[[str], None] | None = None,
         on_ready: Callable[[ModelFacts], None] | None = None,
         on_forgotten: Callable[[str, str, int], None] | None = None,
@@ -81,7 +82,7 @@ class EngineProcess:
         self.facts = None
         self.stats = Stats()
         self._config = config
-        self._command = tuple(command)
+        self._launcher = launcher
         self._on_loading = on_loading or (lambda stage: logger.info("engine: %s", stage))
         self._on_ready = on_ready or (lambda facts: None)
         self._on_forgotten = on_forgotten or (lambda tenant, session, life: None)
@@ -92,7 +93,7 @@ class EngineProcess:
         self._link: EngineLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._first_facts: asyncio.Future[ModelFacts] | None = None
-        self._may_load = asyncio.Event()  # until then a process has no configuration
+        self._may_load = asyncio.Event()  # until then a process loads nothing
         self._load_started = self._last_message = time.monotonic()
         self._load_seconds = 1.0
         self._folder: Path | None = None  # of the socket, until the engine is connected
@@ -275,15 +276,16 @@ class EngineProcess:
         folder = self._folder = Path(tempfile.mkdtemp(prefix="warmturn-"))  # for this user only
         config = msgspec.structs.replace(self._config, address=f"ipc://{folder}/engine")
         try:
-            link = self._link = await EngineLink.start(config, self._command, context)
+            link = self._link = EngineLink.start(config, self._launcher, context)
         except (OSError, zmq.ZMQError) as error:
             self._failure = f"the engine process could not be started: {error.strerror}"
             shutil.rmtree(folder, ignore_errors=True)
             return 0.0
         ready_since: float | None = None
         try:
+            link.configure(config)
             await self._may_load.wait()
-            await link.configure(config)
+            link.load()
             async with contextlib.aclosing(link.messages()) as messages:
                 async for message in messages:
                     self._last_message = time.monotonic()

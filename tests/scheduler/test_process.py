@@ -57,7 +57,7 @@ class Process:
         )
         config = EngineConfig(address, model, **{"device": "cpu", "kv_memory": 1 << 20, **options})
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(config) + b"\n")
+        self.process.stdin.write(msgspec.json.encode(config) + b"\n\n")
         self.process.stdin.flush()
 
     def send(self, message: ToEngine) -> None:

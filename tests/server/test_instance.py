@@ -15,6 +15,7 @@ from scripted_process import pid_of, run_patiently
 
 from server import instance
 from server.config.serve_options import ServeConfig, UsageError
+from server.engine.launcher import EngineLauncher
 from server.instance import Instance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ def test_a_log_that_cannot_be_opened_leaves_no_engine_process(tmp_path: Path, mo
     started: list[int] = []
 
     async def scenario() -> None:
-        made = Instance(ServeConfig(data_dir=tmp_path), scripted_engine.COMMAND, tmp_path)
+        made = Instance(ServeConfig(data_dir=tmp_path), EngineLauncher(scripted_engine.COMMAND), tmp_path)
         opened = instance.opened_log
 
         def opened_late(config: ServeConfig, folder: Path) -> object:

@@ -20,7 +20,7 @@ from server.cli.bench.bench_load import BenchLoad, Client, NoAnswer
 from server.cli.bench.bench_report import HEAD, about, figures, row
 from server.config.bench_options import BenchConfig
 from server.config.serve_options import UsageError
-from server.engine.engine_link import engine_environment
+from server.engine.launcher import engine_environment
 from server.engine.process_tree import last_line, listener
 from server.serve import listening
 
@@ -123,7 +123,7 @@ def serving(config: BenchConfig) -> Iterator[tuple[str, int]]:
     """`warmturn serve` on a free port and a data dir of its own; where it answers, and its pid. Raises UsageError."""
     with tempfile.TemporaryDirectory() as data:
         flags = [config.subject, "--served-model-name", SERVED, "--data-dir", data, *config.serve_flags]
-        ours = {name: value for name, value in engine_environment("auto").items() if not name.startswith("WARMTURN_")}
+        ours = {name: value for name, value in engine_environment().items() if not name.startswith("WARMTURN_")}
         with started(flags, ours | {"OMP_NUM_THREADS": str(config.threads)}) as server:
             yield server
 

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from scheduler.cgroups import memory_limit
 from server.cli.doctor.findings import Finding, fault, ok, size, warning
 from server.config.doctor_options import DoctorConfig
-from server.engine.engine_link import engine_environment
+from server.engine.launcher import engine_environment
 
 CHECKUP = (sys.executable, "-P", "-m", "scheduler.checkup")
 CHECKUP_SECONDS = 240.0  # it may have to compile
@@ -68,7 +68,7 @@ def installed(package: str) -> bool:
 
 def torch(config: DoctorConfig, command: Sequence[str] = CHECKUP) -> Iterator[Finding]:
     """torch, in a process of its own: whether it suits the GPUs, what it finds of the processor, its kernels."""
-    environment = engine_environment(config.device)
+    environment = engine_environment() | ({"CUDA_VISIBLE_DEVICES": ""} if config.device == "cpu" else {})
     try:
         ran = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=CHECKUP_SECONDS, check=False

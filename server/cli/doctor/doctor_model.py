@@ -23,7 +23,8 @@ from server.cli.doctor.doctor_machine import machine_memory
 from server.cli.doctor.doctor_storage import existing
 from server.cli.doctor.findings import Finding, fault, ok, size, warning
 from server.config.doctor_options import DoctorConfig
-from server.engine.engine_link import ENGINE_COMMAND, EngineLink
+from server.engine.engine_link import EngineLink
+from server.engine.launcher import ENGINE_COMMAND, EngineLauncher
 from server.engine.process_tree import last_line, resident
 from server.instance import first_line, load_tokens
 
@@ -72,9 +73,10 @@ async def loaded(config: EngineConfig, command: Sequence[str]) -> MeasuredModel:
     """Start an engine without a disk tier and remembered verdicts, let it load, and end it."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as said, zmq.asyncio.Context() as context:
         config = msgspec.structs.replace(config, address=f"ipc://{folder}/engine", kv_folder=None, verdicts=None)
-        link = await EngineLink.start(config, command, context, said.fileno())
+        link = EngineLink.start(config, EngineLauncher(command), context, said.fileno())
         try:
-            await link.configure(config)
+            link.configure(config)
+            link.load()
             async with asyncio.timeout(LOAD_SECONDS):
                 return await first_words(link, said)
         except TimeoutError:

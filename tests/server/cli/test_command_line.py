@@ -14,6 +14,7 @@ import pytest
 from scripted_server import PATIENCE, environment, serving, warmturn
 
 from server.config.serve_options import DEMO_FOLDER, ServeConfig, UsageError
+from server.engine.launcher import EngineLauncher
 from server.serve import serve
 
 SLOW = {"torch", "transformers", "uvicorn", "fastapi", "sqlalchemy", "zmq", "httpx"}
@@ -146,5 +147,5 @@ def test_retries_of_the_hub_are_not_told_one_by_one(tmp_path: Path, monkeypatch:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(UsageError):
-            serve(ServeConfig(port=taken.getsockname()[1], data_dir=tmp_path))
+            serve(ServeConfig(port=taken.getsockname()[1], data_dir=tmp_path), EngineLauncher())
     assert os.environ["HF_HUB_VERBOSITY"] == "error"

@@ -16,6 +16,7 @@ from server.engine import engine_link
 from server.engine.engine import EngineDied, EngineUnavailable
 from server.engine.engine_calls import EngineCalls
 from server.engine.engine_process import EngineProcess
+from server.engine.launcher import EngineLauncher
 
 
 @scenario
@@ -32,7 +33,7 @@ async def test_the_server_hears_of_every_ready_engine_and_of_what_is_forgotten()
 
     process = EngineProcess(
         config,
-        command=scripted_engine.COMMAND,
+        EngineLauncher(scripted_engine.COMMAND),
         on_ready=on_ready,
         on_forgotten=lambda *of: forgotten.append(of),
     )
@@ -139,7 +140,7 @@ def test_a_call_waits_as_long_as_something_gets_on(monkeypatch: pytest.MonkeyPat
 def test_an_engine_gets_on_while_it_reads_or_writes(sign: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("server.engine.engine_process.shutil.disk_usage", lambda folder: usage)
-    process = EngineProcess(EngineConfig(address="", model="ok", kv_folder=str(tmp_path)))
+    process = EngineProcess(EngineConfig(address="", model="ok", kv_folder=str(tmp_path)), EngineLauncher())
     before = process._progress()
     assert before is not None
     assert process._progress() == before

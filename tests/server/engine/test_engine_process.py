@@ -12,9 +12,9 @@ from scripted_process import admitted, engine, pid_of, piece, read, run_patientl
 
 from cache.tier import Tier
 from scheduler.protocol import EngineConfig, FinishReason
-from server.engine import engine_link
 from server.engine.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused
 from server.engine.engine_process import EngineProcess, _backoff
+from server.engine.launcher import EngineLauncher
 
 
 @scenario
@@ -171,7 +171,7 @@ def test_a_first_load_that_fails_is_final(model: str, message: str) -> None:
 
 def test_a_command_that_does_not_exist_is_a_failed_load() -> None:
     async def run() -> None:
-        process = EngineProcess(EngineConfig(address="", model="ok"), command=("/no/such/program",))
+        process = EngineProcess(EngineConfig(address="", model="ok"), EngineLauncher(("/no/such/program",)))
         await process.start()
         with pytest.raises(EngineFailed, match="could not be started"):
             await process.wait_ready()
@@ -263,7 +263,8 @@ async def test_an_engine_that_does_not_stop_is_killed() -> None:
 def test_the_engine_is_told_how_long_it_may_flush(tmp_path: Path) -> None:
     async def run() -> None:
         process = EngineProcess(
-            EngineConfig(address="", model="ok", kv_folder=str(tmp_path / "kv")), command=scripted_engine.COMMAND
+            EngineConfig(address="", model="ok", kv_folder=str(tmp_path / "kv")),
+            EngineLauncher(scripted_engine.COMMAND),
         )
         await process.start()
         await process.wait_ready()
@@ -286,7 +287,7 @@ def test_the_engine_is_told_how_long_it_may_flush(tmp_path: Path) -> None:
 
 @scenario
 async def test_a_prepared_process_loads_once_it_is_started() -> None:
-    process = EngineProcess(EngineConfig(address="", model="ok"), command=scripted_engine.COMMAND)
+    process = EngineProcess(EngineConfig(address="", model="ok"), EngineLauncher(scripted_engine.COMMAND))
     process.prepare()
     try:
         await until(lambda: process._link is not None)
@@ -302,7 +303,7 @@ async def test_a_prepared_process_loads_once_it_is_started() -> None:
 
 @scenario
 async def test_a_prepared_process_that_is_not_wanted_any_more_ends() -> None:
-    process = EngineProcess(EngineConfig(address="", model="ok"), command=scripted_engine.COMMAND)
+    process = EngineProcess(EngineConfig(address="", model="ok"), EngineLauncher(scripted_engine.COMMAND))
     process.prepare()
     await until(lambda: process._link is not None)
     pid = pid_of(process)
@@ -331,28 +332,3 @@ def test_a_hung_engine_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
             await process.stop(grace=0.1)
 
     run_patiently(run())
-
-
-def test_the_engines_environment_has_bounded_kernel_caches_unless_the_user_says_otherwise_and_no_secrets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
-    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
-    monkeypatch.setenv("WARMTURN_DATABASE", "postgresql://user:secret@host/name")
-    environment = engine_link.engine_environment("auto")
-    assert "WARMTURN_DATABASE" not in environment
-    assert (environment["LRU_CACHE_CAPACITY"], environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("128", "7")
-
-
-def test_an_engines_threads_wait_as_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    assert engine_link.engine_environment("cpu")["GOMP_SPINCOUNT"] == "3000"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert "GOMP_SPINCOUNT" not in engine_link.engine_environment("cpu")
-
-
-def test_an_engine_on_the_cpu_sees_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert engine_link.engine_environment("cpu")["CUDA_VISIBLE_DEVICES"] == ""
-    assert engine_link.engine_environment("cuda")["CUDA_VISIBLE_DEVICES"] == "3"

@@ -1,0 +1,48 @@
+"""Parses the command line and runs the command. Slow imports are left to the commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from server.config.bench_options import BenchConfig
+from server.config.cluster_options import ClusterConfig
+from server.config.command_line import parse
+from server.config.doctor_options import DoctorConfig
+from server.config.serve_options import ServeConfig, UsageError
+from server.config.sessions_options import SessionsCommand
+from server.engine.launcher import EngineLauncher
+
+
+def run(arguments: Sequence[str], launcher: EngineLauncher) -> int:
+    """Run one command; its exit status: 0, 1 when not all of it could be done, 2 after one line on standard error.
+    ``launcher`` starts the engine of `warmturn serve`.
+    """
+    try:
+        config = parse(arguments)
+        if isinstance(config, DoctorConfig):
+            from server.cli.doctor.doctor import doctor
+
+            return doctor(config)
+        if isinstance(config, BenchConfig):
+            from server.cli.bench.bench import bench
+
+            return bench(config)
+        if isinstance(config, ClusterConfig):
+            from server.cluster.ray_serve import cluster
+
+            return cluster(config)
+        if isinstance(config, ServeConfig):
+            from server.serve import serve
+
+            return serve(config, launcher)
+        if isinstance(config, SessionsCommand):
+            from server.cli.sessions_terminal import sessions
+
+            return sessions(config)
+        from server.cli.terminal import chat
+
+        return chat(config)
+    except UsageError as error:
+        print(f"warmturn: {error}", file=sys.stderr)
+        return 2
