@@ -83,7 +83,9 @@ def create_app(
     turns = TurnRoutes(route for router in routers() for route in router.routes)
 
     def before(rest: ASGIApp) -> ASGIApp:
-        guard = Guard(Overload(Dispatch(rest, turns), engine, turns), Keyring(api_keys), Hosts(allowed_hosts))
+        guard = Guard(
+            Overload(Dispatch(rest, turns), engine, turns), Keyring(api_keys), Hosts(allowed_hosts), allowed_origins
+        )
         access = Access(guard, context.metrics)
         return Cors(access, allowed_origins) if allowed_origins else access
 

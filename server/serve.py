@@ -131,7 +131,8 @@ class HttpServer(uvicorn.Server):
 
     def _cut_off(self) -> None:
         for connection in list(self.server_state.connections):
-            assert isinstance(connection, HttpToolsProtocol)
+            if not isinstance(connection, HttpToolsProtocol):
+                continue  # a WebSocket: uvicorn has closed it
             if connection.cycle is not None and not connection.cycle.response_complete:
                 connection.transport.abort()
 

@@ -12,6 +12,7 @@ from server.http.error_responses import error_response
 from server.http.page import page_answer
 from server.middleware.cors import Cors
 
+LOADING = "The model is still loading."
 RETRY_AFTER = 2  # seconds; how long a model loads is not known before it has
 
 
@@ -36,6 +37,8 @@ class StartupApp:
 async def _not_yet(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
         await _loading(scope)(scope, receive, send)
+    elif scope["type"] == "websocket":
+        await error_response(unavailable(LOADING, RETRY_AFTER), scope)(scope, receive, send)
 
 
 def _loading(scope: Scope) -> Response:
@@ -45,4 +48,4 @@ def _loading(scope: Scope) -> Response:
         return JSONResponse({"status": "loading"}, 503, {"retry-after": str(RETRY_AFTER)})
     if (answer := page_answer(scope)) is not None:  # it tells people what the others are told
         return answer
-    return error_response(unavailable("The model is still loading.", RETRY_AFTER), scope)
+    return error_response(unavailable(LOADING, RETRY_AFTER), scope)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from http_context import HOST, Site, site
 from starlette.types import ASGIApp
@@ -83,9 +84,11 @@ class Client:
 
 
 @asynccontextmanager
-async def port(patience: float = 60.0, app: ASGIApp | None = None) -> AsyncIterator[Port]:
-    """A Port with ``patience`` for its clients, closed at the end. ``app``: another one than the site's."""
-    async with site() as made:
+async def port(patience: float = 60.0, app: ASGIApp | None = None, **parts: Any) -> AsyncIterator[Port]:
+    """A Port with ``patience`` for its clients, closed at the end. ``app``: another one than the site's; ``parts`` are
+    for that one.
+    """
+    async with site(**parts) as made:
         with listening("127.0.0.1", 0) as listener:
             server = HttpServer(HttpConfig(app or made.app, patience=patience, most=MOST, goodbye=1))
             task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, TypeVar
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from server.errors import ApiError, ClientLeft
@@ -85,7 +85,7 @@ def log_ignored() -> None:
         logger.debug("unknown fields were left out: %s", ", ".join(names))
 
 
-async def only_known_parameters(request: Request) -> None:
+async def only_known_parameters(request: HTTPConnection) -> None:
     """A dependency of all routes: refuses unknown query parameters by name. Routes with query parameters declare them
     as one strict model.
     """

@@ -8,14 +8,17 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Collection
 from typing import Any
 
 import httptools
 import uvicorn
+from uvicorn.importer import import_from_string
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.errors import ApiError, bad_request, unavailable
+from server.http.body import MAX_BYTES
 
 HEAD_BYTES = 64 * 1024  # of a request's line and headers
 FIELD_BYTES = 32  # what a header takes beside its text
@@ -24,20 +27,27 @@ BODY_RATE = 64 * 1024  # bytes a second that lengthen the time a request has to 
 KEEP_ALIVE = 75  # seconds without a request; longer than usual proxies keep theirs
 FULL_RETRY = 5  # seconds, told to a client that comes when there are too many
 VERSIONS = ("1.0", "1.1")
+SOCKETS = ("/v1/responses",)
+SOCKET_CLASS = "uvicorn.protocols.websockets.websockets_sansio_impl:WebSocketsSansIOProtocol"
 HOST = re.compile(rb"(\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+,;=%-]*)(:[0-9]{0,5})?\Z")  # RFC 3986, 3.2.2
 
 logger = logging.getLogger("warmturn.http")
 
 
 class HttpConfig(uvicorn.Config):
-    """Settings of connections. ``patience`` is in seconds; connections beyond ``most`` are refused."""
+    """Settings of connections. ``patience`` is in seconds; connections beyond ``most`` are refused. ``sockets`` are the
+    paths of WebSockets; elsewhere a wish for one is answered as the request that it is.
+    """
 
-    def __init__(self, app: Any, *, patience: float, most: int, goodbye: int) -> None:
+    def __init__(
+        self, app: Any, *, patience: float, most: int, goodbye: int, sockets: Collection[str] = SOCKETS
+    ) -> None:
         super().__init__(
             app,
             interface="asgi3",  # not found out by looking at the app
             http=Connection,
-            ws="none",
+            ws="none",  # loaded with the first one: see ``Connection.handle_websocket_upgrade``
+            ws_max_size=MAX_BYTES,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -48,6 +58,7 @@ class HttpConfig(uvicorn.Config):
         )
         self.patience = patience
         self.most = most
+        self.sockets = frozenset(path.encode() for path in sockets)
 
 
 class HeadTooLarge(ValueError):
@@ -78,6 +89,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._patience = config.patience
         self._most = config.most
+        self._sockets = config.sockets
         self._head: int | None = None  # bytes of the head that is coming; None: none is
         self._came = 0  # bytes since the request was awaited
         self._body = 0  # those of them that are its body
@@ -109,7 +121,10 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # nobody has to take one; the request is answered as it is
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+                return
+            # nobody has to take one; the request is answered as it is
         except httptools.HttpParserError:
             logger.debug("a connection sent invalid HTTP")
             self._refuse_head()
@@ -140,6 +155,16 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
         super().on_body(body)
+
+    def _should_upgrade_to_ws(self) -> bool:
+        return self.url.partition(b"?")[0] in self._sockets and self.parser.get_method() == b"GET"
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over to a WebSocket's protocol class, which has time limits of its own (pings)."""
+        self._request_is_here()
+        self._watch_ends()
+        self.ws_protocol_class = import_from_string(SOCKET_CLASS)
+        super().handle_websocket_upgrade()
 
     def _count(self, size: int) -> None:
         assert self._head is not None

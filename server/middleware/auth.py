@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Collection, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,6 +20,7 @@ from server.http.error_responses import error_response
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})  # exact matches of scope["path"]; everything else needs a key
 DEFAULT_TENANT = "default"
+ANY = "*"  # every origin
 
 
 class Keyring:
@@ -84,24 +86,26 @@ def is_address(name: str) -> bool:
 
 class Guard:
     """ASGI middleware: a request without a valid key gets a 401; without configured keys, one whose Host is not among
-    ``hosts`` gets a 403. Other requests get ``state["tenant"]``.
+    ``hosts`` gets a 403. Other requests get ``state["tenant"]``. A WebSocket that a page of another origin opens gets a
+    403, unless that is one of ``origins``.
     """
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, hosts: Hosts) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, hosts: Hosts, origins: Collection[str] = ()) -> None:
         self.app = app
+        self.origins = frozenset(origins)
         self.keyring = keyring
         self.hosts = hosts
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "lifespan":
             return self.app(scope, receive, send)
-        if scope["type"] != "http":  # no websockets here
-            return send({"type": "websocket.close", "code": 1008})
         if scope["path"] not in OPEN_PATHS:
             headers = Headers(scope=scope)
             if not self.keyring and not self.hosts.allow(headers.getlist("host")):
                 return error_response(wrong_host_error(), scope)(scope, receive, send)
-            if page.is_page_request(scope):  # files, by their exact paths
+            if scope["type"] == "websocket" and not self._may_open_sockets(headers):
+                return error_response(wrong_origin_error(), scope)(scope, receive, send)
+            if scope["type"] == "http" and page.is_page_request(scope):  # files, by their exact paths
                 return self.app(scope, receive, send)
             values = headers.getlist("authorization") or [f"Bearer {key}" for key in headers.getlist("x-api-key")]
             tenant = self.keyring.tenant(values[0].encode("latin-1") if len(values) == 1 else None)
@@ -110,11 +114,24 @@ class Guard:
             scope.setdefault("state", {})["tenant"] = tenant
         return self.app(scope, receive, send)
 
+    def _may_open_sockets(self, headers: Headers) -> bool:
+        """Whether no page of another origin opens the WebSocket; browsers let any page try (RFC 6455, 10.2)."""
+        origin = headers.get("origin")
+        if origin is None or not self.origins.isdisjoint({ANY, origin.lower()}):
+            return True
+        return urlsplit(origin.lower()).netloc == headers.get("host", "").lower()
+
 
 def missing_key_error(given: bool) -> ApiError:
     """The 401: says whether a key was missing or wrong, and nothing about the route."""
     message = "The API key is not valid." if given else "An API key is needed: Authorization: Bearer KEY."
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def wrong_origin_error() -> ApiError:
+    """The 403 for a WebSocket that a page of another origin opens."""
+    message = "Pages of this origin may not open a WebSocket here: see --allow-origin."
+    return ApiError(403, message, code="origin_not_allowed")
 
 
 def wrong_host_error() -> ApiError:

@@ -129,26 +129,29 @@ class TurnRunner:
             raise
         self._claim.close()  # whoever reads the last event may go on from it at once
 
-    async def _write(self, session: Session, choices: Choices) -> None:
+    def new_turn(self, choices: Choices) -> NewTurn:
+        """The timeline of the only prompt with its reply, which has ended."""
         prompt, partial_reply, receipt = self._prompts[0], self._partial_replies[0], choices.receipts[0]
         assert partial_reply.finish is not None
         assert receipt is not None
-        cache = self._cache_receipt(choices)
-        turn = NewTurn(
+        return NewTurn(
             tokens=[*prompt.ids, *partial_reply.tokens],
             messages=[*prompt.messages, prepend_beginning(prompt.reply_start, self._reply.message(partial_reply))],
             prompt_tokens=len(prompt.ids),
             fingerprint=self._fingerprint,
             finish_reason=partial_reply.finish,
             cached=receipt.cached,
-            receipt=encoder.encode(cache).decode(),
+            receipt=encoder.encode(self._cache_receipt(choices)).decode(),
         )
+
+    async def _write(self, session: Session, choices: Choices) -> None:
+        cache = self._cache_receipt(choices)
         await self._context.log.commit(
             session.tenant,
             session.name,
-            turn,
+            self.new_turn(choices),
             idempotency=self._turn.idempotency,
-            extras=self._reply.turn_extras(partial_reply, self._usage(choices), cache),
+            extras=self._reply.turn_extras(self._partial_replies[0], self._usage(choices), cache),
             expect=0 if self._record is None else self._record.version,
         )
         if self._record is not None and self._record.tokens:

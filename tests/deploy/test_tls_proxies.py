@@ -212,6 +212,15 @@ def test_capsules_are_larger_than_other_bodies(proxy: Proxy, request: pytest.Fix
         assert proxy.client.post(f"{proxy.url}/v1/chat/completions", content=large).status_code == 413
 
 
+def test_a_wish_for_a_websocket_reaches_the_server_and_others_keep_their_connections(proxy: Proxy) -> None:
+    wish = {"upgrade": "websocket", "connection": "Upgrade"}
+    headers = proxy.client.get(f"{proxy.url}/v1/responses", headers=wish).json()["headers"]
+    assert (headers["upgrade"], headers["connection"].lower()) == ("websocket", "upgrade")
+    headers = proxy.client.get(f"{proxy.url}/v1/models").json()["headers"]
+    assert "upgrade" not in headers
+    assert headers.get("connection", "") in ("", "Keep-Alive")
+
+
 def test_figures_do_not_leave_the_machine(proxy: Proxy) -> None:
     assert proxy.client.get(f"{proxy.url}/metrics").status_code == 404
 

@@ -67,6 +67,7 @@ class ResponseReply(Reply):
     """
 
     done = b""
+    has_output = True
 
     def __init__(
         self,
@@ -132,16 +133,18 @@ class ResponseReply(Reply):
         return data
 
     def encode_failure(self, error: ApiError) -> bytes:
+        return b"".join(map(self.encode_event, self.write_failure(error)))
+
+    def write_failure(self, error: ApiError) -> tuple[events.ErrorEvent, events.Failed]:
         """An error, then the response as it has failed."""
         info = error.body.error
         if self._last is not None:  # which nobody has heard: it could not be committed
             self._number.next = self._last[0].sequence_number
         response = self.fail(error)
-        told = (
+        return (
             events.ErrorEvent(sequence_number=self._number(), code=info.code, message=info.message, param=info.param),
             events.Failed(sequence_number=self._number(), response=response),
         )
-        return b"".join(map(self.encode_event, told))
 
     # --- what is kept -------------------------------------------------------------------------------------
 
@@ -208,6 +211,10 @@ class ResponseReply(Reply):
         end = events.Incomplete(sequence_number=self._number(), response=self._response)
         return b"".join(map(self.encode_event, [*closing, end]))
 
+    def status_of(self, partial_reply: PartialReply) -> ResponseStatus:
+        """The status of the response when this reply has ended."""
+        return STATUSES.get(partial_reply.finish or "stop", "completed")
+
     # --- within -------------------------------------------------------------------------------------------
 
     def _end(
@@ -215,9 +222,9 @@ class ResponseReply(Reply):
     ) -> list[events.Event]:
         """The last events, the same each time."""
         if self._last is None:
-            status = STATUSES.get(partial_reply.finish or "stop", "completed")
+            status = self.status_of(partial_reply)
             whole = status == "completed"
-            last = [*self._output.finish("completed" if whole else "incomplete")]
+            last = [*self._output.finish("completed" if whole else "incomplete")] if self.has_output else []
             self._response = replace(
                 self._response,
                 status=status,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Annotated
@@ -53,6 +53,7 @@ from server.turns.reply_rules import chat_rules
 from server.turns.turn_runner import TurnRunner
 
 router = APIRouter(route_class=JsonRoute)
+ResponseWriter = Callable[..., ResponseReply]  # with the parameters of ResponseReply
 NAMES = {  # of a chat's parameters -> of ours
     "response_format.json_schema.schema": "text.format.schema",
     "response_format": "text.format",
@@ -80,18 +81,7 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
         context.check(body, branch.session)
         if key is not None and (answer := await replay_response(context, tenant, body, branch, key)) is not None:
             return answer
-        items, prompt = await prepare_prompt(context, tenant, body, branch)
-        if (other := await branch_if_rewritten(context, branch, prompt, key, claim)) is not None:
-            branch = other
-            items, prompt = await prepare_prompt(context, tenant, body, branch)
-        with response_parameter_names():
-            format, parallel = body.text.format.chat_format, body.parallel_tool_calls
-            rules = await chat_rules(context, body, prompt, format, body.chat_tool_choice, parallel)
-        if body.background and branch.is_new:
-            branch = await create_session(context, branch)
-        turn = PendingTurn(request, body, context, branch.session, branch.past, key, claim)
-        reply = new_reply(context, body, branch, items)
-        runner = TurnRunner(turn, [prompt], rules, reply)
+        turn, runner, reply = await prepare_response(request, body, branch, key, claim)
         return await (run_in_background(turn, runner, reply) if body.background else runner.respond())
 
 
@@ -195,6 +185,32 @@ async def list_input_items(response_id: str, query: Annotated[ListItems, Query()
 # --- how a response is made -----------------------------------------------------------------------------------
 
 
+async def prepare_response(
+    request: Request,
+    body: ResponseRequest,
+    branch: ResponseBranch,
+    key: Idempotency | None,
+    claim: ExitStack,
+    make_reply: ResponseWriter = ResponseReply,
+) -> tuple[PendingTurn, TurnRunner, ResponseReply]:
+    """The turn of a response on ``branch``, and the reply that it writes. Raises a 400 for a prompt that cannot be made
+    or leaves no room for a reply.
+    """
+    context, tenant = context_of(request), request.state.tenant
+    items, prompt = await prepare_prompt(context, tenant, body, branch)
+    if (other := await branch_if_rewritten(context, branch, prompt, key, claim)) is not None:
+        branch = other
+        items, prompt = await prepare_prompt(context, tenant, body, branch)
+    with response_parameter_names():
+        format, parallel = body.text.format.chat_format, body.parallel_tool_calls
+        rules = await chat_rules(context, body, prompt, format, body.chat_tool_choice, parallel)
+    if body.background and branch.is_new:
+        branch = await create_session(context, branch)
+    turn = PendingTurn(request, body, context, branch.session, branch.past, key, claim)
+    reply = new_reply(context, body, branch, items, make_reply)
+    return turn, TurnRunner(turn, [prompt], rules, reply), reply
+
+
 async def prepare_prompt(
     context: ServerContext, tenant: str, body: InputRequest, branch: ResponseBranch
 ) -> tuple[list[Item], Prompt]:
@@ -210,9 +226,13 @@ async def prepare_prompt(
 
 
 def new_reply(
-    context: ServerContext, body: ResponseRequest, branch: ResponseBranch, items: Sequence[Item]
+    context: ServerContext,
+    body: ResponseRequest,
+    branch: ResponseBranch,
+    items: Sequence[Item],
+    make_reply: ResponseWriter = ResponseReply,
 ) -> ResponseReply:
-    """The reply of a response that has not begun."""
+    """The reply of a response that has not begun, of the class ``make_reply``."""
     name = None if branch.session is None else branch.session.name
     id = new_id("resp", name if body.store else None)
     now = int(time.time())
@@ -244,7 +264,7 @@ def new_reply(
         metadata=body.metadata,
     )
     session = msgspec.UNSET if name is None else name
-    return ResponseReply(
+    return make_reply(
         ReplyHead(id, now, context.served_name, "", session),
         response,
         key=id.rpartition("_")[2] if body.store else None,

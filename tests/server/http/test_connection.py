@@ -461,6 +461,7 @@ ATTRIBUTES = {  # of a connection, which none of uvicorn's documents speak of, a
     "timeout_keep_alive_task": "data ends the time between two requests",
     "transport": "answers that are written here, the end of the connection, and how much of an answer is unread",
     "url": "the target of a request is looked at before its app is called",
+    "ws_protocol_class": "a WebSocket's protocol class is set when the first one opens",
 }
 OF_A_CYCLE = {
     "disconnected": "an app whose client is given up must hear it",
@@ -491,6 +492,8 @@ METHODS = {  # whose code was read: if it is another, what is said there must be
     "HttpToolsProtocol.pause_writing": ("17a8fd215d96", "an app that writes waits until the client has read"),
     "HttpToolsProtocol.resume_writing": ("7844bbaa8cce", "and goes on"),
     "HttpToolsProtocol.timeout_keep_alive_handler": ("8b53bf5f2e20", "is what the keep-alive timer calls"),
+    "HttpToolsProtocol.handle_websocket_upgrade": ("179c4f769386", "the connection is handed to ws_protocol_class"),
+    "HttpToolsProtocol._should_upgrade": ("8fcad1ab8e09", "asks _should_upgrade_to_ws only of requests for WebSockets"),
     "HttpToolsProtocol.shutdown": ("d7351fa33f00", "idle connections are closed, others after their answer"),
     "RequestResponseCycle.receive": ("8124ae006be7", "message_event and disconnected end the wait for a body"),
     "RequestResponseCycle.send": (
@@ -519,7 +522,7 @@ def test_the_private_parts_of_uvicorn_that_this_relies_on_are_there_and_named() 
     """All that ``Connection`` uses and does not define itself, and what it uses of the request that is answered."""
     tree = ast.parse(inspect.getsource(server.http.connection))
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_named(node.value, "self")}
-    own = {*vars(Connection), "patience", "most"} | {name for name in used if name.startswith("_")}
+    own = {*vars(Connection), "patience", "most", "sockets"} | {name for name in used if name.startswith("_")}
     assert used - own == set(ATTRIBUTES), "what is relied on and what is named here differ"
     of_cycle = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and is_cycle(n.value)}
     assert of_cycle == set(OF_A_CYCLE), "what is relied on and what is named here differ"

@@ -1,0 +1,42 @@
+"""Client events of the WebSocket at ``/v1/responses``, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from server.api.responses.schemas import ResponseRequest
+from server.schemas.messages import Id
+from server.schemas.strict import Strict, wrong
+
+LANE_ID = r"[A-Za-z0-9_.-]{1,256}"
+LaneId = Annotated[str, Field(pattern=f"^{LANE_ID}$")]
+
+
+class CreateEvent(ResponseRequest):
+    """``response.create``: the body of ``POST /v1/responses``. ``stream_id`` names the lane whose requests run one
+    after the other. With ``generate`` false the prompt is only read, into the cache, and can be continued.
+    """
+
+    type: Literal["response.create"]
+    stream_id: LaneId | None = None
+    generate: bool = True
+
+    @model_validator(mode="after")
+    def runs_here(self) -> Self:
+        """A response that runs in the background needs no connection."""
+        if self.background:
+            raise wrong("background", "is not available over a WebSocket")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return super().token_limit if self.generate else 0
+
+
+class CancelEvent(Strict):
+    """``response.cancel``: ends a response of this connection; what it has generated is kept."""
+
+    type: Literal["response.cancel"]
+    response_id: Id
