@@ -35,7 +35,7 @@ def on_a_port(**parts: Any) -> Callable[[Callable[Concatenate[Port, P], Awaitabl
 
             asyncio.run(within())
 
-        del run.__wrapped__  # type: ignore[attr-defined]
+        del run.__wrapped__
         return run
 
     return decorate
