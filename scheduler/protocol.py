@@ -48,6 +48,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     With ``special`` the text shows special tokens too, but never the one that ended the turn.
     An anonymous turn with a ``salt`` reuses, and leaves behind, KV for turns of the same tenant and salt only.
     ``keep_until`` pins the KV of whatever session it runs on, as ``Pin`` does, and never shortens a pin.
+    ``side``: the client will hardly go on from this turn: what it leaves is the first to be evicted.
     """
 
     turn: str
@@ -62,6 +63,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     special: bool = False
     salt: str = ""
     keep_until: float = 0.0
+    side: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -25,7 +25,7 @@ from server.middleware.cors import Cors
 from server.middleware.overload import Overload, TurnRoutes
 from server.telemetry import traces
 from server.telemetry.vllm_names import VllmNames
-from server.turns.context import ServerContext
+from server.turns.context import LINE_SECONDS, ServerContext
 
 
 def create_app(
@@ -41,13 +41,14 @@ def create_app(
     allowed_origins: Collection[str] = (),
     ignore_unknown: bool = False,
     vllm_names: bool = False,
+    line_seconds: int = LINE_SECONDS,
     tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """The app over these parts. ``api_keys`` is tenant -> key. If it is empty, every client is tenant "default" and
     needs no key, and the Host header must be an IP address, localhost or one of ``allowed_hosts``. Web pages of
     ``allowed_origins`` may call the API (CORS). ``ignore_unknown``: unknown fields of bodies are ignored instead of
-    refused. ``vllm_names``: ``/metrics`` also has vLLM's metric names. Without a ``tracer_provider``, OpenTelemetry's
-    environment variables say where spans are sent.
+    refused. ``line_seconds``: see ServerContext. ``vllm_names``: ``/metrics`` also has vLLM's metric names. Without a
+    ``tracer_provider``, OpenTelemetry's environment variables say where spans are sent.
     """
     own = traces.provider_of_environment() if tracer_provider is None else None
     provider = tracer_provider or own
@@ -66,7 +67,9 @@ def create_app(
         },
         responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
     )
-    context = ServerContext(engine, log, tokens, served_name, template, tracer=traces.tracer(provider))
+    context = ServerContext(
+        engine, log, tokens, served_name, template, tracer=traces.tracer(provider), line_seconds=line_seconds
+    )
     context.metrics.log_opened(log.salvage, log.older)
     app.state.context = context
     app.state.background = BackgroundResponses(log)

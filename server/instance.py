@@ -155,6 +155,7 @@ class Instance:
             allowed_origins=config.allow_origin,
             ignore_unknown=config.unknown_fields == "ignore",
             vllm_names=config.metrics_compat == "vllm",
+            line_seconds=config.line_seconds,
         )
         return tokens, app
 

@@ -149,8 +149,8 @@ ORDER = {  # sub-packages and single modules from the ground up: each may import
     "scheduler": "sampling_params protocol logs cgroups extras model_names meta_kernels cores checkup import_savings "
     "accel.cpu accel.gpu forward parallel model core process follower __main__",
     "server": "errors config workers daemon_thread surrogates torchless log constraints schemas chat engine telemetry "
-    "hub http middleware turns api.ops api.openai api.sessions api.stored_chats api.responses api.anthropic api "
-    "dispatch startup_app housekeeping app instance serve cluster cli commands __main__",
+    "hub http middleware turns lines api.ops api.openai api.sessions api.stored_chats api.responses api.anthropic "
+    "api dispatch startup_app housekeeping app instance serve cluster cli commands __main__",
 }
 UNITS = [f"{top}.{name}" for top, names in ORDER.items() for name in names.split()]
 

@@ -29,16 +29,19 @@ PLAIN = Rendering()
 class RenderingChange:
     """What a turn changes: new ``tools`` (None: unchanged), new values of ``template`` variables (others are
     unchanged); ``forget``: earlier reasoning is left out of the prompt; ``goes_on``: the last message is the beginning
-    of the reply.
+    of the reply. ``whole``: the request states all of its rendering, so what it leaves out is not in force.
     """
 
     tools: Sequence[Mapping[str, Any]] | None = None
     template: Mapping[str, Scalar] = field(default_factory=dict)
     forget: bool = False
     goes_on: bool = False
+    whole: bool = False
 
     def applied_over(self, before: Rendering) -> Rendering:
         """The rendering of the turn, after ``before``."""
+        if self.whole:
+            return Rendering(self.tools or (), self.template)
         return Rendering(before.tools if self.tools is None else self.tools, {**before.template, **self.template})
 
 

@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "response_template",
         "generation_config",
     ),
-    "session log": ("data_dir", "database", "durability", "max_capsule"),
+    "session log": ("data_dir", "database", "durability", "line_seconds", "max_capsule"),
     "KV tiers, fastest first": (
         "kv_memory",
         "host_memory",

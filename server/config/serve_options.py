@@ -243,6 +243,14 @@ class ServeConfig(BaseSettings):
         description="part of every KV tier that a tenant may hold when others need the room",
         json_schema_extra={"metavar": "FRACTION", "default": "1"},
     )
+    line_seconds: int = Field(
+        default=86_400,
+        ge=0,
+        le=10 * 365 * 86_400,
+        description="how long the log and KV of a conversation are kept after its last request if its client sends the "
+        "whole history and a conversation id of its own (docs/lines.md); 0: such conversations are not logged",
+        json_schema_extra={"metavar": "SECONDS", "default": "86400"},
+    )
     max_capsule: Annotated[ByteSize, Field(ge=1)] = Field(
         default=ByteSize(4 * 2**30),
         description="largest session file that can be imported, in bytes",

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from server.errors import bad_request
 
 HEADER = "x-session-id"
+FOREIGN = ("x-session-affinity", "x-parent-session-id")  # with one of these, HEADER holds an id of the client's own
 SESSION_ID = re.compile(r"[A-Za-z0-9._:@-]{1,128}\Z")
 RESERVED = frozenset({"import", ".", ".."})  # /v1/sessions/import; clients take the dots out of a path
 
@@ -36,9 +37,11 @@ def check_id(name: str) -> str:
 
 def named_session(request: Request, body_id: str | None, path_id: str | None = None) -> Session | None:
     """The session that the path, the body or the header names; None if none does. With a path or body id the request is
-    stateful. Raises a 400 if the header names another session.
+    stateful. The header names none where the client uses it for an id of its own, which is a hint at most
+    (``server.lines.hints``). Raises a 400 if the header names another session.
     """
-    headers = request.headers.getlist(HEADER)
+    foreign = any(name in request.headers for name in FOREIGN)
+    headers = [] if foreign else request.headers.getlist(HEADER)
     header_id = headers[0] if headers else None
     for given, param in ((path_id, "session_id"), (body_id, "session_id"), (header_id, None)):
         if given is not None:

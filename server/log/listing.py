@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sql
@@ -73,6 +73,14 @@ def page(
     rows = connection.execute(query.order_by(*order).limit(limit + 1)).all()
     metadata = metadata_of(connection, [row.id for row in rows[:limit]])
     return SessionPage([summary_of(row, metadata[row.id], now) for row in rows[:limit]], len(rows) > limit)
+
+
+def named(connection: sql.Connection, tenant: str, names: Sequence[str], now: float) -> list[SessionSummary]:
+    """Those of the sessions with these names that exist, the one used last first."""
+    mine = sql.and_(sessions.c.tenant == tenant, sessions.c.session.in_(names), unexpired(now))
+    rows = connection.execute(sql.select(sessions).where(mine).order_by(sessions.c.used.desc())).all()
+    metadata = metadata_of(connection, [row.id for row in rows])
+    return [summary_of(row, metadata[row.id], now) for row in rows]
 
 
 def conditions(chosen: SessionFilter) -> list[sql.ColumnElement[bool]]:

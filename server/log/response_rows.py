@@ -41,13 +41,15 @@ class StoredResponse:
 @dataclass(frozen=True)
 class TurnExtras:
     """What is committed with a turn: its ``response``; new ``metadata`` for its session (None: unchanged); and for a
-    session that begins with this turn, its TTL in seconds and the session and turn that it was forked from.
+    session that begins with this turn, its TTL in seconds and the session and turn that it was forked from; with
+    ``copies`` it begins with a copy of that session's turns up to there.
     """
 
     response: StoredResponse | None = None
     ttl: int | None = None
     parent: tuple[str, int] | None = None
     metadata: Mapping[str, str] | None = None
+    copies: bool = False
 
 
 def put(connection: sql.Connection, session: SessionRow, server: str, response: StoredResponse) -> None:

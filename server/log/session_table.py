@@ -39,6 +39,7 @@ from server.log.session_rows import (
     version_of,
 )
 from server.log.stored import SessionRow, columns_of, facts_of, metadata_of, summary_of
+from server.log.tables import sessions
 from server.log.timeline import (
     NewTurn,
     Row,
@@ -125,6 +126,10 @@ class SessionTable:
             )
         )
 
+    async def named(self, tenant: str, names: Sequence[str]) -> list[SessionSummary]:
+        """Those of the sessions with these names that exist, the one used last first."""
+        return await self._thread.read(lambda connection: listing.named(connection, tenant, names, now()))
+
     async def family(self, tenant: str, session: str) -> SessionFamily:
         """The family of a session, see SessionFamily. Raises UnknownSession."""
         return await self._thread.read(lambda connection: listing.family(connection, tenant, session, now()))
@@ -177,8 +182,7 @@ class SessionTable:
             if row is None:
                 if expect:
                     raise SessionMoved
-                parent, at = extras.parent or (None, None)
-                row = insert_session(connection, tenant, session, moment, ttl=extras.ttl, parent=parent, parent_turn=at)
+                row = self._begin(connection, tenant, session, extras, moment)
             elif expect is not None and expect != version_of(row):
                 raise SessionMoved
             cached = self._timelines.read(connection, row)
@@ -358,6 +362,22 @@ class SessionTable:
         return await self._thread.run(delete)
 
     # --- on the log's thread ------------------------------------------------------------------------------
+
+    def _begin(
+        self, connection: sql.Connection, tenant: str, session: str, extras: TurnExtras, moment: float
+    ) -> SessionRow:
+        """Insert the session that begins with a turn. The turns of its parent are not copied if that is gone."""
+        parent, at = extras.parent or (None, None)
+        row = insert_session(connection, tenant, session, moment, ttl=extras.ttl, parent=parent, parent_turn=at)
+        there = find_session(connection, tenant, parent) if extras.copies and parent is not None else None
+        if there is None:
+            return row
+        timeline = self._timelines.read(connection, there).timeline
+        made = self._timelines.read(connection, row)
+        for copied in copy_rows(timeline, min(at or 0, len(timeline.turns)), "fork", int(moment)):
+            append_row(connection, row, made, copied, moment)
+            row = connection.execute(sql.select(sessions).where(sessions.c.id == row.id)).one()
+        return row
 
     async def _write(self, tenant: str, session: str, work: Callable[[sql.Connection], T]) -> T:
         """Run a write of a session."""

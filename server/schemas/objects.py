@@ -75,12 +75,28 @@ class CacheMiss(msgspec.Struct, frozen=True):
     expected: TokenText | None = None
 
 
+LineOutcome = Literal["continued", "forked", "begun", "rewritten", "side", "busy"]
+
+
+class LineReceipt(msgspec.Struct, frozen=True):
+    """The line that a request was recognised as part of. ``via``: the header or field with the client's hint;
+    ``turns``: how many logged turns the prompt begins with; ``id``: the session that took the turn or, where
+    ``outcome`` is ``side`` or ``busy``, the one that the prompt begins with.
+    """
+
+    outcome: LineOutcome
+    via: str
+    turns: int
+    id: str | UnsetType = UNSET
+
+
 class CacheReceipt(msgspec.Struct, frozen=True):
     """What the prompts of a request cost; each counts once. ``reused`` tokens were not computed, by the tier that had
     them; every tier is named. ``recomputed`` tokens had been computed for this session before, ``new`` ones had not.
     ``prefill_ms`` is from admission to first token; null when none was generated. ``max_tokens``: what was left of the
     context, where the request allowed more than that. ``ignored``: unknown fields that were left out of the request;
-    ``adapted``: what of it was taken otherwise than it is written.
+    ``adapted``: what of it was taken otherwise than it is written. ``line``: for a request with a hint of its
+    conversation.
     """
 
     prompt_tokens: int
@@ -93,6 +109,7 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     max_tokens: int | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
     adapted: list[Adaptation] | UnsetType = UNSET
+    line: LineReceipt | UnsetType = UNSET
 
 
 # --- chats --------------------------------------------------------------------------------------------------

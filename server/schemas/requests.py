@@ -175,6 +175,18 @@ class TurnRequest(Strict):
         return time.time() + self.keep_seconds if self.keep_seconds else 0.0
 
     @property
+    def hints(self) -> dict[str, str]:
+        """The fields that may say which conversation the request belongs to, by their paths."""
+        return {} if self.prompt_cache_key is None else {"prompt_cache_key": self.prompt_cache_key}
+
+    @property
+    def may_continue_line(self) -> bool:
+        """Whether the request may be run on the line of its conversation: it has one reply, and asks for nothing that
+        keeps its KV apart or leaves earlier reasoning out.
+        """
+        return self.choices == 1 and not self.salt
+
+    @property
     def token_limit(self) -> int | None:
         """The most tokens to generate; None if the client set no limit."""
         raise AssertionError("each endpoint names its own")
@@ -325,6 +337,15 @@ class ReplyRequest(Tooled, GenerationRequest):
         if len(both) == 2:
             raise PydanticCustomError("value_error", "differs from max_completion_tokens", {"field": "max_tokens"})
         return self
+
+    @property
+    def hints(self) -> dict[str, str]:
+        named = (self.metadata or {}).get("session_id")
+        return super().hints if named is None else {**super().hints, "metadata.session_id": named}
+
+    @property
+    def may_continue_line(self) -> bool:
+        return super().may_continue_line and self.reasoning_history == "keep"
 
     @property
     def goes_on(self) -> bool:

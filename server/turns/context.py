@@ -24,13 +24,15 @@ from server.schemas.requests import GenerationRequest, TurnRequest
 from server.telemetry import traces
 from server.telemetry.metrics import Metrics
 
+LINE_SECONDS = 86_400  # that a line is kept after its last turn
 STOPPING_RETRY = 5  # seconds, told to a client that comes while the server stops
 
 
 @dataclass(frozen=True)
 class ServerContext:
     """The parts of one server. ``template`` is the measured stability of its chat template. ``created`` is the time of
-    its start in Unix seconds, shown as the model's creation time.
+    its start in Unix seconds, shown as the model's creation time. ``line_seconds``: how long a line is kept after its
+    last turn; 0: there are no lines.
     """
 
     engine: Engine
@@ -41,6 +43,7 @@ class ServerContext:
     metrics: Metrics = field(default_factory=Metrics)
     tracer: Tracer = field(default_factory=traces.tracer)
     created: int = field(default_factory=lambda: int(time.time()))
+    line_seconds: int = LINE_SECONDS
 
     @cached_property
     def grammars(self) -> GrammarCheck:

@@ -13,13 +13,28 @@ from starlette.responses import Response
 from scheduler.protocol import Submit, pack_ids
 from server.chat.prompts import Prompt, check_room
 from server.log.identity import Session
+from server.log.response_rows import TurnExtras
 from server.log.retries import Idempotency
 from server.log.timeline import SessionRecord
+from server.schemas.objects import LineReceipt
 from server.schemas.requests import TurnRequest
 from server.turns.context import ServerContext, context_of
 from server.turns.replay import idempotency_of, replay_turn
 from server.turns.replies import Reply, ReplyHead
 from server.turns.reply_rules import ReplyRules
+
+NO_EXTRAS = TurnExtras()
+
+
+@dataclass(frozen=True)
+class LineTurn:
+    """What a turn has that was recognised by a hint. ``begins``: what is committed with the first turn of a line;
+    ``side``: see ``Submit``.
+    """
+
+    receipt: LineReceipt
+    begins: TurnExtras = NO_EXTRAS
+    side: bool = False
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,7 @@ class PendingTurn:
     the log has of the session now (None: nothing), whether or not the prompt builds on it: the commit fails with
     SessionMoved if the session has changed by then, and the receipt says what of it could not be reused.
     ``idempotency`` is the client's key for the request. ``claim`` holds the session until the response is complete.
+    ``line``: for a request that was recognised by a hint; its session then is a line, or None.
     """
 
     request: Request
@@ -37,6 +53,12 @@ class PendingTurn:
     record: SessionRecord | None
     idempotency: Idempotency | None
     claim: ExitStack
+    line: LineTurn | None = None
+
+    @property
+    def named_session(self) -> Session | None:
+        """The session that the client has named, which answers name too."""
+        return None if self.line is not None else self.session
 
     @property
     def continued(self) -> SessionRecord | None:
@@ -48,7 +70,8 @@ class PendingTurn:
     def reply_head(self, prefix: str, created: int | None = None) -> ReplyHead:
         """The head of the reply's objects, with an id that begins with ``prefix``. ``created`` is in Unix seconds;
         None: now."""
-        context, name = self.context, None if self.session is None else self.session.name
+        context, named = self.context, self.named_session
+        name = None if named is None else named.name
         return ReplyHead.new(prefix, context.served_name, context.facts.fingerprint, name, created)
 
     async def replay(self, make_reply: Callable[[int], Reply]) -> Response | None:
@@ -84,6 +107,7 @@ class PendingTurn:
                     special=rules.needs_special_tokens or not body.skip_special_tokens,
                     salt=salt,
                     keep_until=keep_until,
+                    side=self.line is not None and self.line.side,
                 )
                 made.append(submit)
         return made

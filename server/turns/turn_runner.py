@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
@@ -12,9 +13,11 @@ from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
 from server.http.body import is_turn_route
 from server.http.sse import EventStream, while_connected
+from server.log.database import LogUnavailable
 from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
-from server.log.timeline import NewTurn
+from server.log.response_rows import TurnExtras
+from server.log.timeline import NewTurn, SessionMoved
 from server.schemas.adaptations import adaptations
 from server.schemas.objects import CachedTokens, CacheReceipt, CompletionTokens, Usage
 from server.schemas.strict import ignored
@@ -26,6 +29,8 @@ from server.turns.receipt import PromptHistory, receipt_of, sum_receipts
 from server.turns.replies import Reply, encoder
 from server.turns.reply_rules import ReplyRules
 from server.turns.request_usage import RequestUsage
+
+logger = logging.getLogger("warmturn.lines")
 
 TOGETHER = 16  # deltas of a reply that is told as a whole: it need not be read token by token
 
@@ -62,7 +67,7 @@ class TurnRunner:
         otherwise the caller that opened the turn keeps it.
         """
         turn, reply = self._turn, self._reply
-        receive, headers = turn.request.receive, headers_of(self._session)
+        receive, headers = turn.request.receive, headers_of(turn.named_session)
         choices = self.submit(1 if turn.body.stream else TOGETHER)
         turn.claim.callback(choices.close)
         if not turn.body.stream:
@@ -119,11 +124,18 @@ class TurnRunner:
             yield reply.encode_event(chunk)
 
     async def _commit(self, choices: Choices) -> None:
-        """Make the turn durable, for a session with a name: it has one prompt and one choice."""
+        """Make the turn durable, for a session with a name: it has one prompt and one choice. A line that cannot be
+        written stays as it was: its client knows nothing of it.
+        """
         if self._session is None:
             return
         try:
             await self._write(self._session, choices)
+        except (LogUnavailable, SessionMoved) as error:
+            if self._turn.line is None:
+                choices.usage.record_failure(error)
+                raise
+            logger.warning("a turn was not added to its line: %s", error)
         except Exception as error:
             choices.usage.record_failure(error)
             raise
@@ -151,11 +163,17 @@ class TurnRunner:
             session.name,
             self.new_turn(choices),
             idempotency=self._turn.idempotency,
-            extras=self._reply.turn_extras(self._partial_replies[0], self._usage(choices), cache),
+            extras=self._turn_extras(choices, cache),
             expect=0 if self._record is None else self._record.version,
         )
         if self._record is not None and self._record.tokens:
             self._context.metrics.committed(cache.recomputed, None if cache.miss is None else cache.miss.reason)
+
+    def _turn_extras(self, choices: Choices, cache: CacheReceipt) -> TurnExtras:
+        """What is committed with the turn."""
+        if self._turn.line is not None:
+            return self._turn.line.begins
+        return self._reply.turn_extras(self._partial_replies[0], self._usage(choices), cache)
 
     @property
     def _per_prompt(self) -> int:
@@ -185,7 +203,11 @@ class TurnRunner:
             receipts, max((watch.prefill for watch in watches if watch.prefill is not None), default=None)
         )
         return msgspec.structs.replace(
-            cost, max_tokens=self._limit, ignored=self._ignored or UNSET, adapted=self._adapted or UNSET
+            cost,
+            max_tokens=self._limit,
+            ignored=self._ignored or UNSET,
+            adapted=self._adapted or UNSET,
+            line=UNSET if self._turn.line is None else self._turn.line.receipt,
         )
 
 

@@ -34,6 +34,11 @@ class MessagesChat(ChatRequest):
 
     max_tokens: int | None = Field(None, ge=0, le=INT32)
     kept: int = 0
+    sender: str = ""  # metadata.user_id
+
+    @property
+    def hints(self) -> dict[str, str]:
+        return {**super().hints, "metadata.user_id": self.sender} if self.sender else super().hints
 
     @property
     def yields(self) -> bool:
@@ -63,6 +68,7 @@ def as_chat(request: PromptRequest) -> MessagesChat:
         names = ("max_tokens", "temperature", "top_p", "top_k", "stream")
         made |= {name: getattr(request, name) for name in names}
         made["stop"] = request.stop_sequences
+        made["sender"] = (request.metadata and request.metadata.user_id) or ""
     return validated(MessagesChat, made)
 
 

@@ -12,11 +12,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from scheduler.protocol import ModelFacts
 from server.api.openai.stored_chats import BEGUN, request_fields, request_messages
-from server.chat.prompts import Prompt, chat_prompt, check_room
+from server.chat.prompts import Prompt, chat_prompt, check_room, conversation, rendering_change_of
+from server.chat.rendering import PLAIN
+from server.chat.tokenizer import ChatTokenizer
 from server.errors import bad_request
 from server.http.body import JsonRoute, takes_turn
+from server.lines.recognition import Conversation, recognise
 from server.log.identity import Session, named_session
+from server.log.logged_message import LoggedMessage
+from server.log.timeline import SessionRecord
 from server.schemas.requests import ChatRequest, ReplyRequest
 from server.schemas.vendor_fields import NO_TOKEN_OPTIONS, TokenOptions
 from server.turns.pending_turn import PendingTurn, open_turn
@@ -61,8 +67,22 @@ async def chat(
         if (answer := await replay_chat(turn, body, make_reply)) is not None:
             return answer
         tokens, facts = turn.context.tokens, turn.context.facts
-        prompt = await tokens.run(chat_prompt, body, tokens, facts, turn.continued)
+        if session is None:
+            turn, prompt = await recognise(turn, await tokens.run(whole_conversation, body, tokens, facts))
+        else:
+            prompt = await tokens.run(chat_prompt, body, tokens, facts, turn.continued)
         return await run_chat(turn, body, prompt, make_reply)
+
+
+def whole_conversation(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFacts) -> Conversation:
+    """The conversation of a request that has all of it. Blocking."""
+    messages: list[LoggedMessage] = [message.plain() for message in body.messages]
+    change = replace(rendering_change_of(body, tokens), whole=True)
+
+    def prompt_of(record: SessionRecord | None, new: list[LoggedMessage]) -> Prompt:
+        return conversation(tokens, facts, record, new, change)
+
+    return Conversation(messages, change.applied_over(PLAIN), prompt_of)
 
 
 async def run_chat(

@@ -68,11 +68,11 @@ def response_prompt(
 
 def rendering_change_of(body: InputRequest, tokens: ChatTokenizer) -> RenderingChange:
     """The tools and template variables of a response. Its tools hold for this response only; a reasoning effort holds
-    until it is changed.
+    until it is changed, unless the request has the whole conversation.
     """
     template = effort_variables(body.reasoning.effort, tokens)
     template |= verbosity_variables(body.text.verbosity, tokens, "text.verbosity")
-    return RenderingChange([tool.plain() for tool in body.tools], template)
+    return RenderingChange([tool.plain() for tool in body.tools], template, whole=body.is_whole)
 
 
 def restore_dropped(whole: Sequence[LoggedMessage], prompt: Prompt) -> Prompt:

@@ -30,19 +30,23 @@ from server.api.responses.branches import (
 from server.api.responses.elsewhere import cancel_and_wait, read_stored_response, response_elsewhere
 from server.api.responses.event_recording import EventRecording
 from server.api.responses.input_items import gather_input, page_of
-from server.api.responses.prompt import response_prompt
+from server.api.responses.prompt import rendering_change_of, response_prompt, with_instructions
 from server.api.responses.reply import ResponseReply, events_of
 from server.api.responses.schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
 from server.api.sessions.routes import delete_held_session
 from server.chat.prompts import Prompt
+from server.chat.rendering import rendering_in_force
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response
 from server.http.sse import EventStream
+from server.lines.recognition import Conversation, recognise
 from server.log.claims import SessionBusy
 from server.log.identity import Session
+from server.log.logged_message import LoggedMessage
 from server.log.response_rows import UNFINISHED
 from server.log.retries import Idempotency
+from server.log.timeline import SessionRecord
 from server.schemas.items import Item, new_id, parsed_id
 from server.schemas.requests import either
 from server.turns.context import ServerContext, context_of, headers_of
@@ -197,7 +201,12 @@ async def prepare_response(
     or leaves no room for a reply.
     """
     context, tenant = context_of(request), request.state.tenant
-    items, prompt = await prepare_prompt(context, tenant, body, branch)
+    items, whole = await read_conversation(context, tenant, body, branch)
+    turn = PendingTurn(request, body, context, branch.session, branch.past, key, claim)
+    if branch.session is None and branch.parent is None:
+        turn, prompt = await recognise(turn, whole)
+    else:
+        prompt = await context.tokens.run(whole.make_prompt, None, whole.messages)
     if (other := await branch_if_rewritten(context, branch, prompt, key, claim)) is not None:
         branch = other
         items, prompt = await prepare_prompt(context, tenant, body, branch)
@@ -206,7 +215,8 @@ async def prepare_response(
         rules = await chat_rules(context, body, prompt, format, body.chat_tool_choice, parallel)
     if body.background and branch.is_new:
         branch = await create_session(context, branch)
-    turn = PendingTurn(request, body, context, branch.session, branch.past, key, claim)
+    if turn.line is None:
+        turn = replace(turn, session=branch.session, record=branch.past)
     reply = new_reply(context, body, branch, items, make_reply)
     return turn, TurnRunner(turn, [prompt], rules, reply), reply
 
@@ -215,14 +225,30 @@ async def prepare_prompt(
     context: ServerContext, tenant: str, body: InputRequest, branch: ResponseBranch
 ) -> tuple[list[Item], Prompt]:
     """The items of the input, and the prompt they make."""
+    items, whole = await read_conversation(context, tenant, body, branch)
+    return items, await context.tokens.run(whole.make_prompt, None, whole.messages)
+
+
+async def read_conversation(
+    context: ServerContext, tenant: str, body: InputRequest, branch: ResponseBranch
+) -> tuple[list[Item], Conversation]:
+    """The items of the input, and the conversation that it makes with what it follows."""
     name = None if branch.session is None else branch.session.name
     past = [] if branch.past is None else branch.past.messages
     given = body.input if isinstance(body.input, list) else []
     items, messages = await gather_input(
         context, tenant, name, past, body.input if isinstance(body.input, str) else given
     )
-    prompt = await context.tokens.run(response_prompt, body, context.tokens, context.facts, branch.past, messages)
-    return items, prompt
+    tokens, facts = context.tokens, context.facts
+
+    def prompt_of(record: SessionRecord | None, new: list[LoggedMessage]) -> Prompt:
+        if record is None:
+            return response_prompt(body, tokens, facts, branch.past, messages)
+        return response_prompt(body, tokens, facts, record, new)
+
+    led = with_instructions(body.instructions, branch.past).messages
+    rendering = rendering_change_of(body, tokens).applied_over(rendering_in_force(led))
+    return items, Conversation([*led, *messages], rendering, prompt_of)
 
 
 def new_reply(

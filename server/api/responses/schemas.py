@@ -249,6 +249,11 @@ class InputRequest(TurnRequest):
         return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.chat_tool_choice
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the input is the whole conversation."""
+        return self.previous_response_id is None and self.conversation is None
+
+    @property
     def conversation_id(self) -> str | None:
         """The id in either form."""
         return self.conversation.id if isinstance(self.conversation, ConversationId) else self.conversation
@@ -287,6 +292,11 @@ class ResponseRequest(InputRequest):
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "needs stream: true")
         return self
+
+    @property
+    def hints(self) -> dict[str, str]:
+        named = self.metadata.get("session_id")
+        return super().hints if named is None else {**super().hints, "metadata.session_id": named}
 
     @property
     def token_limit(self) -> int | None:

@@ -1,0 +1,186 @@
+"""Finds the line that a request continues, forks or begins, and makes its prompt.
+
+A line is only appended to. A request that leaves its line in the middle begins another one there, and a request whose
+line is busy does too. Whatever goes wrong, the request runs as one without a hint does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from msgspec import UNSET
+
+from server.chat.prompts import Prompt
+from server.chat.rendering import Rendering
+from server.errors import ApiError
+from server.lines.branches import Branch, Branches, read_branches
+from server.lines.hints import Hint, hint_of
+from server.lines.side_calls import is_aside, is_marked
+from server.log.claims import SessionBusy
+from server.log.database import LogUnavailable
+from server.log.identity import Session
+from server.log.logged_message import LoggedMessage
+from server.log.response_rows import TurnExtras
+from server.log.timeline import SessionMoved, SessionRecord
+from server.schemas.adaptations import adapt
+from server.schemas.objects import LineOutcome, LineReceipt
+from server.turns.pending_turn import LineTurn, PendingTurn
+
+logger = logging.getLogger("warmturn.lines")
+
+MOST_TRIED = 3  # branches whose prompts are made
+PromptMaker = Callable[[SessionRecord | None, list[LoggedMessage]], Prompt]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A request's whole conversation with its ``rendering``. ``make_prompt`` makes the prompt of messages that follow a
+    record (None: of all messages, whatever it is given); it blocks, and raises a 400 for messages that make no prompt.
+    """
+
+    messages: list[LoggedMessage]
+    rendering: Rendering
+    make_prompt: PromptMaker
+
+
+async def recognise(turn: PendingTurn, conversation: Conversation) -> tuple[PendingTurn, Prompt]:
+    """The turn on the line that the request belongs to, if it has a hint and a line can take it, and its prompt. The
+    turn's claim then holds the line. Raises a 400 for messages that make no prompt.
+    """
+    hint = hint_of(turn.request.headers, turn.body.hints)
+    if turn.session is None and hint is not None and turn.context.line_seconds and turn.body.may_continue_line:
+        try:
+            return await Recognition(turn, conversation, hint).run()
+        except (LogUnavailable, SessionMoved) as error:
+            logger.warning("a request runs without its line: %s", error)
+    return turn, await turn.context.tokens.run(conversation.make_prompt, None, conversation.messages)
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """One request with a hint."""
+
+    turn: PendingTurn
+    conversation: Conversation
+    hint: Hint
+
+    async def run(self) -> tuple[PendingTurn, Prompt]:
+        """See ``recognise``. Raises LogUnavailable."""
+        turn, conversation, hint = self.turn, self.conversation, self.hint
+        found = await read_branches(turn.context.log, turn.request.state.tenant, hint, conversation.messages)
+        branch, prompt = await self._continue(found)
+        if prompt is None:
+            prompt = await turn.context.tokens.run(conversation.make_prompt, None, conversation.messages)
+        if self._is_side(found, branch):
+            return self._unlogged("side", branch), prompt
+        if branch is None:
+            parent = found.agreeing[0].record if found.agreeing else found.fronted
+            extras = TurnExtras(parent=None if parent is None else (parent.id, 0))
+            extras = extras if parent is not None or not hint.agent else await self._parent_of_agent(extras)
+            return await self._begin("begun" if parent is None else "rewritten", extras, None), prompt
+        if branch.is_whole and branch.own and (continued := await self._append(branch)) is not None:
+            return continued, prompt
+        extras = TurnExtras(parent=(branch.record.id, branch.turn.number), copies=True)
+        return await self._begin("forked", extras, branch), prompt
+
+    async def _continue(self, found: Branches) -> tuple[Branch | None, Prompt | None]:
+        """The first branch whose tokens are the beginning of the prompt, and that prompt. A template that writes a line
+        anew with every turn is no reason to leave it."""
+        for branch in found.agreeing[:MOST_TRIED]:
+            try:
+                prompt = await self.turn.context.tokens.run(self.conversation.make_prompt, branch.past, branch.new)
+            except ApiError:
+                continue  # then the request alone says what is wrong with it
+            extends = prompt.ids[: len(branch.past.tokens)] == branch.past.tokens
+            if extends or (branch.own and branch.is_whole and branch.rendering == self.conversation.rendering):
+                return branch, prompt
+        return None, None
+
+    def _is_side(self, found: Branches, branch: Branch | None) -> bool:
+        """Whether the request is a side call."""
+        turn, conversation = self.turn, self.conversation
+        if is_marked(turn.request.headers, turn.body.token_limit):
+            return True
+        if branch is not None:
+            return False
+        if found.agreeing:  # the conversation without its tools: a summary of it
+            return not conversation.rendering.tools and bool(found.agreeing[0].rendering.tools)
+        return found.fronted is None and is_aside(
+            self.hint, conversation.messages, conversation.rendering, found.records
+        )
+
+    async def _append(self, branch: Branch) -> PendingTurn | None:
+        """The turn at the end of a line; None if the line is busy or has changed."""
+        session = Session(self.turn.request.state.tenant, branch.record.id, stateful=True)
+        with ExitStack() as held:
+            try:
+                record = await self.turn.context.open(session, held)
+            except SessionBusy:
+                return None
+            if record is None or record.version != branch.record.version:
+                return None
+            self.turn.claim.push(held.pop_all())
+        return self._on_line("continued", session, TurnExtras(), branch)
+
+    async def _begin(self, outcome: LineOutcome, extras: TurnExtras, branch: Branch | None) -> PendingTurn:
+        """The turn on a new line; unlogged if all names of the hint are busy."""
+        tenant, context = self.turn.request.state.tenant, self.turn.context
+        used = {summary.id: index for index, summary in enumerate(await context.log.named(tenant, self.hint.names))}
+        for name in sorted(self.hint.names, key=lambda name: -used.get(name, len(used))):
+            session = Session(tenant, name, stateful=True)
+            if branch is not None and name == branch.record.id:
+                continue
+            with ExitStack() as held:
+                try:
+                    record = await context.open(session, held)
+                except SessionBusy:
+                    continue
+                if record is not None:
+                    if name not in used:
+                        continue  # another request has just begun it
+                    life = await context.log.delete(tenant, name)
+                    context.engine.forget(tenant, name, life)
+                self.turn.claim.push(held.pop_all())
+            metadata = {"hint": self.hint.via} | ({"agent": self.hint.agent} if self.hint.agent else {})
+            extras = replace(extras, ttl=context.line_seconds, metadata=metadata)
+            return self._on_line(outcome, session, extras, branch)
+        return self._unlogged("busy", branch)
+
+    async def _parent_of_agent(self, extras: TurnExtras) -> TurnExtras:
+        """The line of the agent that has started this one: it shares nothing with it."""
+        parents = await self.turn.context.log.named(self.turn.request.state.tenant, self.hint.parent_names)
+        return replace(extras, parent=(parents[0].id, 0)) if parents else extras
+
+    def _on_line(
+        self, outcome: LineOutcome, session: Session, extras: TurnExtras, branch: Branch | None
+    ) -> PendingTurn:
+        """The turn on a line that the claim holds."""
+        record = None
+        if branch is not None:
+            note_kept_reasoning(branch)
+            record = branch.record if outcome == "continued" else replace(branch.past, version=0)
+        line = LineTurn(self._receipt(outcome, branch, session.name), extras)
+        return replace(self.turn, session=session, record=record, idempotency=None, line=line)
+
+    def _unlogged(self, outcome: LineOutcome, branch: Branch | None) -> PendingTurn:
+        """The turn without a line; its prompt begins with the tokens of ``branch``."""
+        if branch is not None:
+            note_kept_reasoning(branch)
+        record = None if branch is None else branch.past
+        line = LineTurn(self._receipt(outcome, branch), side=outcome == "side")
+        return replace(self.turn, record=record, line=line)
+
+    def _receipt(self, outcome: LineOutcome, branch: Branch | None, name: str | None = None) -> LineReceipt:
+        """What the client is told."""
+        turns = 0 if branch is None else branch.turn.number
+        id = name or (UNSET if branch is None else branch.record.id)
+        return LineReceipt(outcome, self.hint.via, turns, id)
+
+
+def note_kept_reasoning(branch: Branch) -> None:
+    """Name it in the receipt that the prompt has reasoning which the client has left out."""
+    for _ in range(branch.kept):
+        adapt("reasoning_kept", "messages")

@@ -1,0 +1,379 @@
+"""Lines over HTTP: a client that sends its whole history and a hint continues the exact tokens of its conversation."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import pytest
+from http_context import Call, Site, served
+from template_styles import HERMES, tokens_with
+
+from scheduler.protocol import Submit, unpack_ids
+from server.lines.hints import LINE, MOST_LINES
+from server.log.database import LogFull, LogUnavailable
+
+hermes = functools.partial(tokens_with, HERMES)  # it leaves reasoning out of all replies but the last
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
+CALL = (
+    '<think>\nI should look.\n</think>\n\n<tool_call>\n{"name":"read","arguments":{"path":"a","all":1}}\n</tool_call>'
+)
+HINT = {"thread-id": "t1"}
+SYSTEM = {"role": "system", "content": "You write code."}
+Message = dict[str, Any]
+
+
+class Client:
+    """A coding agent: it sends all messages every time, without the reasoning that it got, its calls written anew."""
+
+    def __init__(self, site: Site, **body: Any) -> None:
+        self.site = site
+        self.messages: list[Message] = [SYSTEM]
+        self.body = {"tools": [TOOL], **body}
+        self.headers: dict[str, str] = HINT
+
+    async def ask(self, *new: Message, reply: str = "Done.") -> dict[str, Any]:
+        """The answer to the history with ``new`` messages; it becomes a part of the history."""
+        self.site.engine.reply = reply
+        self.messages += new
+        answer = await self.site.chat(messages=self.messages, headers=self.headers, **self.body)
+        assert answer.status_code == 200, answer.text
+        body: dict[str, Any] = answer.json()
+        said = body["choices"][0]["message"]
+        self.messages.append({"role": "assistant", "content": said["content"]})
+        if calls := said.get("tool_calls"):
+            for call in calls:
+                call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), sort_keys=True)
+            self.messages[-1]["tool_calls"] = calls
+        return body
+
+    def result(self, text: str = "nothing") -> Message:
+        """The result of the call in the last reply."""
+        return {"role": "tool", "tool_call_id": self.messages[-1]["tool_calls"][0]["id"], "content": text}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def ids_of(submit: Submit) -> list[int]:
+    return list(unpack_ids(submit.prompt))
+
+
+def goes_on(site: Site) -> bool:
+    """Whether the last prompt begins with the prompt and the reply before it, token by token."""
+    prompt = ids_of(site.engine.submitted[-2])
+    before = min((ids for _, ids in site.engine._timelines if ids[: len(prompt)] == prompt), key=len)
+    assert len(before) > len(prompt)
+    return ids_of(site.engine.submitted[-1])[: len(before)] == before
+
+
+def line_of(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = body["cache"]["line"]
+    return found
+
+
+async def lines(site: Site) -> list[dict[str, Any]]:
+    listed = (await site.http.get("/v1/sessions", params={"prefix": LINE})).json()
+    found: list[dict[str, Any]] = listed["data"]
+    return found
+
+
+@served(tokens=hermes)
+async def test_the_whole_history_is_continued_token_by_token(site: Site) -> None:
+    client = Client(site)
+    first = await client.ask(user("Look."), reply=CALL)
+    second = await client.ask(client.result(), reply="<think>\nNothing there.\n</think>\n\nIt is empty.")
+    assert goes_on(site)
+    third = await client.ask(user("Why?"))
+    assert goes_on(site)
+    told = [line_of(body) for body in (first, second, third)]
+    assert [one["outcome"] for one in told] == ["begun", "continued", "continued"]
+    assert [one["turns"] for one in told] == [0, 1, 2]
+    assert {one["via"] for one in told} == {"thread-id"}
+    assert len({one["id"] for one in told}) == 1
+    assert [body["cache"].get("adapted") for body in (first, second, third)] == [
+        None,
+        [{"rule": "reasoning_kept", "param": "messages", "count": 1}],
+        [{"rule": "reasoning_kept", "param": "messages", "count": 2}],
+    ]
+    assert third["cache"]["miss"] is None
+    assert "session_id" not in third
+    (line,) = await lines(site)
+    assert (line["turns"], line["ttl_seconds"], line["metadata"]) == (3, 86_400, {"hint": "thread-id"})
+
+
+@served(tokens=hermes, line_seconds=0)
+async def test_without_lines_the_history_is_rendered_anew_and_nothing_is_logged(site: Site) -> None:
+    client = Client(site)
+    await client.ask(user("Look."), reply=CALL)
+    body = await client.ask(client.result())
+    assert not goes_on(site)
+    assert "line" not in body["cache"]
+    assert await lines(site) == []
+
+
+@served(tokens=hermes)
+async def test_a_history_that_is_changed_in_the_middle_forks_there_and_the_old_one_can_be_gone_back_to(
+    site: Site,
+) -> None:
+    client = Client(site)
+    for question in ("one", "two", "three"):
+        body = await client.ask(user(question), reply="<think>\nHm.\n</think>\n\nYes.")
+    kept = [*client.messages]
+    old = line_of(body)["id"]
+    client.messages = kept[:3]
+    forked = line_of(await client.ask(user("other"), reply="No."))
+    assert (forked["outcome"], forked["turns"]) == ("forked", 1)
+    again = line_of(await client.ask(user("more")))
+    assert (again["outcome"], again["turns"], again["id"]) == ("continued", 2, forked["id"])
+    tree = (await site.http.get(f"/v1/sessions/{old}/tree")).json()["data"]
+    new = next(branch for branch in tree if branch["session"]["id"] == forked["id"])
+    assert new["session"]["parent"] == {"session_id": old, "turn": 1}
+    ids = [[turn["id"] for turn in branch["turns"]] for branch in tree]
+    assert ids[0][0] == ids[1][0]
+    assert [len(turns) for turns in ids] == [3, 3]
+    client.messages = kept
+    back = line_of(await client.ask(user("four")))
+    assert (back["outcome"], back["turns"], back["id"]) == ("continued", 3, old)
+
+
+@served(tokens=hermes)
+async def test_the_same_request_again_is_another_branch(site: Site) -> None:
+    client = Client(site)
+    await client.ask(user("one"))
+    await client.ask(user("two"))
+    del client.messages[-1]
+    again = line_of(await client.ask())
+    assert (again["outcome"], again["turns"]) == ("forked", 1)
+
+
+@served(tokens=hermes)
+async def test_a_line_that_is_busy_neither_waits_nor_refuses(site: Site) -> None:
+    client = Client(site)
+    await client.ask(user("one"))
+    site.engine.pause_after = 1
+    body: dict[str, Any] = {"messages": [*client.messages, user("two")], "tools": [TOOL]}
+    running = Call.post(site.app, "/v1/chat/completions", {**body, "stream": True}, headers=HINT)
+    await running.until(lambda: b"content" in running.body)
+    site.engine.pause_after = None
+    answer = (await site.chat(**body, headers=HINT)).json()
+    assert (line_of(answer)["outcome"], line_of(answer)["turns"]) == ("forked", 1)
+    site.engine.go.set()
+    await running.finish()
+    assert running.status == 200
+    assert sorted(line["turns"] for line in await lines(site)) == [2, 2]
+
+
+@served(tokens=hermes)
+async def test_a_request_that_is_cut_off_leaves_the_line_as_it_was(site: Site) -> None:
+    client = Client(site)
+    await client.ask(user("one"))
+    site.engine.pause_after = 1
+    body = {"messages": [*client.messages, user("two")], "tools": [TOOL], "stream": True}
+    running = Call.post(site.app, "/v1/chat/completions", body, headers=HINT)
+    await running.until(lambda: b"content" in running.body)
+    await running.leave()
+    site.engine.pause_after = None
+    site.engine.go.set()
+    (line,) = await lines(site)
+    assert line["turns"] == 1
+    assert line_of(await client.ask(user("two")))["outcome"] == "continued"
+
+
+# --- side calls -------------------------------------------------------------------------------------------------
+
+TITLE: dict[str, Any] = {"messages": [{"role": "system", "content": "Write a title."}, user("one")]}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@served(tokens=hermes)
+async def test_a_title_call_under_the_same_hint_is_not_logged(site: Site, first: bool) -> None:
+    client = Client(site)
+    client.headers = {"x-session-affinity": "ses_1", "X-Session-Id": "ses_1", "user-agent": "opencode/1"}
+    if not first:
+        await client.ask(user("one"))
+    title = await site.chat(**TITLE, headers=client.headers)
+    assert (title.status_code, line_of(title.json())["outcome"]) == (200, "side")
+    assert (site.engine.submitted[-1].session, site.engine.submitted[-1].side) == (None, True)
+    if first:
+        await client.ask(user("one"))
+    assert line_of(await client.ask(user("two")))["outcome"] == "continued"
+    assert site.engine.submitted[-1].side is False
+    sessions = (await site.http.get("/v1/sessions")).json()["data"]
+    assert [session["turns"] for session in sessions] == [2]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [({"x-app": "cli-bg"}, {}), ({"x-openai-subagent": "compact"}, {}), ({}, {"max_tokens": 1})],
+)
+@served(tokens=hermes)
+async def test_a_marked_side_call_begins_with_the_tokens_of_its_line_and_is_not_logged(
+    site: Site, headers: dict[str, str], body: dict[str, Any]
+) -> None:
+    client = Client(site)
+    await client.ask(user("one"), reply="<think>\nHm.\n</think>\n\nYes.")
+    messages = [*client.messages, user("Sum up.")]
+    answer = (await site.chat(messages=messages, tools=[TOOL], headers={**HINT, **headers}, **body)).json()
+    assert (line_of(answer)["outcome"], line_of(answer)["turns"]) == ("side", 1)
+    assert goes_on(site)
+    assert site.engine.submitted[-1].session is None
+    (line,) = await lines(site)
+    assert (line["turns"], line["id"]) == (1, line_of(answer)["id"])
+
+
+@served(tokens=hermes)
+async def test_a_summary_without_the_tools_is_a_side_call(site: Site) -> None:
+    client = Client(site)
+    await client.ask(user("one"))
+    answer = (await site.chat(messages=[*client.messages, user("Sum up.")], headers=HINT)).json()
+    assert line_of(answer)["outcome"] == "side"
+
+
+@served(tokens=hermes)
+async def test_a_conversation_whose_history_was_summed_up_is_a_new_line(site: Site) -> None:
+    client = Client(site)
+    first = line_of(await client.ask(user("one")))
+    client.messages = [SYSTEM, user("Summary: one was asked.")]
+    second = line_of(await client.ask(user("two")))
+    assert (second["outcome"], second["id"] == first["id"]) == ("begun", False)
+    assert line_of(await client.ask(user("three")))["outcome"] == "continued"
+
+
+@served(tokens=hermes)
+async def test_what_looked_like_a_side_call_is_a_line_once_it_goes_on(site: Site) -> None:
+    client = Client(site, tools=[])
+    assert line_of(await client.ask(user("one")))["outcome"] == "side"
+    assert line_of(await client.ask(user("two")))["outcome"] == "begun"
+    assert line_of(await client.ask(user("three")))["outcome"] == "continued"
+
+
+# --- what changes in front ----------------------------------------------------------------------------------------
+
+
+@served(tokens=hermes)
+async def test_other_instructions_begin_another_line_that_is_related_to_the_first(site: Site) -> None:
+    client = Client(site)
+    first = line_of(await client.ask(user("one")))
+    client.messages[0] = {**SYSTEM, "content": "You write code. It is Tuesday."}
+    body = await client.ask(user("two"))
+    assert line_of(body)["outcome"] == "rewritten"
+    assert "Tuesday" in site.engine._tokens.decode(ids_of(site.engine.submitted[-1]))
+    new = next(line for line in await lines(site) if line["id"] != first["id"])
+    assert new["parent"] == {"session_id": first["id"], "turn": 0}
+    assert line_of(await client.ask(user("three")))["outcome"] == "continued"
+
+
+@served(tokens=hermes)
+async def test_tools_that_alternate_have_a_line_each(site: Site) -> None:
+    other = {"type": "function", "function": {"name": "write", "parameters": SCHEMA}}
+    client = Client(site)
+    await client.ask(user("one"))
+    client.body["tools"] = [TOOL, other]
+    assert line_of(await client.ask(user("two")))["outcome"] == "rewritten"
+    prompt = site.engine._tokens.decode(ids_of(site.engine.submitted[-1]))
+    assert prompt.index('"write"') < prompt.index("one")
+    client.body["tools"] = [TOOL]
+    third = line_of(await client.ask(user("three")))
+    assert (third["outcome"], third["turns"]) == ("continued", 1)  # of the first line, which lacks the second turn
+    assert '"write"' not in site.engine._tokens.decode(ids_of(site.engine.submitted[-1]))
+
+
+@served(tokens=hermes)
+async def test_what_a_request_leaves_out_is_not_in_force(site: Site) -> None:
+    client = Client(site, reasoning_effort="none")
+    await client.ask(user("one"))
+    del client.body["reasoning_effort"]
+    await client.ask(user("two"))
+    assert "<think>" not in site.engine._tokens.decode(ids_of(site.engine.submitted[-1])[-12:])
+
+
+# --- bounds -------------------------------------------------------------------------------------------------------
+
+
+@served(tokens=hermes)
+async def test_a_hint_has_a_bounded_number_of_lines_and_the_oldest_gives_way(site: Site) -> None:
+    client = Client(site)
+    first = line_of(await client.ask(user("q")))["id"]
+    for number in range(MOST_LINES):
+        client.messages = [SYSTEM]
+        last = line_of(await client.ask(user(f"question {number}")))
+        assert last["outcome"] == "begun"
+    assert len(await lines(site)) == MOST_LINES
+    assert last["id"] == first
+    assert (await site.http.get(f"/v1/sessions/{first}")).json()["turns"] == 1
+    assert ("default", first) in site.engine.forgotten
+
+
+@served({"ann": "key-a", "bob": "key-b"}, tokens=hermes)
+async def test_a_hint_belongs_to_its_tenant(site: Site) -> None:
+    client = Client(site)
+    client.headers = {**HINT, "authorization": "Bearer key-a"}
+    await client.ask(user("one"))
+    client.headers = {**HINT, "authorization": "Bearer key-b"}
+    assert line_of(await client.ask(user("two")))["outcome"] == "begun"
+
+
+@pytest.mark.parametrize("body", [{"n": 2}, {"cache_salt": "x"}, {"reasoning_history": "drop"}])
+@served(tokens=hermes)
+async def test_what_a_line_cannot_have_runs_without_one(site: Site, body: dict[str, Any]) -> None:
+    answer = await site.chat(messages=[user("one")], tools=[TOOL], headers=HINT, **body)
+    assert (answer.status_code, "line" in answer.json()["cache"]) == (200, False)
+    assert await lines(site) == []
+
+
+@pytest.mark.parametrize("error", [LogUnavailable("gone"), LogFull("full")])
+@served(tokens=hermes)
+async def test_a_log_that_cannot_be_used_fails_no_request_with_a_hint(
+    site: Site, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    client = Client(site)
+    await client.ask(user("one"))
+    for method, outcome in (("commit", "continued"), ("named", None), ("writable", None)):
+        with monkeypatch.context() as patched:
+            patched.setattr(site.log, method, fail)
+            body = await client.ask(user(method))
+            assert body["cache"].get("line", {}).get("outcome") == outcome
+    (line,) = await lines(site)
+    assert line["turns"] == 1
+
+
+@served(tokens=hermes)
+async def test_bad_messages_are_refused_as_without_a_hint(site: Site) -> None:
+    client = Client(site)
+    await client.ask(user("one"))
+    wrong = [*client.messages, {"role": "tool", "tool_call_id": "x", "content": "?"}]
+    answers = [await site.chat(messages=wrong, tools=[TOOL], headers=headers) for headers in (HINT, {})]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert answers[0].json()["error"]["param"] == answers[1].json()["error"]["param"] == "messages[3].tool_call_id"
+
+
+@served(tokens=hermes)
+async def test_an_agent_within_a_session_has_a_line_whose_parent_is_the_sessions(site: Site) -> None:
+    main, agent = Client(site), Client(site)
+    main.headers = {"x-claude-code-session-id": "s"}
+    agent.headers = {**main.headers, "x-claude-code-agent-id": "agent-7"}
+    first = line_of(await main.ask(user("one")))
+    second = line_of(await agent.ask(user("explore")))
+    assert (second["outcome"], second["turns"]) == ("begun", 0)
+    listed = {line["id"]: line for line in await lines(site)}
+    assert listed[second["id"]]["parent"] == {"session_id": first["id"], "turn": 0}
+    assert listed[second["id"]]["metadata"] == {"hint": "x-claude-code-session-id", "agent": "agent-7"}
+    assert line_of(await main.ask(user("two")))["id"] == first["id"]
+
+
+@served(tokens=hermes)
+async def test_a_thread_that_was_forked_goes_on_from_its_parents_tokens(site: Site) -> None:
+    client = Client(site)
+    first = line_of(await client.ask(user("one"), reply="<think>\nHm.\n</think>\n\nYes."))
+    client.headers = {"thread-id": "t2", "x-codex-parent-thread-id": "t1"}
+    forked = line_of(await client.ask(user("two")))
+    assert (forked["outcome"], forked["turns"], forked["id"] == first["id"]) == ("forked", 1, False)
+    assert goes_on(site)
+    assert line_of(await client.ask(user("three")))["outcome"] == "continued"
