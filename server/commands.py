@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from server.config.bench_options import BenchConfig
 from server.config.cluster_options import ClusterConfig
 from server.config.command_line import parse
+from server.config.connect_options import ConnectConfig
 from server.config.doctor_options import DoctorConfig
 from server.config.serve_options import ServeConfig, UsageError
 from server.config.sessions_options import SessionsCommand
@@ -32,6 +33,10 @@ def run(arguments: Sequence[str], launcher: EngineLauncher) -> int:
             from server.cluster.ray_serve import cluster
 
             return cluster(config)
+        if isinstance(config, ConnectConfig):
+            from server.cli.connect.connect import connect
+
+            return connect(config)
         if isinstance(config, ServeConfig):
             from server.serve import serve
 

@@ -18,6 +18,7 @@ from server import __version__
 from server.config import help_text
 from server.config.bench_options import BenchConfig
 from server.config.cluster_options import ClusterConfig
+from server.config.connect_options import ConnectConfig
 from server.config.doctor_options import DoctorConfig
 from server.config.environment import misspelt
 from server.config.serve_options import ChatConfig, ClientConfig, ServeConfig, UsageError
@@ -27,6 +28,7 @@ COMMANDS: dict[str, tuple[type[BaseSettings], str]] = {
     "serve": (ServeConfig, "Serve a model over HTTP, as the OpenAI API, with one KV cache per session."),
     "chat": (ChatConfig, "Chat in the terminal with a running server. Ctrl-C stops a reply, Ctrl-D leaves."),
     "sessions": (ClientConfig, "List, show, fork, rewind, export and delete the sessions of a running server."),
+    "connect": (ConnectConfig, "Print or write the settings of a coding agent for a running server."),
     "cluster": (ClusterConfig, "Serve a model with several servers that share their sessions, on Ray Serve."),
     "doctor": (DoctorConfig, "Look for what keeps a server from starting or makes it slow, and say what to do."),
     "bench": (BenchConfig, "Measure multi-turn chats on this machine or on any server of OpenAI's API."),
@@ -51,7 +53,7 @@ FAULTS = {  # pydantic's, in words for people
 LONGEST_LINE = 80  # columns of a page of help
 
 Settings = TypeVar("Settings", bound=BaseSettings)
-Command = ServeConfig | ChatConfig | SessionsCommand | DoctorConfig | BenchConfig
+Command = ServeConfig | ChatConfig | ConnectConfig | SessionsCommand | DoctorConfig | BenchConfig
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -66,7 +68,7 @@ def parse(arguments: Sequence[str]) -> Command:
         if behind:
             given["serve_flags"] = behind
         parsed = configured(config, given)
-        assert isinstance(parsed, ServeConfig | ChatConfig | BenchConfig)
+        assert isinstance(parsed, ServeConfig | ChatConfig | ConnectConfig | BenchConfig)
         return parsed
     settings = {name: given.pop(name) for name in config.model_fields if name in given}
     parsed = configured(config, settings)

@@ -43,6 +43,7 @@ Each command has its own help: warmturn COMMAND --help.
 examples:
   warmturn serve                        the bundled demo model on port 8000
   warmturn chat                         a chat with it, in another terminal
+  warmturn connect claude               prints settings for Claude Code
   warmturn doctor org/model             checks whether that model runs here
   warmturn bench                        measures the speed of this machine
 
@@ -52,8 +53,8 @@ exit status:
   2  the command line or the environment is wrong; one line says where
 
 Every flag is also an environment variable, which its help names: WARMTURN_...
-for serve, cluster and doctor, WARMTURN_CHAT_... for chat and sessions,
-WARMTURN_BENCH_... for bench. A flag overrides its variable.
+for serve, cluster and doctor, WARMTURN_CHAT_... for chat, sessions and
+connect, WARMTURN_BENCH_... for bench. A flag overrides its variable.
 """
 
 SERVE = """\
@@ -125,6 +126,22 @@ VERB = """\
 exit status: 0 success, 1 the server refused, 2 wrong command or no server.
 """
 
+CONNECT = """\
+Without CLIENT the known clients are listed. Model name and context length are
+the server's. --write adds to files that have other settings too, and never
+changes these.
+
+examples:
+  warmturn connect
+  warmturn connect claude
+  warmturn connect codex --write --url http://10.0.0.7:8000 --api-key secret1
+
+exit status:
+  0  printed or written
+  1  a file could not be written; one line on standard error says why
+  2  the command line is wrong, or no server answers
+"""
+
 CLUSTER = """\
 It takes every flag and variable of warmturn serve, for each of its servers, and
 needs the extra ray. docs/cluster.md explains how the servers share sessions.
@@ -182,7 +199,15 @@ exit status:
   2  the command line or the environment is wrong
 """
 
-ENDS = {"serve": SERVE, "chat": CHAT, "sessions": SESSIONS, "cluster": CLUSTER, "doctor": DOCTOR, "bench": BENCH}
+ENDS = {
+    "serve": SERVE,
+    "chat": CHAT,
+    "sessions": SESSIONS,
+    "connect": CONNECT,
+    "cluster": CLUSTER,
+    "doctor": DOCTOR,
+    "bench": BENCH,
+}
 
 
 def group(name: str) -> str | None:
