@@ -225,7 +225,8 @@ def load_tokens(config: ServeConfig) -> tuple[ChatTokenizer, Stability]:
     from server.chat.tokenizer import ChatTokenizer
 
     file = config.response_template
-    tokens = ChatTokenizer.load(config.source, None if file is None else json.loads(file.expanduser().read_text()))
+    declared = None if file is None else json.loads(file.expanduser().read_text())
+    tokens = ChatTokenizer.load(config.source, declared, config.prompt_rules)
     _ = tokens.dialect  # measured here, not by the first request
     measured = stability(tokens)
     import server.app  # noqa: F401  # takes as long as the rest, and would keep the loop from answering

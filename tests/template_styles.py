@@ -4,12 +4,14 @@ look in each. They are the files of ``templates``; ``tokens_with`` puts one on t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from http_context import demo_tokens
 from transformers import AutoTokenizer
 
 from server.chat.tokenizer import ChatTokenizer
+from server.config.prompt_rules import PROMPT_RULES
 
 FOLDER = Path(__file__).with_name("templates")
 
@@ -37,11 +39,15 @@ STYLES = {
     "named": template("named"),
     "no tools": NO_TOOLS,
     "no system": NO_SYSTEM,
+    "strict": template("strict"),
+    "alternating": template("alternating"),
 }
 
 
-def tokens_with(template: str | None, response_template: object = None) -> ChatTokenizer:
+def tokens_with(
+    template: str | None, response_template: object = None, rules: Collection[str] = PROMPT_RULES
+) -> ChatTokenizer:
     """The demo tokenizer under another template."""
     tokenizer = AutoTokenizer.from_pretrained(demo_tokens()._tokenizer.name_or_path)
     tokenizer.chat_template = template
-    return ChatTokenizer(tokenizer, response_template=response_template)
+    return ChatTokenizer(tokenizer, response_template=response_template, rules=rules)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
@@ -23,6 +23,7 @@ from server.chat.dialect_parser import DialectParser, ReasoningMarks
 from server.chat.late_tools import describe_tools, write_added_tools
 from server.chat.rendering import Rendering
 from server.chat.reply_parser import PlainParser, ReplyParser
+from server.chat.system_places import ANYWHERE, SystemPlaces, place_messages
 from server.log.logged_message import LoggedCall, LoggedMessage
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Dialect:
     calls as text, ``short_ids``: their ids as nine letters; ``behind``: what it writes behind the last value of the
     last call of a message. ``thought_key``: the field of a message that it reads reasoning from;
     ``thought_inline``: it takes reasoning within the content. ``takes_system``: it takes system messages.
-    ``special``: the marks are special tokens, which a reply's text has to show.
+    ``special``: the marks are special tokens, which a reply's text has to show. ``places``: where it takes system
+    messages; ``reasoning_switch``: variables of the template with which it keeps the reasoning of older replies.
     """
 
     form: CallForm | None = IN_WORDS
@@ -64,6 +66,8 @@ class Dialect:
     thought_inline: bool = False
     takes_system: bool = True
     special: bool = False
+    places: SystemPlaces = ANYWHERE
+    reasoning_switch: Mapping[str, bool] = field(default_factory=dict)
 
     def make_parser(self, tail: str, calls: CallRules = NO_CALLS, *, reasons: bool = True) -> ReplyParser:
         """A parser for one reply to a prompt that ends with ``tail``. ``reasons`` false: the reply begins with content,
@@ -86,7 +90,7 @@ class Dialect:
 
     def to_template_messages(self, messages: Sequence[LoggedMessage], rendering: Rendering) -> list[TemplateMessage]:
         """Logged messages in the form that the template takes."""
-        whole = write_added_tools(messages, self.form, told=bool(rendering.tools))
+        whole, _ = place_messages([*write_added_tools(messages, self.form, told=bool(rendering.tools))], self.places)
         made = [self._to_template_message(message) for message in whole]
         if self.native:
             return made

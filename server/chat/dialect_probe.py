@@ -41,12 +41,13 @@ USER: TemplateMessage = {"role": "user", "content": QUESTION}
 
 @dataclass(frozen=True)
 class ProbedTemplate:
-    """A chat template to measure. ``apply`` renders messages with tools, with or without a generation prompt; it raises
-    ``refused``. ``source`` is the template's source, ``words`` are the added tokens of the vocabulary, ``special``
-    those of them that are hidden in a reply's text; ``end`` ends a reply.
+    """A chat template to measure. ``apply`` renders messages with tools, with or without a generation prompt, and with
+    the template's variables if some are passed; it raises ``refused``. ``source`` is the template's source, ``words``
+    are the added tokens of the vocabulary, ``special`` those of them that are hidden in a reply's text; ``end`` ends a
+    reply.
     """
 
-    apply: Callable[[Sequence[TemplateMessage], Sequence[Mapping[str, Any]], bool], str]
+    apply: Callable[..., str]
     refused: type[Exception]
     source: str
     words: frozenset[str]

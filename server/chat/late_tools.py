@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from server.chat.call_form import CallForm
+from server.chat.rendering import Rendering
 from server.log.logged_message import LoggedMessage
 
 ADDED = """From here on, these functions can be called too. Their names and the JSON schemas of their arguments:
@@ -28,6 +29,12 @@ def callable_tools(front: Sequence[Mapping[str, Any]], messages: Iterable[Logged
     for message in messages:
         tools.update({tool["function"]["name"]: tool for tool in message.added_tools})
     return [*tools.values()]
+
+
+def tools_in_front(rendering: Rendering, messages: Sequence[LoggedMessage]) -> tuple[Rendering, list[LoggedMessage]]:
+    """A conversation with the tools that its messages add among those at the front of the prompt."""
+    tools = callable_tools(rendering.tools, messages)
+    return Rendering(tools, rendering.template), [structs.replace(message, added_tools=[]) for message in messages]
 
 
 def write_added_tools(messages: Iterable[LoggedMessage], form: CallForm | None, told: bool) -> Iterator[LoggedMessage]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scheduler.protocol import ModelFacts
+from server.chat.billing_line import fold_billing_lines, has_billing_line
 from server.chat.late_tools import callable_tools
 from server.chat.rendering import (
     NO_CHANGE,
@@ -16,13 +17,17 @@ from server.chat.rendering import (
     RenderingChange,
     drop_reasoning,
     mark_message,
+    order_tools,
     rendering_in_force,
 )
 from server.chat.stateful import NoContinuation, continued_ids, full_ids
+from server.chat.system_places import place_messages
 from server.chat.tokenizer import ChatTokenizer
+from server.config.prompt_rules import BILLING_LINE, REASONING_KEPT, TOOL_ORDER, TOOLS_IN_PLACE
 from server.errors import ApiError, bad_request
 from server.log.logged_message import LoggedMessage, Scalar
 from server.log.timeline import SessionRecord
+from server.schemas.adaptations import adapt
 from server.schemas.completion_requests import CompletionRequest
 from server.schemas.messages import check_calls
 from server.schemas.requests import ChatRequest, ReplyRequest, TurnRequest
@@ -59,8 +64,14 @@ class Prompt:
 
 def chat_prompt(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
     """The prompt of a chat. With a ``record``, the messages continue it. Blocking: run it on the pool."""
-    new: list[LoggedMessage] = [message.plain() for message in body.messages]
-    return conversation(tokens, facts, record, new, rendering_change_of(body, tokens))
+    return conversation(tokens, facts, record, new_messages(body, tokens), rendering_change_of(body, tokens))
+
+
+def new_messages(body: ChatRequest, tokens: ChatTokenizer) -> list[LoggedMessage]:
+    """The messages of a chat, as they are logged and rendered."""
+    new = body.plain_messages()
+    folds = any(map(has_billing_line, new)) and BILLING_LINE in tokens.rules
+    return fold_billing_lines(new) if folds else new
 
 
 def regeneration_prompt(body: ReplyRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord) -> Prompt:
@@ -95,9 +106,12 @@ def continuation(
     whole = [*record.messages, *new]
     kept, begun = (whole[:-1], whole[-1]) if change.goes_on else (whole, None)
     rendering = change.applied_over(rendering_in_force(kept))
+    if TOOL_ORDER in tokens.rules:
+        rendering = replace(rendering, tools=first_order(record.messages, rendering.tools))
     kept = mark_rendering_from(kept, min(len(record.messages), len(kept) - 1), rendering)
     whole = kept if begun is None else [*kept, begun]
     ids = prompt_ids(tokens, facts, record, whole, rendering, before, change)
+    note_rules(tokens, whole, record.rendered, rendering)
     said = "" if begun is None else begun.content
     return Prompt(ids, kept, rendering=rendering, tail=tokens.decode(ids[-TAIL:]), reply_start=said)
 
@@ -123,6 +137,8 @@ def prompt_ids(
             return record.tokens
         if not unrendered:
             return full_ids(tokens, whole, rendering)
+        if TOOLS_IN_PLACE not in tokens.rules and any(message.added_tools for message in unrendered):
+            return full_ids(tokens, whole, rendering, goes_on=change.goes_on)
         ends = {*facts.eos_token_ids, *tokens.special_ids}
         return continued_ids(
             tokens, record.tokens, rendered, unrendered, ends, rendering, before=before, goes_on=change.goes_on
@@ -130,6 +146,31 @@ def prompt_ids(
     except NoContinuation:
         message = "This model's chat template leaves nothing to go on with."
         raise bad_request(message, "continue_final_message", "invalid_value") from None
+
+
+def first_order(messages: Sequence[LoggedMessage], tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """``tools`` in the order of ``order_tools``; the receipt says if that is another one than the request's."""
+    ordered = order_tools(messages, tools)
+    if [tool["function"]["name"] for tool in ordered] != [tool["function"]["name"] for tool in tools]:
+        adapt(TOOL_ORDER, "tools", 1)
+    return ordered or tools
+
+
+def note_rules(tokens: ChatTokenizer, messages: Sequence[LoggedMessage], rendered: int, rendering: Rendering) -> None:
+    """Let the receipt say by which rules the messages from number ``rendered`` on are rendered otherwise than they are
+    written.
+    """
+    dialect = tokens.dialect
+    counted = place_messages(messages, dialect.places)[1]
+    if counted:
+        counted.subtract(place_messages(messages[:rendered], dialect.places)[1])
+    switched = any(name not in rendering.template for name in dialect.reasoning_switch)
+    if switched:
+        last = max((i for i, message in enumerate(messages) if message.role == "user"), default=0)
+        counted[REASONING_KEPT] = sum(bool(message.reasoning_content) for message in messages[rendered:last])
+    for rule, count in counted.items():
+        if count > 0:
+            adapt(rule, "messages", count)
 
 
 def mark_rendering_from(messages: list[LoggedMessage], at: int, rendering: Rendering) -> list[LoggedMessage]:

@@ -5,6 +5,7 @@ them. Forks, rewinds and edits thus keep them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,23 @@ def mark_message(message: LoggedMessage, before: Rendering, now: Rendering) -> L
     tools = None if [*now.tools] == [*before.tools] else [dict(tool) for tool in now.tools]
     template = None if now.template == before.template else {**now.template}
     return structs.replace(message, tools=tools, template=template)
+
+
+def order_tools(messages: Iterable[LoggedMessage], tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """``tools`` in the order in which ``messages`` first had them, new ones behind. A definition that only has its keys
+    in another order is returned as it was logged.
+    """
+    met: dict[str, Mapping[str, Any]] = {}
+    for message in messages:
+        met |= {tool["function"]["name"]: tool for tool in message.tools or ()}
+    given = {tool["function"]["name"]: tool for tool in tools}
+    known = {name: met[name] if same_json(met[name], given[name]) else given[name] for name in met if name in given}
+    return [*known.values(), *(tool for name, tool in given.items() if name not in known)]
+
+
+def same_json(one: object, other: object) -> bool:
+    """Whether two JSON values differ in the order of keys at most."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def drop_reasoning(messages: Iterable[LoggedMessage]) -> list[LoggedMessage]:

@@ -6,9 +6,10 @@ import hashlib
 import inspect
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -18,7 +19,10 @@ import jinja2.nodes
 
 from server.chat.dialect import Dialect
 from server.chat.dialect_probe import FILL_INS, ProbedTemplate, measure
+from server.chat.front_probe import measure_places, measure_reasoning_switch
+from server.chat.late_tools import tools_in_front
 from server.chat.rendering import PLAIN, Rendering
+from server.config.prompt_rules import MESSAGES_JOINED, PROMPT_RULES, REASONING_KEPT, SYSTEM_IN_PLACE, TOOLS_IN_PLACE
 from server.log.logged_message import LoggedMessage, Scalar
 from server.torchless import read_tokenizer
 from server.workers import Workers
@@ -44,8 +48,17 @@ class ChatTokenizer:
     small thread pool, so that a long prompt does not block the event loop.
     """
 
-    def __init__(self, tokenizer: Any, workers: int = 4, response_template: object = None) -> None:
-        """``response_template`` says how the model's replies are parsed, instead of the measured dialect."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        workers: int = 4,
+        response_template: object = None,
+        rules: Collection[str] = PROMPT_RULES,
+    ) -> None:
+        """``response_template`` says how the model's replies are parsed, instead of the measured dialect; ``rules`` are
+        those by which prompts are rendered otherwise than written.
+        """
+        self.rules = frozenset(rules)
         self._tokenizer = tokenizer
         self._declared = response_template
         self._backend = tokenizer.backend_tokenizer if getattr(tokenizer, "is_fast", False) else None
@@ -62,9 +75,9 @@ class ChatTokenizer:
         self._digest = digest(tokenizer, self._backend, self._template)
 
     @classmethod
-    def load(cls, model: str, response_template: object = None) -> Self:
+    def load(cls, model: str, response_template: object = None, rules: Collection[str] = PROMPT_RULES) -> Self:
         """The tokenizer of a hub id or folder. Slow (imports transformers); raises what transformers raises."""
-        return cls(read_tokenizer(model), response_template=response_template)
+        return cls(read_tokenizer(model), response_template=response_template, rules=rules)
 
     @property
     def has_template(self) -> bool:
@@ -111,9 +124,11 @@ class ChatTokenizer:
         self, messages: Sequence[LoggedMessage], *, generation_prompt: bool, rendering: Rendering = PLAIN
     ) -> str:
         """The chat template applied to logged messages. Raises TemplateRefused."""
+        if TOOLS_IN_PLACE not in self.rules:
+            rendering, messages = tools_in_front(rendering, messages)
         dressed = self.dialect.to_template_messages(messages, rendering)
         tools = rendering.tools if self.dialect.native else ()
-        return self.apply(dressed, tools, generation_prompt, rendering.template)
+        return self.apply(dressed, tools, generation_prompt, {**self.dialect.reasoning_switch, **rendering.template})
 
     def apply(
         self,
@@ -150,8 +165,19 @@ class ChatTokenizer:
         own = getattr(self._tokenizer, "response_template", None)
         if self._declared is None and own is not None:
             with suppress(ValueError):
-                return measure(template, own)
-        return measure(template, self._declared)
+                return self._apply_rules(template, measure(template, own))
+        return self._apply_rules(template, measure(template, self._declared))
+
+    def _apply_rules(self, template: ProbedTemplate, found: Dialect) -> Dialect:
+        """A dialect with what the rules need of the template."""
+        if self._template is None:
+            return found
+        places, kept = measure_places(template, found), {}
+        if SYSTEM_IN_PLACE not in self.rules:
+            places = replace(places, leading=True, several=True, inside=True)
+        if REASONING_KEPT in self.rules:
+            kept = measure_reasoning_switch(template, found, self.variables)
+        return replace(found, places=replace(places, joins=MESSAGES_JOINED in self.rules), reasoning_switch=kept)
 
     @cached_property
     def fill_in(self) -> tuple[str, str, str] | None:

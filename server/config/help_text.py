@@ -20,6 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "served_model_name",
         "max_context",
         "response_template",
+        "prompt_rules",
         "generation_config",
     ),
     "session log": ("data_dir", "database", "durability", "line_seconds", "max_capsule"),

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, ByteSize, Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scheduler.protocol import EngineConfig
+from server.config.prompt_rules import PROMPT_RULES, parse_prompt_rules
 
 DEMO = "demo"  # the name of the bundled model, on the command line and in requests
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
@@ -78,6 +79,7 @@ Count = Annotated[int, Field(ge=1)]
 Memory = Annotated[ByteSize, Field(ge=0)]
 Hosts = Annotated[list[str], NoDecode, BeforeValidator(parse_hosts)]
 Origins = Annotated[list[str], NoDecode, BeforeValidator(parse_origins)]
+PromptRules = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_prompt_rules)]
 ApiKeys = Annotated[dict[str, str], NoDecode, BeforeValidator(parse_api_keys)]
 
 
@@ -196,6 +198,12 @@ class ServeConfig(BaseSettings):
         default=None,
         description="how replies write reasoning, content and tool calls: a response template of transformers, as JSON",
         json_schema_extra={"metavar": "FILE", "default": "the tokenizer's, else measured"},
+    )
+    prompt_rules: PromptRules = Field(
+        default=PROMPT_RULES,
+        description="rules by which a prompt begins as the one before: all, none, or a comma list of "
+        f"{', '.join(PROMPT_RULES)}",
+        json_schema_extra={"metavar": "RULES", "default": "all"},
     )
     generation_config: str = Field(
         default="model",

@@ -26,11 +26,13 @@ def begin_adaptations() -> None:
     _adapted.set({})
 
 
-def adapt(rule: str, param: str = "") -> None:
-    """Note an adaptation of this task's request. ``param`` is never text that only the client knows: it is shown."""
+def adapt(rule: str, param: str = "", count: int | None = None) -> None:
+    """Note an adaptation of this task's request. ``param`` is never text that only the client knows: it is shown.
+    ``count``: how often in all, for a rule that may be applied to a request more than once; None: once more.
+    """
     noted = _adapted.get()
     if noted is not None and ((rule, param) in noted or len(noted) < MOST):
-        noted[rule, param] = noted.get((rule, param), 0) + 1
+        noted[rule, param] = noted.get((rule, param), 0) + 1 if count is None else count
 
 
 def adaptations() -> list[Adaptation]:

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduler.sampling_params import LEAST_TOP_P, Generation, Sampling, Stopping
+from server.log.logged_message import LoggedMessage
 from server.schemas.formats import Formatted
 from server.schemas.messages import MAX_MESSAGES, Content, Messages
 from server.schemas.metadata import Metadata
@@ -393,6 +394,10 @@ class ChatRequest(ReplyRequest):
     @property
     def goes_on(self) -> bool:
         return self.continue_final_message or self.messages[-1].prefix
+
+    def plain_messages(self) -> list[LoggedMessage]:
+        """The logged messages."""
+        return [message.plain() for message in self.messages]
 
     @property
     def echoed(self) -> str:

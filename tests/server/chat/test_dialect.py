@@ -69,6 +69,8 @@ FORMS = {
     ),
     "no tools": IN_WORDS,
     "no system": IN_WORDS,
+    "strict": IN_WORDS,
+    "alternating": CallForm("[TOOL_CALLS] [", '{"name": "', '", "arguments": ', "}", ", ", "]"),
 }
 
 
@@ -90,7 +92,9 @@ def test_how_calls_are_written_is_measured(style: str) -> None:
     assert dialect.text_arguments == (style == "named")
     assert dialect.short_ids == (style == "mistral")
     assert dialect.takes_system == (style != "no system")
-    assert dialect.thought == (ReasoningMarks("<think>", "</think>") if style in ("hermes", "thinks") else None)
+    assert dialect.thought == (
+        ReasoningMarks("<think>", "</think>") if style in ("hermes", "thinks", "strict") else None
+    )
 
 
 @pytest.mark.parametrize("style", STYLES)
