@@ -25,16 +25,24 @@ def fold_billing_line(text: str) -> str:
     return text.partition("\n")[2].lstrip("\n") if text.startswith(PREFIX) else text
 
 
+def fold_instructions(instructions: str | None) -> str | None:
+    """Instructions without the billing line that they begin with; None if they are nothing else."""
+    if instructions is None or not instructions.startswith(PREFIX):
+        return instructions
+    adapt(BILLING_LINE, "instructions")
+    return fold_billing_line(instructions) or None
+
+
 def fold_billing_lines(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]:
     """Messages without the billing lines of system and developer messages, which the receipt then says. A message of
-    nothing else is left out, unless it is the only one.
+    nothing else is left out, unless it is the only one, or items are made of it.
     """
     made = []
     for message in messages:
         if has_billing_line(message):
             adapt(BILLING_LINE, "system")
             message = structs.replace(message, content=fold_billing_line(message.content))
-            if not message.content and not message.added_tools and len(messages) > 1:
+            if not (message.content or message.added_tools or message.items) and len(messages) > 1:
                 continue
         made.append(message)
     return made

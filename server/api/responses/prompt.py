@@ -17,6 +17,7 @@ from msgspec import structs
 
 from scheduler.protocol import ModelFacts
 from server.api.responses.schemas import InputRequest
+from server.chat.billing_line import fold_billing_lines, fold_instructions
 from server.chat.prompts import (
     BYTES_PER_TOKEN,
     EMPTY_RECORD,
@@ -33,6 +34,7 @@ from server.chat.prompts import (
 )
 from server.chat.rendering import RenderingChange
 from server.chat.tokenizer import ChatTokenizer
+from server.config.prompt_rules import BILLING_LINE
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
@@ -50,7 +52,10 @@ def response_prompt(
 ) -> Prompt:
     """The prompt of a response that follows ``past`` with ``new`` messages. Blocking: run it on the pool."""
     change = rendering_change_of(body, tokens)
-    led = with_instructions(body.instructions, past)
+    instructions = body.instructions
+    if BILLING_LINE in tokens.rules:
+        instructions, new = fold_instructions(instructions), fold_billing_lines(new)
+    led = with_instructions(instructions, past)
     whole = [*led.messages, *new]
     if not whole or visible_messages(whole)[-1].role == "assistant":
         raise bad_request("input is required: there is nothing to answer.", "input", "missing_required_parameter")

@@ -576,3 +576,28 @@ async def test_another_server_that_was_faster_is_a_409(site: Site, monkeypatch: 
 def test_the_schema_of_the_request_can_be_told() -> None:
     told = ResponseRequest.model_json_schema()
     assert {"input", "instructions", "previous_response_id", "conversation", "tools"} <= told["properties"].keys()
+
+
+# --- the front of the prompt --------------------------------------------------------------------------------
+
+
+@served()
+async def test_a_billing_line_before_instructions_and_system_items_is_left_out(site: Site) -> None:
+    line = "x-anthropic-billing-header: cch={n};\n"
+    first = await respond(site, instructions=line.format(n=1) + "Be kind.")
+    second = await respond(
+        site,
+        [{"role": "developer", "content": line.format(n=2) + "Be brief."}, {"role": "user", "content": "Again"}],
+        instructions=line.format(n=2) + "Be kind.",
+        previous_response_id=first["id"],
+    )
+    assert session_of(second) == session_of(first)
+    assert second["cache"]["miss"] is None
+    assert second["cache"]["adapted"] == [
+        {"rule": "billing_line_folded", "param": "instructions", "count": 1},
+        {"rule": "billing_line_folded", "param": "system", "count": 1},
+    ]
+    asked, again = prompts(site)
+    assert "billing" not in again
+    assert again.startswith(asked)
+    assert "<|im_start|>system\nBe brief." in again
