@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from cache.tier import Tier, TierHolding, TierStats
-from scheduler.sampling_params import Generation, Sampling, Stopping
+from scheduler.sampling_params import Generation, Sampling, Stopping, ThinkingBudget
 
 # How far llguidance may go for one grammar, by its own names: the server checks with the same as the engine compiles
 # with. What costs memory or time in every step is kept low; a long list of optional properties needs many items.
@@ -49,6 +49,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     An anonymous turn with a ``salt`` reuses, and leaves behind, KV for turns of the same tenant and salt only.
     ``keep_until`` pins the KV of whatever session it runs on, as ``Pin`` does, and never shortens a pin.
     ``side``: the client will hardly go on from this turn: what it leaves is the first to be evicted.
+    ``thinking`` limits how long the reply reasons (None: no limit).
     """
 
     turn: str
@@ -64,6 +65,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     salt: str = ""
     keep_until: float = 0.0
     side: bool = False
+    thinking: ThinkingBudget | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -214,7 +216,8 @@ class Delta(msgspec.Struct, frozen=True):
     The first delta of a turn carries its ``receipt`` and may hold no token: the turn has been admitted. The last one
     carries ``finish_reason``. ``text`` is what may be shown; it can lag behind ``tokens`` while a stop string or a
     multi-byte character may still be forming. ``tokens`` includes the token that ended the turn. ``stop`` tells which
-    stop string or stop token id ended it. ``reused`` tokens of history are in ``receipt``.
+    stop string or stop token id ended it. ``reused`` tokens of history are in ``receipt``. ``thinking_cut``: the turn's
+    budget for reasoning was spent, and the end of the reasoning was forced, with this delta or an earlier one.
     """
 
     turn: str
@@ -226,6 +229,7 @@ class Delta(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    thinking_cut: bool = False
 
 
 QUEUE_FULL = "Too many requests are waiting; try again later."

@@ -53,6 +53,35 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True):
         return len(ids) - start >= self.min_tokens
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tokens a reply may reason for, and what is written in its place where these are spent.
+
+    Reasoning begins with the text ``opening``, behind nothing but space at the beginning of the reply; ``anywhere``:
+    wherever it occurs, and more than once. ``opened``: the prompt ends within it. It ends with the first of
+    ``closings``. ``tokens`` counts from behind the opening, over all of the reply.
+
+    Token ids: ``message`` and then ``end``, which closes the reasoning, are forced when the budget is spent; without
+    ``message`` if there was no reasoning yet. ``rests[i]`` is what is left of ``end`` where the reply has begun the
+    first closing with ``i + 1`` of its characters (none: ``end`` is written whole). ``answer`` (empty: ``end``) is
+    forced if the reply begins to reason again after that, and leads into the answer.
+    """
+
+    tokens: int
+    opening: str
+    closings: tuple[str, ...]
+    end: tuple[int, ...]
+    opened: bool = False
+    anywhere: bool = False
+    message: tuple[int, ...] = ()
+    rests: tuple[tuple[int, ...], ...] = ()
+    answer: tuple[int, ...] = ()
+
+    @property
+    def token_ids(self) -> set[int]:
+        """Every token that may be forced."""
+        return {*self.message, *self.end, *self.answer, *(token for rest in self.rests for token in rest)}
+
+
 class Generation(msgspec.Struct, frozen=True):
     """How tokens are drawn, and which texts end a reply, where a request is silent about it. Defaults are OpenAI's.
 

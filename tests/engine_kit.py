@@ -36,7 +36,7 @@ from scheduler.model.measurement import describe
 from scheduler.model.probe import Verdict, probe
 from scheduler.model.runner import ModelRunner
 from scheduler.protocol import Cancel, Delta, FinishReason, Receipt, Refused, StepOutputs, Submit, pack_ids
-from scheduler.sampling_params import Sampling, Stopping
+from scheduler.sampling_params import Sampling, Stopping, ThinkingBudget
 
 PAGE = 4  # small, so that short tests cross many pages
 END = 258
@@ -184,6 +184,7 @@ class Kit:
         special: bool = False,
         salt: str = "",
         keep_until: float = 0.0,
+        thinking: ThinkingBudget | None = None,
     ) -> str:
         """Submit a turn, greedy unless told otherwise; returns its id."""
         self._sent += 1
@@ -201,6 +202,7 @@ class Kit:
             special,
             salt,
             keep_until,
+            thinking,
         )
         refused = self.engine.submit(request)
         if refused is not None:

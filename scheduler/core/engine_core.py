@@ -13,6 +13,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from scheduler.core.sampling import SampledToken, Sampler, SamplerOutput
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.stop_checker import StopChecker
 from scheduler.core.text import TextStream, Vocabulary
+from scheduler.core.thinking import ThinkingState
 from scheduler.core.turn import Turn
 from scheduler.model.runner import ModelRunner
 from scheduler.parallel.ranks import RankLost
@@ -116,6 +118,9 @@ class EngineCore:
         start = self._limits.start
         text = TextStream(self._vocabulary, start or ids, request.stopping.stop, request.special)
         turn = Turn(request, text, start)
+        if request.thinking is not None:
+            spell = partial(self._vocabulary.spell_shown, special=request.special)
+            turn.thinking = ThinkingState(request.thinking, spell)
         try:
             self.scheduler.add(turn)
         except QueueFull:

@@ -26,6 +26,8 @@ class Limits:
             return Refused(request.turn, "invalid_prompt", "logit_bias has a token id that is not in the vocabulary.")
         if any(not word or not 0 <= word[-1] < self.width for word in request.sampling.bad_words):
             return Refused(request.turn, "invalid_prompt", "bad_words has a token id that is not in the vocabulary.")
+        if request.thinking is not None and any(not 0 <= t < self.width for t in request.thinking.token_ids):
+            return Refused(request.turn, "invalid_prompt", "The end of its reasoning is not in the vocabulary.")
         if not ids:
             return Refused(request.turn, "invalid_prompt", "The prompt is empty.")
         if min(ids) < 0 or max(ids) >= self.vocab:

@@ -38,7 +38,9 @@ class Sampler:
         self._bars: torch.Tensor | None = None  # _BARS, on the device
 
     def draw(self, logits: torch.Tensor, turns: Sequence[Turn]) -> SamplerOutput:
-        """Draw from ``logits [rows, V]`` float32, one row per turn. Does not wait for the device."""
+        """Draw from ``logits [rows, V]`` float32, one row per turn. Does not wait for the device. A row whose token is
+        forced is drawn too, so that a seed gives its later draws the same random numbers.
+        """
         shaped = self._process(logits, turns)
         drawn = [i for i, turn in enumerate(turns) if not turn.request.sampling.greedy]
         if len(drawn) == len(turns):
@@ -48,6 +50,7 @@ class Sampler:
             if drawn:
                 rows = put(np.array(drawn), tokens.device)
                 tokens[rows] = _draw(shaped[rows], [turns[i] for i in drawn])
+        _force(tokens, turns)
         return SamplerOutput(logits, tokens, [turn.request.logprobs for turn in turns])
 
     def _process(self, logits: torch.Tensor, turns: Sequence[Turn]) -> torch.Tensor:
@@ -134,6 +137,14 @@ class SamplerOutput:
             top = tuple(zip(ids_of, best_of, strict=True))[: self._tops[i] or 0]
             out[i] = SampledToken(drawn[i], score, top, usable[i])
         return out
+
+
+def _force(tokens: torch.Tensor, turns: Sequence[Turn]) -> None:
+    """Set the tokens of the turns that have to take a given one, in place."""
+    forced = [(row, token) for row, turn in enumerate(turns) if (token := turn.forced) is not None]
+    if forced:
+        rows, chosen = zip(*forced, strict=True)
+        tokens[put(np.array(rows), tokens.device)] = put(np.array(chosen, np.int64), tokens.device)
 
 
 def _find_bad_words(turn: Turn) -> list[int]:

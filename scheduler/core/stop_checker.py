@@ -18,7 +18,8 @@ from scheduler.protocol import Delta, FinishReason, TokenLogprob
 class DrawnToken:
     """A token that was drawn for ``turn``. ``reason``: why it ends the turn, None if it does not. ``stop``: the stop
     string or token that matched. ``text``: the text that may be shown with it, None if it is not decoded yet.
-    ``shown``: whether it has text.
+    ``shown``: whether it has text. ``may_end``: whether it may end the turn before the turn's limit. ``thinking_cut``:
+    see ``Delta``.
     """
 
     turn: Turn
@@ -27,6 +28,8 @@ class DrawnToken:
     stop: str | int | None = None
     text: str | None = None
     shown: bool = True
+    may_end: bool = True
+    thinking_cut: bool = False
 
 
 class StopChecker:
@@ -39,10 +42,15 @@ class StopChecker:
 
     def check(self, turn: Turn, sampled: SampledToken) -> DrawnToken:
         """Append the token to its turn. Raises ``GrammarError``, and what decoding raises."""
+        thinking, stopping = turn.thinking, turn.request.stopping
+        drawn = DrawnToken(turn, sampled)
         may_end = turn.may_end
+        if thinking is not None:
+            drawn.may_end, drawn.thinking_cut = not thinking.in_message, thinking.cut
+            may_end = may_end and drawn.may_end
+            thinking.accept(sampled.token)
         turn.append(sampled.token)
         complete = turn.constraint is not None and turn.constraint.accept(sampled.token)
-        drawn, stopping = DrawnToken(turn, sampled), turn.request.stopping
         if may_end and sampled.token in stopping.stop_token_ids:
             drawn.reason, drawn.stop, drawn.shown = FinishReason.STOP, sampled.token, False
         elif sampled.token in self._eos_token_ids and (
@@ -69,6 +77,7 @@ class StopChecker:
             finish_reason=drawn.reason,
             stop=drawn.stop,
             logprobs=(self.spell_logprobs(sampled),) if sampled.logprob is not None else (),
+            thinking_cut=drawn.thinking_cut,
         )
 
     def spell_logprobs(self, sampled: SampledToken) -> TokenLogprob:
@@ -81,5 +90,5 @@ class StopChecker:
 def _text(drawn: DrawnToken) -> str:
     """What the token releases: all that was held back, if it ends the turn."""
     turn = drawn.turn
-    text = turn.text.push(drawn.sampled.token, may_stop=turn.may_end) if drawn.shown else ""
+    text = turn.text.push(drawn.sampled.token, may_stop=turn.may_end and drawn.may_end) if drawn.shown else ""
     return text if drawn.reason is None else text + turn.text.flush()

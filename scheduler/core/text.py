@@ -44,6 +44,10 @@ class Vocabulary:
         data = self._bytes[token]
         return data.decode("utf-8", errors="replace"), data
 
+    def spell_shown(self, token: int, special: bool) -> bytes:
+        """A token's bytes if a text shows it, else none: ``special`` tokens are shown if wanted."""
+        return self.spell(token)[1] if self.decode([token], special) else b""
+
     def _spell(self, token: int) -> bytes:
         piece = self._tokenizer.convert_ids_to_tokens(token)
         if piece is None:  # the logits are wider than the vocabulary
@@ -87,7 +91,9 @@ class TextStream:
         self.stopped: str | None = None  # the stop string that was met
 
     def push(self, token: int, *, may_stop: bool = True) -> str:
-        """Text that can be shown now; ``stopped`` is set once a stop string is complete (unless not ``may_stop``)."""
+        """Text that can be shown now; ``stopped`` is set once a stop string is complete. Text that was pushed without
+        ``may_stop``, or before that, is not part of a stop string.
+        """
         self._ids.append(token)
         return self._release(self._decoded(final=False), may_stop)
 
@@ -116,9 +122,10 @@ class TextStream:
         return new
 
     def _release(self, new: str, may_stop: bool) -> str:
-        if not self._stop or not may_stop:
-            return new
         text = self._held + new
+        if not self._stop or not may_stop:
+            self._held = ""
+            return text
         found = min(((text.find(s), s) for s in self._stop if s in text), default=None)
         if found is not None:
             self.stopped = found[1]

@@ -12,6 +12,7 @@ from cache.pages.session import SessionCache
 from cache.tiers.archive import Fetch
 from scheduler.core.constraint import Constraint
 from scheduler.core.text import TextStream
+from scheduler.core.thinking import ThinkingState
 from scheduler.core.token_counts import TokenCounts
 from scheduler.protocol import FinishReason, Receipt, Submit, TokenLogprob, unpack_ids
 
@@ -47,6 +48,7 @@ class Turn:
     announced: bool = False  # the server has its receipt
     compiling: bool = False  # its grammar is not ready yet
     constraint: Constraint | None = None  # what its grammar still allows; none for most turns
+    thinking: ThinkingState | None = None  # where its reasoning is limited
     overtaken: int = 0  # times that others were tried because there was no room for this one
     last_step: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -84,6 +86,11 @@ class Turn:
     def may_end(self) -> bool:
         """Whether the next token, or the text so far, may end the turn."""
         return self.request.stopping.allows_end(self.ids, self.prompt_length)
+
+    @property
+    def forced(self) -> int | None:
+        """The next token, if it is not drawn."""
+        return None if self.thinking is None else self.thinking.forced
 
     @property
     def reusable(self) -> bool:
