@@ -56,9 +56,9 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True):
 class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens a reply may reason for, and what is written in its place where these are spent.
 
-    Reasoning begins with the text ``opening``, behind nothing but space at the beginning of the reply; ``anywhere``:
-    wherever it occurs, and more than once. ``opened``: the prompt ends within it. It ends with the first of
-    ``closings``. ``tokens`` counts from behind the opening, over all of the reply.
+    Reasoning begins with one of the texts ``openings``, behind nothing but space at the beginning of the reply;
+    ``anywhere``: wherever one occurs, and more than once. ``opened``: the prompt ends within it. It ends with the first
+    of ``closings``. ``tokens`` counts from behind the opening, over all of the reply.
 
     Token ids: ``message`` and then ``end``, which closes the reasoning, are forced when the budget is spent; without
     ``message`` if there was no reasoning yet. ``rests[i]`` is what is left of ``end`` where the reply has begun the
@@ -67,7 +67,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     tokens: int
-    opening: str
+    openings: tuple[str, ...]
     closings: tuple[str, ...]
     end: tuple[int, ...]
     opened: bool = False

@@ -13,6 +13,7 @@ from server.api import routers
 from server.api.responses.background import BackgroundResponses
 from server.api.sessions.transfers import Transfers
 from server.chat.template import UNMEASURED, Stability
+from server.chat.thinking_budget import UNLIMITED, ThinkingDefaults
 from server.chat.tokenizer import ChatTokenizer
 from server.dispatch import Dispatch
 from server.engine.engine import Engine
@@ -37,6 +38,7 @@ def create_app(
     api_keys: Mapping[str, str],
     transfers: Transfers,
     template: Stability = UNMEASURED,
+    thinking: ThinkingDefaults = UNLIMITED,
     allowed_hosts: Collection[str] = (),
     allowed_origins: Collection[str] = (),
     ignore_unknown: bool = False,
@@ -48,7 +50,8 @@ def create_app(
     needs no key, and the Host header must be an IP address, localhost or one of ``allowed_hosts``. Web pages of
     ``allowed_origins`` may call the API (CORS). ``ignore_unknown``: unknown fields of bodies are ignored instead of
     refused. ``line_seconds``: see ServerContext. ``vllm_names``: ``/metrics`` also has vLLM's metric names. Without a
-    ``tracer_provider``, OpenTelemetry's environment variables say where spans are sent.
+    ``tracer_provider``, OpenTelemetry's environment variables say where spans are sent. ``thinking``: the default
+    limit on reasoning.
     """
     own = traces.provider_of_environment() if tracer_provider is None else None
     provider = tracer_provider or own
@@ -68,7 +71,7 @@ def create_app(
         responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
     )
     context = ServerContext(
-        engine, log, tokens, served_name, template, tracer=traces.tracer(provider), line_seconds=line_seconds
+        engine, log, tokens, served_name, template, thinking, tracer=traces.tracer(provider), line_seconds=line_seconds
     )
     context.metrics.log_opened(log.salvage, log.older)
     app.state.context = context

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from server.api.responses.background import BackgroundResponses
     from server.chat.template import Stability
+    from server.chat.thinking_budget import ThinkingDefaults
     from server.chat.tokenizer import ChatTokenizer
     from server.housekeeping import Housekeeper
     from server.log.session_log import SessionLog
@@ -151,6 +152,7 @@ class Instance:
             api_keys=config.api_key,
             transfers=Transfers(config.data_dir / "transfer", int(config.max_capsule)),
             template=template,
+            thinking=thinking_defaults(config),
             allowed_hosts=config.allowed_host,
             allowed_origins=config.allow_origin,
             ignore_unknown=config.unknown_fields == "ignore",
@@ -174,6 +176,14 @@ class Instance:
     def _unwanted(self, tenant: str, session: str, response: str) -> None:
         if self._background is not None:
             self._background.cancel_unwanted(tenant, session, response)
+
+
+def thinking_defaults(config: ServeConfig) -> ThinkingDefaults:
+    """The default limit on reasoning, as the flags say."""
+    from server.chat.thinking_budget import MESSAGE, ThinkingDefaults
+
+    message = MESSAGE if config.thinking_budget_message is None else config.thinking_budget_message
+    return ThinkingDefaults(None if config.thinking_budget < 0 else config.thinking_budget, message)
 
 
 def seldom_collected() -> None:

@@ -202,7 +202,7 @@ class Kit:
             special,
             salt,
             keep_until,
-            thinking,
+            thinking=thinking,
         )
         refused = self.engine.submit(request)
         if refused is not None:

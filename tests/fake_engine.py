@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cache.tier import Tier, TierHolding
+from scheduler.core.thinking import ThinkingState
 from scheduler.protocol import (
     Delta,
     Exported,
@@ -25,6 +26,7 @@ from scheduler.protocol import (
     TokenLogprob,
     unpack_ids,
 )
+from scheduler.sampling_params import ThinkingBudget
 from server.chat.tokenizer import ChatTokenizer
 from server.engine.engine import EngineDied, EngineUnavailable, State, TurnRefused
 from server.engine.mailbox import Mailbox
@@ -213,6 +215,9 @@ class FakeEngine:
     def _deltas(self, request: Submit, turn: Mailbox) -> list[Delta]:
         ids = [*self._tokens.encode(self.reply, special=False), END] if self.ids is None else list(self.ids)
         limit = request.stopping.max_tokens
+        cut = len(ids)
+        if request.thinking is not None:
+            ids, cut = self._limited(ids, request.thinking)
         deltas: list[Delta] = []
         text = ""
         for number, token in enumerate(ids, 1):
@@ -228,10 +233,26 @@ class FakeEngine:
             if reason is None and (number == limit or number == len(ids)):
                 reason = FinishReason.LENGTH
             logprobs = () if request.logprobs is None else (self._logprob(token, request.logprobs),)
-            deltas.append(Delta(turn.name, (token,), piece, reason, stop, logprobs=logprobs))
+            told = number > cut
+            deltas.append(Delta(turn.name, (token,), piece, reason, stop, logprobs=logprobs, thinking_cut=told))
             if reason is not None:
                 return deltas
         return [*deltas, Delta(turn.name, finish_reason=FinishReason.LENGTH)]
+
+    def _limited(self, ids: list[int], budget: ThinkingBudget) -> tuple[list[int], int]:
+        """What is said under a budget, and from which token on the server is told so: where the end of the reasoning is
+        forced, the rest of what was to be reasoned is left out.
+        """
+        state = ThinkingState(budget, lambda token: self._tokens.decode([token]).encode())
+        wanted, said, cut = [*ids], list[int](), len(ids)
+        while wanted or state.forced is not None:
+            if state.cut and cut == len(ids):
+                cut = len(said)
+                _, found, answer = self._tokens.decode(wanted).partition(budget.closings[0])
+                wanted = [*self._tokens.encode(answer.lstrip(), special=False), END] if found else wanted
+            said.append(wanted.pop(0) if state.forced is None else state.forced)
+            state.accept(said[-1])
+        return said, cut
 
     def _logprob(self, token: int, alternatives: int, first: bool = False) -> TokenLogprob:
         text = self._tokens.decode([token])

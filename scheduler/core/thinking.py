@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from scheduler.sampling_params import ThinkingBudget
 
@@ -22,7 +22,7 @@ class ThinkingState:
         """``spell`` returns the bytes of a token as the reply's text shows them; empty: it is not shown."""
         self._budget = budget
         self._spell = spell
-        self._opening = _bytes(budget.opening)
+        self._openings = [_bytes(opening) for opening in budget.openings]
         self._closings = [_bytes(closing) for closing in budget.closings]
         self._tail = b""  # of the text, where a mark may have begun
         self._inside = False
@@ -63,17 +63,18 @@ class ThinkingState:
     def _seek_opening(self) -> None:
         """Does the reasoning begin?"""
         if self._budget.anywhere:
-            _, found, rest = self._tail.partition(self._opening)
-            if found:
-                self._enter(rest)
+            found = find_first(self._tail, self._openings)
+            if found is None:
+                self._tail = self._tail[-max(map(len, self._openings)) :]
             else:
-                self._tail = self._tail[-len(self._opening) :]
+                self._enter(self._tail[found[1] :])
             return
         said = self._tail.decode(errors="ignore").lstrip().encode()
-        if said.startswith(self._opening):
-            self._enter(said[len(self._opening) :])
-        elif not self._opening.startswith(said):
-            self._over = True
+        for opening in self._openings:
+            if said.startswith(opening):
+                self._enter(said[len(opening) :])
+                return
+        self._over = not any(opening.startswith(said) for opening in self._openings)
 
     def _enter(self, rest: bytes) -> None:
         self._inside, self._tail = True, rest
@@ -81,9 +82,9 @@ class ThinkingState:
 
     def _seek_closing(self) -> None:
         """Does the reasoning end, or is its budget spent?"""
-        found = min(((self._tail.find(mark), mark) for mark in self._closings if mark in self._tail), default=None)
+        found = find_first(self._tail, self._closings)
         if found is not None:
-            self._leave(self._tail[found[0] + len(found[1]) :])
+            self._leave(self._tail[found[1] :])
             return
         self._tail = self._tail[-max(MOST_TOKENS, *map(len, self._closings)) :]
         over = self._spent - self._budget.tokens
@@ -111,6 +112,11 @@ class ThinkingState:
             return
         message = budget.message if self._spent else ()
         self._forced, self._message = [*message, *budget.end], len(message)
+
+
+def find_first(text: bytes, marks: Sequence[bytes]) -> tuple[int, int] | None:
+    """Where the first of the marks in ``text`` begins and ends; None if there is none."""
+    return min(((text.find(mark), text.find(mark) + len(mark)) for mark in marks if mark in text), default=None)
 
 
 def count_begun(text: bytes, mark: bytes) -> int:

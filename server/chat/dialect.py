@@ -50,9 +50,10 @@ class Dialect:
     ``native``: the template itself takes tools, calls and results; ``text_arguments``: it wants the arguments of
     calls as text, ``short_ids``: their ids as nine letters; ``behind``: what it writes behind the last value of the
     last call of a message. ``thought_key``: the field of a message that it reads reasoning from;
-    ``thought_inline``: it takes reasoning within the content. ``takes_system``: it takes system messages.
-    ``special``: the marks are special tokens, which a reply's text has to show. ``places``: where it takes system
-    messages; ``reasoning_switch``: variables of the template with which it keeps the reasoning of older replies.
+    ``thought_inline``: it takes reasoning within the content; ``thought_end``: what it writes between reasoning and the
+    answer (None: unknown, it writes no reasoning). ``takes_system``: it takes system messages. ``special``: the marks
+    are special tokens, which a reply's text has to show. ``places``: where it takes system messages;
+    ``reasoning_switch``: variables of the template with which it keeps the reasoning of older replies.
     """
 
     form: CallForm | None = IN_WORDS
@@ -64,6 +65,7 @@ class Dialect:
     behind: str = ""
     thought_key: str | None = None
     thought_inline: bool = False
+    thought_end: str | None = None
     takes_system: bool = True
     special: bool = False
     places: SystemPlaces = ANYWHERE

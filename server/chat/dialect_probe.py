@@ -77,6 +77,7 @@ def measure(template: ProbedTemplate, declared: object = None) -> Dialect:
         thought=thought,
         thought_key=key,
         thought_inline=thought is not None and thought.closing in template.source,
+        thought_end=measure_reasoning_end(template),
         declared=response,
         takes_system=template.render({"role": "system", "content": SAID}, USER) is not None,
     )
@@ -119,6 +120,17 @@ def measure_reasoning_marks(template: ProbedTemplate) -> tuple[ReasoningMarks | 
             return ReasoningMarks(opening[1], closing[1]), key
         return None, key
     return None, None
+
+
+def measure_reasoning_end(template: ProbedTemplate) -> str | None:
+    """What the template writes between reasoning and the answer; None if it does not write both."""
+    for key in THOUGHT_KEYS:
+        text = template.render(USER, {"role": "assistant", "content": SAID, key: THOUGHT}) or ""
+        _, found, behind = text.partition(THOUGHT)
+        between, said, _ = behind.partition(SAID)
+        if found and said:
+            return between
+    return None
 
 
 def find_known_marks(template: ProbedTemplate, pairs: Sequence[Sequence[str]]) -> ReasoningMarks | None:

@@ -43,6 +43,7 @@ class PartialReply:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     reasoning_tokens: int = 0
+    thinking_cut: bool = False  # its budget for reasoning was spent, and the end was forced
     calls: list[ParsedCall] = field(default_factory=list)
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or stop token id that ended it
@@ -56,6 +57,7 @@ class PartialReply:
         self.tokens.extend(delta.tokens)
         self.logprobs.extend(delta.logprobs)
         self.prompt_logprobs.extend(delta.prompt_logprobs)
+        self.thinking_cut = self.thinking_cut or delta.thinking_cut
         parts = self.parser.feed(delta.text)
         if delta.finish_reason is not None:
             parts += self.parser.finish()

@@ -35,6 +35,7 @@ from server.schemas.requests import ChatRequest, ReplyRequest, TurnRequest
 BYTES_PER_TOKEN = 16  # more than any tokenizer packs into one on average over a whole context
 SLACK_BYTES = 4096
 TAIL = 48  # tokens that tell how a reply begins
+THINKING_SWITCHES = frozenset({"enable_thinking", "thinking"})  # variables of templates that switch reasoning off
 
 
 EMPTY_RECORD = SessionRecord("", [], [], "", 0)  # what a conversation that begins continues
@@ -207,7 +208,7 @@ def effort_variables(effort: str | None, tokens: ChatTokenizer) -> dict[str, Sca
     """The chat template's variables for a reasoning effort, of those that the template reads."""
     if effort is None:
         return {}
-    known: dict[str, Scalar] = {"enable_thinking": effort != "none", "thinking": effort != "none"}
+    known: dict[str, Scalar] = dict.fromkeys(THINKING_SWITCHES, effort != "none")
     if effort != "none":
         known["reasoning_effort"] = effort
     return {name: value for name, value in known.items() if name in tokens.variables}

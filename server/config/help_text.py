@@ -22,6 +22,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "response_template",
         "prompt_rules",
         "generation_config",
+        "thinking_budget",
+        "thinking_budget_message",
     ),
     "session log": ("data_dir", "database", "durability", "line_seconds", "max_capsule"),
     "KV tiers, fastest first": (

@@ -212,6 +212,19 @@ class ServeConfig(BaseSettings):
         "openai: OpenAI's; or a generation config as JSON",
         json_schema_extra={"metavar": "model|openai|FILE"},
     )
+    thinking_budget: int = Field(
+        default=-1,
+        ge=-1,
+        description="most reasoning tokens of a chat's reply, where the request does not say; then the end of the "
+        "reasoning is forced; 0: no reasoning, -1: no limit",
+        json_schema_extra={"metavar": "TOKENS", "default": "-1"},
+    )
+    thinking_budget_message: str | None = Field(
+        default=None,
+        max_length=1000,
+        description="what is written at the end of reasoning that is cut off; empty: nothing",
+        json_schema_extra={"metavar": "TEXT", "default": "a sentence"},
+    )
     drain_seconds: float = Field(
         default=30.0,
         ge=0,

@@ -96,7 +96,8 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     ``prefill_ms`` is from admission to first token; null when none was generated. ``max_tokens``: what was left of the
     context, where the request allowed more than that. ``ignored``: unknown fields that were left out of the request;
     ``adapted``: what of it was taken otherwise than it is written. ``line``: for a request with a hint of its
-    conversation.
+    conversation. ``thinking_budget_spent``: the budget for reasoning was spent, in one choice at least, and the
+    end of the reasoning was forced.
     """
 
     prompt_tokens: int
@@ -110,6 +111,7 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     ignored: list[str] | UnsetType = UNSET
     adapted: list[Adaptation] | UnsetType = UNSET
     line: LineReceipt | UnsetType = UNSET
+    thinking_budget_spent: bool | UnsetType = UNSET
 
 
 # --- chats --------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from server.schemas.formats import Formatted
 from server.schemas.messages import MAX_MESSAGES, Content, Messages
 from server.schemas.metadata import Metadata
 from server.schemas.strict import Harmless, Strict, wrong
+from server.schemas.thinking_fields import ThinkingFields
 from server.schemas.tools import Tooled
 from server.schemas.vendor_fields import LATER as LATER_OF_VENDORS
 from server.schemas.vendor_fields import VendorFields
@@ -225,6 +226,16 @@ class TurnRequest(Strict):
         raise AssertionError("each endpoint names its own")
 
     @property
+    def effort(self) -> str | None:
+        """The reasoning effort; None if the client named none."""
+        return None
+
+    @property
+    def thinking_limit(self) -> tuple[str, int] | None:
+        """The field that limits the reasoning, and to how many tokens; -1: no limit. None if there is none."""
+        return None
+
+    @property
     def computed_logprobs(self) -> int | None:
         """Like ``token_logprobs``, for what the engine computes, also if it is not returned."""
         return self.token_logprobs
@@ -298,7 +309,7 @@ class Prediction(Strict):
     content: Content
 
 
-class ReplyRequest(Tooled, GenerationRequest):
+class ReplyRequest(Tooled, ThinkingFields, GenerationRequest):
     """The fields of a chat without its messages."""
 
     PROMPT: ClassVar[str] = "messages"
@@ -347,6 +358,10 @@ class ReplyRequest(Tooled, GenerationRequest):
     @property
     def may_continue_line(self) -> bool:
         return super().may_continue_line and self.reasoning_history == "keep"
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning_effort
 
     @property
     def goes_on(self) -> bool:

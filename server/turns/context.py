@@ -13,6 +13,7 @@ from starlette.requests import Request
 from scheduler.protocol import ModelFacts
 from server.chat.prompts import check_ids
 from server.chat.template import UNMEASURED, Stability
+from server.chat.thinking_budget import UNLIMITED, ThinkingDefaults
 from server.chat.tokenizer import ChatTokenizer
 from server.constraints.grammars import GrammarCheck
 from server.engine.engine import Engine
@@ -32,7 +33,7 @@ STOPPING_RETRY = 5  # seconds, told to a client that comes while the server stop
 class ServerContext:
     """The parts of one server. ``template`` is the measured stability of its chat template. ``created`` is the time of
     its start in Unix seconds, shown as the model's creation time. ``line_seconds``: how long a line is kept after its
-    last turn; 0: there are no lines.
+    last turn; 0: there are no lines. ``thinking``: the default limit on reasoning.
     """
 
     engine: Engine
@@ -40,6 +41,7 @@ class ServerContext:
     tokens: ChatTokenizer
     served_name: str
     template: Stability = UNMEASURED
+    thinking: ThinkingDefaults = UNLIMITED
     metrics: Metrics = field(default_factory=Metrics)
     tracer: Tracer = field(default_factory=traces.tracer)
     created: int = field(default_factory=lambda: int(time.time()))

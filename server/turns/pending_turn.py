@@ -108,6 +108,7 @@ class PendingTurn:
                     salt=salt,
                     keep_until=keep_until,
                     side=self.line is not None and self.line.side,
+                    thinking=rules.thinking,
                 )
                 made.append(submit)
         return made

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from scheduler.sampling_params import ThinkingBudget
 from server.chat.bad_words import encode_bad_words
 from server.chat.call_rules import NO_CALLS, CallRules
 from server.chat.dialect import Dialect
-from server.chat.prompts import Prompt
+from server.chat.prompts import THINKING_SWITCHES, Prompt
 from server.chat.reply_parser import PlainParser, ReplyParser
+from server.chat.thinking_budget import measure_budget
 from server.chat.tool_prompts import call_rules_of, needs_marks, reply_grammar
 from server.errors import bad_request
 from server.schemas.formats import Formatted, format_grammar
@@ -22,7 +24,7 @@ class ReplyRules:
     """The rules for all choices of one request. ``grammar`` is what a reply must match (None: no grammar),
     ``bad_words`` the token ids that it may not contain, ``calls`` the tools that it may call. ``dialect`` parses it,
     after a prompt that ends with ``tail``; None: all of it is content. ``reasons`` false: the reply begins with content
-    and has no reasoning.
+    and has no reasoning; ``thinking`` limits it otherwise.
     """
 
     grammar: str | None = None
@@ -31,6 +33,7 @@ class ReplyRules:
     dialect: Dialect | None = None
     tail: str = ""
     reasons: bool = True
+    thinking: ThinkingBudget | None = None
 
     def parser(self) -> ReplyParser:
         """A new parser, for one choice."""
@@ -61,7 +64,32 @@ async def chat_rules(
     # A reply whose first word a format shapes, or that continues a message of the request, does not reason first.
     reasons = not prompt.reply_start and (format.wanted() is None or calls.constrained)
     words = await bad_word_ids(context, body, grammar)
-    return ReplyRules(grammar, words, calls, context.tokens.dialect, prompt.tail, reasons)
+    thinking = await thinking_budget(context, body, prompt.tail, calls) if reasons else None
+    return ReplyRules(grammar, words, calls, context.tokens.dialect, prompt.tail, reasons, thinking)
+
+
+async def thinking_budget(
+    context: ServerContext, body: TurnRequest, tail: str, calls: CallRules
+) -> ThinkingBudget | None:
+    """The limit on the reasoning of a reply: the request's, else the server's default; none at all for effort ``none``
+    where the template has no variable that switches it off. None: no limit. Raises a 400 for a limit of the request
+    that cannot be kept.
+    """
+    tokens, param, limit = context.tokens, "", context.thinking.tokens
+    if body.thinking_limit is not None:
+        param, given = body.thinking_limit
+        limit = given if given >= 0 else None
+    if body.effort == "none" and not tokens.variables & THINKING_SWITCHES:
+        limit = 0
+    if limit is None:
+        return None
+    try:
+        return await tokens.run(measure_budget, tokens, tail, limit, context.thinking.message, calls=bool(calls.tools))
+    except ValueError:
+        if not param:
+            return None
+        message = f"{param} cannot be kept: the marks of this model's reasoning are declared as patterns."
+        raise bad_request(message, param, "unsupported_parameter") from None
 
 
 async def text_rules(context: ServerContext, body: TurnRequest, format: Formatted) -> ReplyRules:

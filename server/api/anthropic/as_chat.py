@@ -175,11 +175,18 @@ def choice_of(choice: ToolChoice) -> dict[str, Any]:
 
 
 def thinking_of(request: PromptRequest) -> dict[str, Any]:
-    """The chat's reasoning effort: from ``output_config.effort``, else from the budget of thinking tokens."""
+    """The chat's reasoning effort: from ``output_config.effort``, else from the budget of thinking tokens; and the
+    budget, which is kept too.
+    """
     thinking = request.thinking
     effort: str | None = None if request.output_config is None else request.output_config.effort
     if thinking is not None and thinking.type == "disabled":
         return {"reasoning_effort": "none"}
-    if effort is None and thinking is not None and thinking.budget_tokens is not None:
-        effort = next((word for most, word in EFFORTS if thinking.budget_tokens <= most), "high")
-    return {} if effort is None else {"reasoning_effort": "xhigh" if effort == "max" else effort}
+    made: dict[str, Any] = {}
+    if thinking is not None and thinking.budget_tokens is not None:
+        made["thinking_token_budget"] = thinking.budget_tokens
+        if effort is None:
+            effort = next((word for most, word in EFFORTS if thinking.budget_tokens <= most), "high")
+    if effort is not None:
+        made["reasoning_effort"] = "xhigh" if effort == "max" else effort
+    return made

@@ -239,6 +239,10 @@ class InputRequest(TurnRequest):
             raise missing("input")
         return self
 
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning.effort
+
     def tool_choice_object(self) -> object:
         """``tool_choice`` as a response tells of it."""
         return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump(mode="json")

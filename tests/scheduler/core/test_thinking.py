@@ -23,7 +23,7 @@ MESSAGE, CLOSING = "\n\nEnough.", "</think>"
 END_IDS = tuple(b"\n</think>\n\n")
 BUDGET = ThinkingBudget(
     tokens=6,
-    opening="<think>",
+    openings=("<think>",),
     closings=(CLOSING,),
     end=END_IDS,
     opened=True,
@@ -265,7 +265,7 @@ def test_a_grammar_may_open_the_reasoning() -> None:
 
 def test_special_tokens_that_the_text_hides_open_nothing() -> None:
     kit = Kit()
-    budget = replace(BUDGET, opened=False, opening="<|im_start|>", tokens=2)
+    budget = replace(BUDGET, opened=False, openings=("<|im_start|>",), tokens=2)
     grammar = HEAD + 'start: <[257]> "abcd"'
     options: dict[str, Any] = {"grammar": grammar, "thinking": budget}
     shown = kit.ask(PROMPT, 5, special=True, **options)
