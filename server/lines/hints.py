@@ -11,7 +11,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LINE = "line-"  # how the names of lines begin
+from server.turns.side_calls import LINE
+
 MOST_LINES = 16  # of one hint; the one that was used longest ago gives way to a new one
 MOST_CHARS = 512  # of an id; a longer one is no hint
 SHOWN_CHARS = 128  # of an agent's id

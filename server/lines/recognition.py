@@ -7,7 +7,7 @@ line is busy does too. Whatever goes wrong, the request runs as one without a hi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -31,6 +31,7 @@ from server.turns.pending_turn import LineTurn, PendingTurn
 
 logger = logging.getLogger("warmturn.lines")
 
+TITLE_CHARS = 60
 MOST_TRIED = 3  # branches whose prompts are made
 PromptMaker = Callable[[SessionRecord | None, list[LoggedMessage]], Prompt]
 
@@ -144,7 +145,8 @@ class Recognition:
                     life = await context.log.delete(tenant, name)
                     context.engine.forget(tenant, name, life)
                 self.turn.claim.push(held.pop_all())
-            metadata = {"hint": self.hint.via} | ({"agent": self.hint.agent} if self.hint.agent else {})
+            metadata = {"title": title_of(self.conversation.messages), "hint": self.hint.via, "agent": self.hint.agent}
+            metadata = {name: value for name, value in metadata.items() if value}
             extras = replace(extras, ttl=context.line_seconds, metadata=metadata)
             return self._on_line(outcome, session, extras, branch)
         return self._unlogged("busy", branch)
@@ -174,7 +176,11 @@ class Recognition:
         return replace(self.turn, record=record, line=line)
 
     def _receipt(self, outcome: LineOutcome, branch: Branch | None, name: str | None = None) -> LineReceipt:
-        """What the client is told."""
+        """What the client is told; it is counted too."""
+        context = self.turn.context
+        context.metrics.lines.add(1, outcome)
+        if outcome == "side":
+            context.side_calls.add(self.turn.request.state.tenant, self.hint.names[0])
         turns = 0 if branch is None else branch.turn.number
         id = name or (UNSET if branch is None else branch.record.id)
         return LineReceipt(outcome, self.hint.via, turns, id)
@@ -184,3 +190,9 @@ def note_kept_reasoning(branch: Branch) -> None:
     """Name it in the receipt that the prompt has reasoning which the client has left out."""
     for _ in range(branch.kept):
         adapt("reasoning_kept", "messages")
+
+
+def title_of(messages: Sequence[LoggedMessage]) -> str:
+    """How lists show a line: the beginning of what the user says first; "" if the user says nothing."""
+    said = next((message.content for message in messages if message.role == "user"), "")
+    return " ".join(said[: 4 * TITLE_CHARS].split())[:TITLE_CHARS]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,7 +19,7 @@ from cache.tier import Tier
 from scheduler.protocol import Delta, FinishReason, Miss, ModelFacts, Receipt, Stats
 from server import __version__
 from server.log.recovery.salvage import Salvage
-from server.schemas.objects import MissReason
+from server.schemas.objects import LineOutcome, MissReason
 from server.telemetry.metric_types import Counter, Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -82,6 +83,12 @@ class Metrics(Collector):
             "Turns of a session that recomputed part of its history",
             "reason",
             known=(UNKNOWN_MISS, *MissReason),
+        )
+        self.lines = _counts(
+            "line_requests",
+            "Requests with an id of their conversation, by what became of them",
+            "outcome",
+            known=get_args(LineOutcome),
         )
         self.restarts = _counts("engine_restarts", "Restarts of the engine")
         self.salvages = _counts("log_salvages", "Starts at which the session log was damaged")

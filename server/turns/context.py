@@ -24,6 +24,7 @@ from server.log.timeline import SessionRecord
 from server.schemas.requests import GenerationRequest, TurnRequest
 from server.telemetry import traces
 from server.telemetry.metrics import Metrics
+from server.turns.side_calls import SideCalls
 
 LINE_SECONDS = 86_400  # that a line is kept after its last turn
 STOPPING_RETRY = 5  # seconds, told to a client that comes while the server stops
@@ -46,6 +47,7 @@ class ServerContext:
     tracer: Tracer = field(default_factory=traces.tracer)
     created: int = field(default_factory=lambda: int(time.time()))
     line_seconds: int = LINE_SECONDS
+    side_calls: SideCalls = field(default_factory=SideCalls)
 
     @cached_property
     def grammars(self) -> GrammarCheck:

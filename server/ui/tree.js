@@ -1,7 +1,7 @@
 // The open session as a tree of turns: what each cost, where its KV is now, and which branches there are.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
-import { ago, count } from "./bits.js";
+import { ago, count, plural } from "./bits.js";
 import { CostBar, branchSummaryOf, summaryOf } from "./cost.js";
 import { Detail } from "./detail.js";
 import { isTwin, rowsOf, totalOf } from "./family.js";
@@ -50,6 +50,7 @@ export function Tree() {
   const leave = () => list.current.querySelector("[tabindex='0']").focus();
   return html`<div class="tree">
     <${Legend} />
+    <${Recognised} session=${family.sessions.get(current)} />
     <${Rows} list=${list} rows=${rows} chosen=${chosen} unfolded=${unfolded} unfold=${unfold} enter=${enter} />
     <${Detail} box=${detail} node=${chosen} family=${family} isOpen=${isOpen} setOpen=${openDetail} leave=${leave} />
   </div>`;
@@ -73,6 +74,17 @@ function useLooks(current) {
       timer = 0;
     };
   }, [current]);
+}
+
+// How the server has recognised the conversation of a client that keeps its own history.
+function Recognised({ session }) {
+  if (session?.kind !== "line") return null;
+  const { hint, agent } = session.metadata;
+  const told = [`Kept for a client${hint ? `, by its ${hint}` : ""}`];
+  if (agent) told.push(`agent ${agent}`);
+  if (session.parent?.turn === 0) told.push("begun from another conversation");
+  if (session.side_calls) told.push(plural(session.side_calls, "side call"));
+  return html`<p class="hint recognised">${told.join(" · ")}</p>`;
 }
 
 const Legend = () =>

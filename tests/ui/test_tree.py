@@ -247,3 +247,21 @@ def test_plots_have_keys_and_the_colours_of_the_page(desk: Desk) -> None:
     desk.tab.emulate_media(color_scheme="dark")
     turns.locator("canvas:not(#light)").wait_for()
     assert desk.tab.locator("#light").count() == 0
+
+
+def test_a_conversation_that_was_recognised_says_by_what_and_how_many_side_calls_it_had(desk: Desk) -> None:
+    headers = {"x-claude-code-session-id": "of the page", "x-claude-code-agent-id": "agent-7"}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    first = desk.server.post("/v1/chat/completions", {"messages": messages, "tools": [tool]}, **headers)
+    title = desk.server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1}, **headers)
+    assert (first.status_code, title.status_code) == (200, 200)
+    desk.open(f"#/{first.json()['cache']['line']['id']}")
+    rows(desk).first.wait_for()
+    told = desk.tab.locator(".recognised").inner_text()
+    assert told == "Kept for a client, by its x-claude-code-session-id · agent agent-7 · 1 side call"
+    assert "What is the capital of France?" in desk.tab.locator(".conversations").inner_text()
+    grow(desk, "named", QUESTIONS[0])
+    desk.open("#/named")
+    rows(desk).first.wait_for()
+    assert desk.tab.locator(".recognised").count() == 0

@@ -20,6 +20,7 @@ from server.log.timeline import SessionRecord, SessionSummary
 from server.schemas.items import bare
 from server.schemas.objects import CacheReceipt
 from server.turns.context import ServerContext
+from server.turns.side_calls import LINE
 
 PREVIEW = 120  # characters
 INSPECT_SECONDS = 5.0  # for the engine to tell, between two of its steps; then kv is null
@@ -43,7 +44,8 @@ class ImportReport(msgspec.Struct, frozen=True):
 
 class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="session"):
     """A session. ``turns`` and ``messages`` are counts. ``kv`` has the tiers that hold something of it, null while no
-    engine is ready; lists carry neither that nor ``running``."""
+    engine is ready; lists carry neither that nor ``running``. A ``line`` is kept for a client that has not asked for a
+    session; ``side_calls`` are those beside its conversation since the server's start."""
 
     id: str
     created_at: int
@@ -61,6 +63,8 @@ class SessionObject(msgspec.Struct, frozen=True, tag_field="object", tag="sessio
     kv: dict[Tier, TierHolding] | UnsetType | None = UNSET
     running: bool | UnsetType = UNSET
     imported: ImportReport | UnsetType = UNSET
+    kind: Literal["session", "line"] = "session"
+    side_calls: int | UnsetType = UNSET
 
 
 class TurnObject(msgspec.Struct, frozen=True, tag_field="object", tag="session.turn"):
@@ -147,9 +151,10 @@ class SessionCancelled(msgspec.Struct, frozen=True, tag_field="object", tag="ses
     cancelled: bool
 
 
-def session_object(context: ServerContext, summary: SessionSummary) -> SessionObject:
+def session_object(context: ServerContext, tenant: str, summary: SessionSummary) -> SessionObject:
     """A session as lists show it."""
     facts = context.engine.facts
+    is_line = summary.id.startswith(LINE)
     return SessionObject(
         id=summary.id,
         created_at=summary.created,
@@ -164,12 +169,14 @@ def session_object(context: ServerContext, summary: SessionSummary) -> SessionOb
         parent=None if summary.parent is None else Parent(*summary.parent),
         fingerprint=summary.fingerprint,
         model_matches=facts is not None and summary.fingerprint in ("", context.fingerprint),
+        kind="line" if is_line else "session",
+        side_calls=context.side_calls.beside(tenant, summary.id) if is_line else UNSET,
     )
 
 
 async def live_session_object(context: ServerContext, session: Session, summary: SessionSummary) -> SessionObject:
     """A session with where its cache lies now and whether a turn of it runs."""
-    made = session_object(context, summary)
+    made = session_object(context, session.tenant, summary)
     try:
         async with asyncio.timeout(INSPECT_SECONDS):
             inspected = await context.engine.inspect(session.tenant, session.name)
@@ -220,7 +227,7 @@ async def session_branch(context: ServerContext, tenant: str, summary: SessionSu
     try:
         record = await context.log.get(tenant, summary.id)
     except SessionDamaged:
-        return SessionBranch(session_object(context, summary), None)
+        return SessionBranch(session_object(context, tenant, summary), None)
     if record is None:
         return None
     return SessionBranch(

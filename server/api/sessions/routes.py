@@ -123,7 +123,7 @@ async def list_sessions(query: Annotated[ListSessions, Query()], request: Reques
         )
     except UnknownSession:
         raise ApiError(404, "There is no session with this id.", param="after", code="session_not_found") from None
-    data = [session_object(context, item) for item in page.items]
+    data = [session_object(context, request.state.tenant, item) for item in page.items]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return json_response(objects.SessionList(data, first, last, page.has_more))
 

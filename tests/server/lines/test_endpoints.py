@@ -92,7 +92,7 @@ async def test_responses_that_are_not_stored_are_continued_from_their_line(site:
     assert goes_on(site)
     assert [line_of(told)["outcome"] for told in (first, second, third)] == ["begun", "continued", "continued"]
     (line,) = await lines(site)
-    assert (line["turns"], line["metadata"]) == (3, {"hint": "prompt_cache_key"})
+    assert (line["turns"], line["metadata"]) == (3, {"title": "Look.", "hint": "prompt_cache_key"})
     codex.instructions = "You write prose."
     assert line_of(await codex.ask({"role": "user", "content": "Again"}))["outcome"] == "rewritten"
     prompt = site.engine._tokens.decode(ids_of(site.engine.submitted[-1]))

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from server.lines.hints import LINE, MOST_CHARS, MOST_LINES, Hint, hint_of, names_of
+from server.lines.hints import MOST_CHARS, MOST_LINES, Hint, hint_of, names_of
 from server.log.identity import check_id
+from server.turns.side_calls import LINE
 
 
 def found(headers: dict[str, str], **fields: str) -> Hint:

@@ -33,7 +33,11 @@ async def test_the_whole_history_is_continued_token_by_token(site: Site) -> None
     assert third["cache"]["miss"] is None
     assert "session_id" not in third
     (line,) = await lines(site)
-    assert (line["turns"], line["ttl_seconds"], line["metadata"]) == (3, 86_400, {"hint": "thread-id"})
+    assert (line["turns"], line["ttl_seconds"], line["metadata"]) == (
+        3,
+        86_400,
+        {"title": "Look.", "hint": "thread-id"},
+    )
 
 
 @served(tokens=hermes, line_seconds=0)
@@ -134,7 +138,12 @@ async def test_a_title_call_under_the_same_hint_is_not_logged(site: Site, first:
     assert line_of(await client.ask(user("two")))["outcome"] == "continued"
     assert site.engine.submitted[-1].side is False
     sessions = (await site.http.get("/v1/sessions")).json()["data"]
-    assert [session["turns"] for session in sessions] == [2]
+    assert [(session["turns"], session["kind"], session["side_calls"]) for session in sessions] == [(2, "line", 1)]
+    metrics = (await site.http.get("/metrics")).text
+    assert 'warmturn_line_requests_total{outcome="side"} 1.0' in metrics
+    await site.chat(session_id="named")
+    other = (await site.http.get("/v1/sessions/named")).json()
+    assert (other["kind"], "side_calls" in other) == ("session", False)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +304,11 @@ async def test_an_agent_within_a_session_has_a_line_whose_parent_is_the_sessions
     assert (second["outcome"], second["turns"]) == ("begun", 0)
     listed = {line["id"]: line for line in await lines(site)}
     assert listed[second["id"]]["parent"] == {"session_id": first["id"], "turn": 0}
-    assert listed[second["id"]]["metadata"] == {"hint": "x-claude-code-session-id", "agent": "agent-7"}
+    assert listed[second["id"]]["metadata"] == {
+        "title": "explore",
+        "hint": "x-claude-code-session-id",
+        "agent": "agent-7",
+    }
     assert line_of(await main.ask(user("two")))["id"] == first["id"]
 
 
