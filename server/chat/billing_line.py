@@ -29,7 +29,7 @@ def fold_instructions(instructions: str | None) -> str | None:
     """Instructions without the billing line that they begin with; None if they are nothing else."""
     if instructions is None or not instructions.startswith(PREFIX):
         return instructions
-    adapt(BILLING_LINE, "instructions")
+    adapt(BILLING_LINE, "instructions", 1)
     return fold_billing_line(instructions) or None
 
 
@@ -37,12 +37,15 @@ def fold_billing_lines(messages: Sequence[LoggedMessage]) -> list[LoggedMessage]
     """Messages without the billing lines of system and developer messages, which the receipt then says. A message of
     nothing else is left out, unless it is the only one, or items are made of it.
     """
-    made = []
+    made, count = [], 0
     for message in messages:
         if has_billing_line(message):
-            adapt(BILLING_LINE, "system")
+            count += 1
             message = structs.replace(message, content=fold_billing_line(message.content))
-            if not (message.content or message.added_tools or message.items) and len(messages) > 1:
+            needed = message.content or message.added_tools or message.removed_tools or message.items
+            if not needed and len(messages) > 1:
                 continue
         made.append(message)
+    if count:
+        adapt(BILLING_LINE, "system", count)
     return made

@@ -18,28 +18,34 @@ ADDED = """From here on, these functions can be called too. Their names and the 
 <tools>
 {tools}
 </tools>"""
+REMOVED = "From here on, these functions can no longer be called: {names}."
 FORM = "A call is written like this:\n"
 
 
 def callable_tools(front: Sequence[Mapping[str, Any]], messages: Iterable[LoggedMessage]) -> list[Mapping[str, Any]]:
-    """The tools at the ``front`` of the prompt and those that ``messages`` add, as in OpenAI's requests; of tools with
-    the same name the last definition.
+    """The tools at the ``front`` of the prompt and those that ``messages`` add, as in OpenAI's requests, without those
+    that they remove; of tools with the same name the last definition.
     """
     tools = {tool["function"]["name"]: tool for tool in front}
     for message in messages:
         tools.update({tool["function"]["name"]: tool for tool in message.added_tools})
+        for name in message.removed_tools:
+            tools.pop(name, None)
     return [*tools.values()]
 
 
 def tools_in_front(rendering: Rendering, messages: Sequence[LoggedMessage]) -> tuple[Rendering, list[LoggedMessage]]:
     """A conversation with the tools that its messages add among those at the front of the prompt."""
     tools = callable_tools(rendering.tools, messages)
-    return Rendering(tools, rendering.template), [structs.replace(message, added_tools=[]) for message in messages]
+    return Rendering(tools, rendering.template), [
+        structs.replace(message, added_tools=[], removed_tools=[]) for message in messages
+    ]
 
 
 def write_added_tools(messages: Iterable[LoggedMessage], form: CallForm | None, told: bool) -> Iterator[LoggedMessage]:
-    """The messages with the definitions of the tools they add at the end of their content. ``told``: the prompt says
-    how calls are written already; otherwise the first definitions say it, if ``form`` is known.
+    """The messages with the definitions of the tools they add at the end of their content, and the names of those they
+    remove. ``told``: the prompt says how calls are written already; otherwise the first definitions say it, if ``form``
+    is known.
     """
     for message in messages:
         if message.added_tools:
@@ -47,9 +53,16 @@ def write_added_tools(messages: Iterable[LoggedMessage], form: CallForm | None, 
             if not told and form is not None:
                 text += f"\n{FORM}{example_call(form)}"
             told = True
-            content = f"{message.content}\n\n{text}" if message.content else text
-            message = structs.replace(message, content=content, added_tools=[])
+            message = structs.replace(append_text(message, text), added_tools=[])
+        if message.removed_tools:
+            text = REMOVED.format(names=", ".join(message.removed_tools))
+            message = structs.replace(append_text(message, text), removed_tools=[])
         yield message
+
+
+def append_text(message: LoggedMessage, text: str) -> LoggedMessage:
+    """``message`` with ``text`` at the end of its content."""
+    return structs.replace(message, content=f"{message.content}\n\n{text}" if message.content else text)
 
 
 def describe_tools(tools: Iterable[Mapping[str, Any]]) -> str:

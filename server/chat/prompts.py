@@ -23,7 +23,14 @@ from server.chat.rendering import (
 from server.chat.stateful import NoContinuation, continued_ids, full_ids
 from server.chat.system_places import place_messages
 from server.chat.tokenizer import ChatTokenizer
-from server.config.prompt_rules import BILLING_LINE, REASONING_KEPT, TOOL_ORDER, TOOLS_IN_PLACE
+from server.config.prompt_rules import (
+    BILLING_LINE,
+    MESSAGES_JOINED,
+    REASONING_KEPT,
+    SYSTEM_IN_PLACE,
+    TOOL_ORDER,
+    TOOLS_IN_PLACE,
+)
 from server.errors import ApiError, bad_request
 from server.log.logged_message import LoggedMessage, Scalar
 from server.log.timeline import SessionRecord
@@ -138,7 +145,7 @@ def prompt_ids(
             return record.tokens
         if not unrendered:
             return full_ids(tokens, whole, rendering)
-        if TOOLS_IN_PLACE not in tokens.rules and any(message.added_tools for message in unrendered):
+        if TOOLS_IN_PLACE not in tokens.rules and any(m.added_tools or m.removed_tools for m in unrendered):
             return full_ids(tokens, whole, rendering, goes_on=change.goes_on)
         ends = {*facts.eos_token_ids, *tokens.special_ids}
         return continued_ids(
@@ -152,8 +159,8 @@ def prompt_ids(
 def first_order(messages: Sequence[LoggedMessage], tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """``tools`` in the order of ``order_tools``; the receipt says if that is another one than the request's."""
     ordered = order_tools(messages, tools)
-    if [tool["function"]["name"] for tool in ordered] != [tool["function"]["name"] for tool in tools]:
-        adapt(TOOL_ORDER, "tools", 1)
+    moved = [tool["function"]["name"] for tool in ordered] != [tool["function"]["name"] for tool in tools]
+    adapt(TOOL_ORDER, "tools", int(moved))
     return ordered or tools
 
 
@@ -169,9 +176,10 @@ def note_rules(tokens: ChatTokenizer, messages: Sequence[LoggedMessage], rendere
     if switched:
         last = max((i for i, message in enumerate(messages) if message.role == "user"), default=0)
         counted[REASONING_KEPT] = sum(bool(message.reasoning_content) for message in messages[rendered:last])
-    for rule, count in counted.items():
-        if count > 0:
-            adapt(rule, "messages", count)
+    for rule in (SYSTEM_IN_PLACE, MESSAGES_JOINED, REASONING_KEPT):
+        adapt(rule, "messages", max(0, counted[rule]))
+    placed = sum(len(message.added_tools) for message in messages[rendered:])
+    adapt(TOOLS_IN_PLACE, "tools", placed if TOOLS_IN_PLACE in tokens.rules else 0)
 
 
 def mark_rendering_from(messages: list[LoggedMessage], at: int, rendering: Rendering) -> list[LoggedMessage]:

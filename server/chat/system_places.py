@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from server.chat.late_tools import append_text
 from server.config.prompt_rules import MESSAGES_JOINED, SYSTEM_IN_PLACE
 from server.log.logged_message import LoggedMessage
 
@@ -63,7 +64,7 @@ def place_messages(messages: Sequence[LoggedMessage], places: SystemPlaces) -> t
             counted[SYSTEM_IN_PLACE] += 1
             text = REMINDER.format(text=message.content)
             if last is not None and last.role in ("user", "tool") and not places.takes_reminder_after(last):
-                made[-1] = join_text(last, text)
+                made[-1] = append_text(last, text)
             else:
                 made.append(LoggedMessage("user", text))
                 ours = True
@@ -71,7 +72,7 @@ def place_messages(messages: Sequence[LoggedMessage], places: SystemPlaces) -> t
         joined = message.role == "user" and last is not None and not places.takes_user_after(last)
         if last is not None and joined and (ours or places.joins):
             counted[MESSAGES_JOINED] += not ours
-            made[-1] = join_text(last, message.content)
+            made[-1] = append_text(last, message.content)
         else:
             made.append(message)
         ours = False
@@ -87,8 +88,3 @@ def place_front(messages: Sequence[LoggedMessage], places: SystemPlaces) -> tupl
     text = "\n\n".join(message.content for message in messages if message.content)
     role = messages[0].role if places.leading else "user"
     return [replace(messages[0], role=role, content=text)], Counter({SYSTEM_IN_PLACE: len(messages) - places.leading})
-
-
-def join_text(message: LoggedMessage, text: str) -> LoggedMessage:
-    """``message`` with ``text`` at its end."""
-    return replace(message, content=f"{message.content}\n\n{text}" if message.content else text)

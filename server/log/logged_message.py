@@ -32,7 +32,7 @@ class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     ``template`` (see ``server.chat.rendering``) hold from this message on; None: no change. For ``items`` see
     ``server.schemas.items``, for ``instructions`` and ``dropped`` ``server.api.responses.prompt``. ``begun``: how many
     leading characters of a reply the client gave as its beginning. ``added_tools`` can be called from this message on
-    beside the others, and are defined in it (``server.chat.late_tools``).
+    beside the others, and are defined in it (``server.chat.late_tools``); ``removed_tools``, by name, no longer can.
     """
 
     role: Role
@@ -48,6 +48,7 @@ class LoggedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     begun: Annotated[int, msgspec.Meta(ge=0)] = 0
     dropped: bool = False
     added_tools: list[dict[str, Any]] = []
+    removed_tools: list[str] = []
 
 
 def to_json(messages: Iterable[LoggedMessage]) -> str:

@@ -31,6 +31,9 @@ def adapt(rule: str, param: str = "", count: int | None = None) -> None:
     ``count``: how often in all, for a rule that may be applied to a request more than once; None: once more.
     """
     noted = _adapted.get()
+    if noted is not None and count == 0:
+        noted.pop((rule, param), None)
+        return
     if noted is not None and ((rule, param) in noted or len(noted) < MOST):
         noted[rule, param] = noted.get((rule, param), 0) + 1 if count is None else count
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from pydantic import Field
 
 from server.api.anthropic.schemas import (
@@ -15,15 +16,21 @@ from server.api.anthropic.schemas import (
     PromptRequest,
     TextBlockParam,
     ThinkingBlockParam,
+    ToolAdditionBlockParam,
     ToolChoice,
+    ToolRemovalBlockParam,
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
 from server.errors import bad_request
+from server.log.logged_message import LoggedMessage
 from server.schemas.requests import INT32, ChatRequest
 from server.schemas.strict import validated
+from server.schemas.tools import Tool
 
 EFFORTS = ((2048, "low"), (8192, "medium"))  # of thinking, up to so many tokens; beyond them high
+ADDS, REMOVES = "adds", "removes"  # names of tools, in a message until ``tool_changes`` has read them
+FOUND = "Functions that can be called now: {names}"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -34,11 +41,20 @@ class MessagesChat(ChatRequest):
 
     max_tokens: int | None = Field(None, ge=0, le=INT32)
     kept: int = 0
+    added_tools: dict[int, list[Tool]] = Field(default_factory=dict)  # by the number of the message
+    removed_tools: dict[int, list[str]] = Field(default_factory=dict)
     sender: str = ""  # metadata.user_id
 
     @property
     def hints(self) -> dict[str, str]:
         return {**super().hints, "metadata.user_id": self.sender} if self.sender else super().hints
+
+    def plain_messages(self) -> list[LoggedMessage]:
+        added = {number: [tool.plain() for tool in tools] for number, tools in self.added_tools.items()}
+        return [
+            replace(message, added_tools=added.get(number, []), removed_tools=self.removed_tools.get(number, []))
+            for number, message in enumerate(super().plain_messages())
+        ]
 
     @property
     def yields(self) -> bool:
@@ -52,12 +68,14 @@ class MessagesChat(ChatRequest):
 def as_chat(request: PromptRequest) -> MessagesChat:
     """The chat request. Raises a 400 for tool results without a call."""
     check_results(request)
-    made: dict[str, Any] = {"messages": messages_of(request), "kept": request.keep_seconds, "model": request.model}
+    messages = messages_of(request)
+    made: dict[str, Any] = {"messages": messages, "kept": request.keep_seconds, "model": request.model}
+    made |= tool_changes(messages, {tool.name: tool_of(tool) for tool in request.tools if tool.defer_loading})
     made["session_id"] = request.session_id
     if request.messages[-1].role == "assistant":
         made["continue_final_message"] = True
     if request.tools:
-        made["tools"] = [tool_of(tool) for tool in request.tools]
+        made["tools"] = [tool_of(tool) for tool in request.tools if not tool.defer_loading]
     if request.tool_choice is not None:
         made |= choice_of(request.tool_choice)
     made |= thinking_of(request)
@@ -94,14 +112,17 @@ def split_message(message: AnthropicMessageParam) -> Iterable[dict[str, Any]]:
         return
     results = [block for block in blocks if isinstance(block, ToolResultBlockParam)]
     for block in results:
-        text = text_of(block.content)
+        text = result_text(block)
         yield {
             "role": "tool",
             "tool_call_id": block.tool_use_id,
             "content": f"Error: {text}" if block.is_error else text,
+            ADDS: block.references,
         }
     if said or not results:
-        yield {"role": message.role, "content": said}
+        adds = [block.tool.name for block in blocks if isinstance(block, ToolAdditionBlockParam)]
+        removes = [block.tool.name for block in blocks if isinstance(block, ToolRemovalBlockParam)]
+        yield {"role": message.role, "content": said, ADDS: adds, REMOVES: removes}
 
 
 def assistant_message(said: str, blocks: Sequence[object]) -> dict[str, Any]:
@@ -128,7 +149,36 @@ def join_messages(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
         made["reasoning_content"] = thought
     if calls := [call for message in messages for call in message.get("tool_calls", ())]:
         made["tool_calls"] = calls
+    for key in (ADDS, REMOVES):
+        made[key] = [name for message in messages for name in message.get(key, ())]
     return made
+
+
+def result_text(block: ToolResultBlockParam) -> str:
+    """What a call gave back; tools that it has found are named."""
+    if isinstance(block.content, str):
+        return block.content
+    texts = [part.text for part in block.content if isinstance(part, TextBlockParam)]
+    found = [FOUND.format(names=", ".join(block.references))] if block.references else []
+    return "\n".join([*texts, *found])
+
+
+def tool_changes(messages: Sequence[dict[str, Any]], deferred: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Which ``deferred`` tools the messages add, by their number, each where it is first named, and which tools they
+    remove. What says so is taken out of the messages. A tool that is not deferred, or not offered any more, is not
+    added.
+    """
+    added: dict[int, list[dict[str, Any]]] = {}
+    removed: dict[int, list[str]] = {}
+    there: set[str] = set()
+    for number, message in enumerate(messages):
+        names = [name for name in dict.fromkeys(message.pop(ADDS, ())) if name in deferred and name not in there]
+        if names:
+            added[number] = [deferred[name] for name in names]
+        if gone := message.pop(REMOVES, []):
+            removed[number] = gone
+        there = (there | {*names}) - {*gone}
+    return {"added_tools": added, "removed_tools": removed}
 
 
 def text_of(texts: str | Sequence[TextBlockParam]) -> str:

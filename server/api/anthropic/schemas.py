@@ -68,16 +68,46 @@ class ToolUseBlockParam(Block):
     input: dict[str, Any]
 
 
+KINDS = ("thinking", "tool_use", "tool_result", "tool_reference", "tool_addition", "tool_removal")
+
+
 def kind_of(value: object) -> str:
     """The block's type, for the union; unknown ones are validated, and so refused, as text."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"<{kind}>" if kind in ("thinking", "tool_use", "tool_result") else "<text>"
+    return f"<{kind}>" if kind in KINDS else "<text>"
 
 
 Text = Annotated[TextBlockParam, BeforeValidator(only_text)]
 Texts = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[Text], Field(max_length=MAX_BLOCKS), Field(fail_fast=True), Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list) else "<string>"),
+]
+
+
+class ToolReferenceBlockParam(Block):
+    """A tool that a call has found: it can be called from here on. Its definition is in ``tools``, where it is
+    deferred.
+    """
+
+    KIND = "tool_reference"
+    type: Literal["tool_reference"]
+    tool_name: Annotated[str, Field(pattern=NAME)]
+
+
+Results = Annotated[
+    Annotated[str, Tag("<string>")]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[Text, Tag("<text>")] | Annotated[ToolReferenceBlockParam, Tag("<tool_reference>")],
+                Discriminator(lambda value: "<tool_reference>" if kind_of(value) == "<tool_reference>" else "<text>"),
+            ]
+        ],
+        Field(max_length=MAX_BLOCKS),
+        Field(fail_fast=True),
+        Tag("<list>"),
+    ],
     Discriminator(lambda value: "<list>" if isinstance(value, list) else "<string>"),
 ]
 
@@ -89,17 +119,58 @@ class ToolResultBlockParam(Block):
     LATER: ClassVar[Harmless] = {"toolset_name": ()}
     type: Literal["tool_result"]
     tool_use_id: Id
-    content: Texts = ""
+    content: Results = ""
     is_error: bool = False
+
+    @property
+    def references(self) -> list[str]:
+        """The names of the tools that were found."""
+        blocks = [] if isinstance(self.content, str) else self.content
+        return [block.tool_name for block in blocks if isinstance(block, ToolReferenceBlockParam)]
+
+
+class ToolName(Strict):
+    """A tool by its name."""
+
+    type: Literal["tool_reference"]
+    name: Annotated[str, Field(pattern=NAME)]
+
+
+class ToolAdditionBlockParam(Block):
+    """From here on, a tool of ``tools`` can be called."""
+
+    KIND = "tool_addition"
+    type: Literal["tool_addition"]
+    tool: ToolName
+
+
+class ToolRemovalBlockParam(Block):
+    """From here on, a tool can no longer be called."""
+
+    KIND = "tool_removal"
+    type: Literal["tool_removal"]
+    tool: ToolName
 
 
 AnyBlock = Annotated[
     Annotated[Text, Tag("<text>")]
     | Annotated[ThinkingBlockParam, Tag("<thinking>")]
     | Annotated[ToolUseBlockParam, Tag("<tool_use>")]
-    | Annotated[ToolResultBlockParam, Tag("<tool_result>")],
+    | Annotated[ToolResultBlockParam, Tag("<tool_result>")]
+    | Annotated[ToolReferenceBlockParam, Tag("<tool_reference>")]
+    | Annotated[ToolAdditionBlockParam, Tag("<tool_addition>")]
+    | Annotated[ToolRemovalBlockParam, Tag("<tool_removal>")],
     Discriminator(kind_of),
 ]
+OneBlock = (
+    TextBlockParam
+    | ThinkingBlockParam
+    | ToolUseBlockParam
+    | ToolResultBlockParam
+    | ToolReferenceBlockParam
+    | ToolAdditionBlockParam
+    | ToolRemovalBlockParam
+)
 Content = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[AnyBlock], Field(max_length=MAX_BLOCKS), Field(fail_fast=True), Tag("<list>")],
@@ -108,7 +179,7 @@ Content = Annotated[
 MAY_HOLD = {
     "user": {"text", "tool_result"},
     "assistant": {"text", "thinking", "tool_use"},
-    "system": {"text"},
+    "system": {"text", "tool_addition", "tool_removal"},
 }
 
 
@@ -127,9 +198,9 @@ class AnthropicMessageParam(Strict):
         return self
 
     @property
-    def blocks(self) -> list[TextBlockParam | ThinkingBlockParam | ToolUseBlockParam | ToolResultBlockParam]:
+    def blocks(self) -> list[OneBlock]:
         """The content as a list of blocks."""
-        return [TextBlockParam(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        return [TextBlockParam(type="text", text=self.content)] if isinstance(self.content, str) else [*self.content]
 
 
 def only_ours(value: object) -> object:
@@ -144,7 +215,6 @@ class AnthropicTool(Strict):
 
     LATER: ClassVar[Harmless] = {
         "allowed_callers": (["direct"],),
-        "defer_loading": (False,),
         "eager_input_streaming": (True, False),
         "input_examples": ([],),
     }
@@ -153,6 +223,7 @@ class AnthropicTool(Strict):
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
     input_schema: dict[str, Any]
     strict: bool = False
+    defer_loading: bool = False
     cache_control: CacheControl | None = None
 
     @model_validator(mode="before")

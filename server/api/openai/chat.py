@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from scheduler.protocol import ModelFacts
 from server.api.openai.stored_chats import BEGUN, request_fields, request_messages
-from server.chat.prompts import Prompt, chat_prompt, check_room, conversation, rendering_change_of
+from server.chat.prompts import Prompt, chat_prompt, check_room, conversation, new_messages, rendering_change_of
 from server.chat.rendering import PLAIN
 from server.chat.tokenizer import ChatTokenizer
 from server.errors import bad_request
@@ -76,7 +76,7 @@ async def chat(
 
 def whole_conversation(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFacts) -> Conversation:
     """The conversation of a request that has all of it. Blocking."""
-    messages: list[LoggedMessage] = [message.plain() for message in body.messages]
+    messages = new_messages(body, tokens)
     change = replace(rendering_change_of(body, tokens), whole=True)
 
     def prompt_of(record: SessionRecord | None, new: list[LoggedMessage]) -> Prompt:

@@ -315,7 +315,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 1}]}, "tools[0].type names a kind"),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
     ({"tools": [WEATHER, WEATHER]}, "tools must have different names"),
-    ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools[0].defer_loading"),
     ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
     ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
