@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -39,6 +39,8 @@ and listed in the receipt (`cache.ignored`). `null` means absent.
 
 - *Refused, except* lists values that ask for nothing. They are accepted because some clients always
   send them.
+- *Changes nothing* marks what is taken with any value of its type and has no effect on the reply;
+  [the last section](#what-is-taken-and-changes-nothing) lists it for parts of parameters too.
 - *Extension*: not in OpenAI's specification. The specification used here is
   {source}.
 
@@ -126,6 +128,7 @@ def rows(model: type[BaseModel], document: Mapping[str, bool] | None) -> Iterato
             default = honoured[name].get("default")
             fate += f", default {code(default)}" if default not in (None, "", [], {}) else ""
             fate += f", {honoured[name]['description']}" if "description" in honoured[name] else ""
+            fate += ", changes nothing" if issubclass(model, Strict) and name in model.IDLE else ""
         elif later.get(name):
             fate = f"refused, except {', '.join(code(value) for value in later[name])}"
         else:
@@ -148,12 +151,57 @@ def section(route: APIRoute) -> list[str]:
     return lines
 
 
+def idle_fields(models: Sequence[type[BaseModel]], path: str = "", kind: str = "") -> Iterator[str]:
+    """The paths of the fields of models, and of models within these, that are taken and change nothing. ``models`` are
+    what a value may be; ``kind`` is what stands behind ``path`` for all of them. Where a field changes nothing for some
+    of them only, these are named by their type.
+    """
+    for model in models:
+        for name in getattr(model, "IDLE", ()):
+            others = [other for other in models if name in other.model_fields]
+            same = all(name in getattr(other, "IDLE", ()) for other in others)
+            yield f"{path}{kind if same else f'[{type_of(model)}]'}{'.' if path else ''}{name}"
+    for model in models:
+        for name, field in model.model_fields.items():
+            inner = [*models_in(field.annotation)]
+            place = f"{path}{kind}{'.' if path else ''}{field.alias or name}"
+            for listed in (False, True):
+                found = [one for one, in_list in inner if in_list is listed]
+                yield from idle_fields(found, place, "[]" if listed else "")
+
+
+def type_of(model: type[BaseModel]) -> str:
+    """The value of a model's field ``type``."""
+    return str(get_args(model.model_fields["type"].annotation)[0])
+
+
+def models_in(annotation: object, listed: bool = False) -> Iterator[tuple[type[BaseModel], bool]]:
+    """The models in a type, and whether it has lists of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, listed
+    for inner in get_args(annotation):
+        yield from models_in(inner, listed or get_origin(annotation) is list)
+
+
+def idle_section(routes: Iterable[APIRoute]) -> list[str]:
+    """What each endpoint takes without any effect."""
+    lines = ["## What is taken and changes nothing", "", "| endpoint | fields of the body |", "|---|---|"]
+    for route in routes:
+        model = model_of(route.body_field)
+        fields = sorted({*idle_fields([model])}) if model is not None else []
+        if fields:
+            told = ", ".join(f"`{field}`" for field in fields)
+            lines.append(f"| {', '.join(sorted(route.methods or ()))} {route.path} | {told} |")
+    return lines
+
+
 def page() -> str:
     """The page."""
     source = json.loads(PINNED.read_text(encoding="utf-8"))["source"]
     lines = [INTRODUCTION.format(source=source)]
     for route in endpoints():
         lines += section(route)
+    lines += idle_section(endpoints())
     return "\n".join(lines).rstrip() + "\n"
 
 

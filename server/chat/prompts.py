@@ -67,7 +67,7 @@ class Prompt:
     @property
     def callable_tools(self) -> list[Mapping[str, Any]]:
         """The tools that the reply may call."""
-        return callable_tools(self.rendering.tools, self.messages)
+        return callable_tools(self.rendering.tools, (message for message in self.messages if not message.dropped))
 
 
 def chat_prompt(body: ChatRequest, tokens: ChatTokenizer, facts: ModelFacts, record: SessionRecord | None) -> Prompt:
@@ -223,14 +223,15 @@ def effort_variables(effort: str | None, tokens: ChatTokenizer) -> dict[str, Sca
 
 
 def verbosity_variables(verbosity: str | None, tokens: ChatTokenizer, param: str) -> dict[str, Scalar]:
-    """The chat template's variables for a verbosity. Raises a 400 if the template reads none, except for ``medium``."""
+    """The chat template's variables for a verbosity. If the template reads none, only ``medium`` is what there is
+    anyway: others are noted in the receipt.
+    """
     if verbosity is None:
         return {}
     if "verbosity" in tokens.variables:
         return {"verbosity": verbosity}
     if verbosity != "medium":
-        message = f"{param} can be medium only: this model's chat template does not read it."
-        raise bad_request(message, param, "unsupported_parameter")
+        adapt("verbosity_left_out", param, count=1)
     return {}
 
 

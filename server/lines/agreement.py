@@ -40,7 +40,7 @@ def is_same(logged: LoggedMessage, given: LoggedMessage, ids: Mapping[str, str])
     """Whether a client means a logged message. Not compared: reasoning that the client has left out, whitespace at the
     end (of a reply also at its beginning), the form of a call's arguments, and ids of calls, which ``ids`` translates.
     """
-    if (logged.role, logged.name) != (given.role, given.name):
+    if (logged.role, logged.name, logged.added_tools) != (given.role, given.name, given.added_tools):
         return False
     if ids.get(given.tool_call_id, given.tool_call_id) != logged.tool_call_id:
         return False

@@ -8,6 +8,7 @@ messages are shown as items too, with ids derived from their content and positio
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
@@ -17,9 +18,10 @@ from msgspec import UNSET, UnsetType, structs
 
 from server.log.identity import SESSION_ID
 from server.log.logged_message import LoggedMessage, Role
+from server.schemas.call_items import CALL_KINDS, OUTPUT_KINDS, AnyCall, AnyOutput, call_item, output_item
+from server.schemas.item_texts import InputText, OutputText, ReasoningText, Status
 
-Status = Literal["in_progress", "completed", "incomplete"]
-ITEM_KINDS = ("msg", "fc", "fco", "rs")
+ITEM_KINDS = ("msg", "rs", "at", *CALL_KINDS, *OUTPUT_KINDS)
 
 
 # --- ids ------------------------------------------------------------------------------------------------------
@@ -43,43 +45,6 @@ def parsed_id(given: str, *kinds: str) -> tuple[str, str] | None:
 # --- the wire's objects -----------------------------------------------------------------------------------------
 
 
-class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
-    """What a client said."""
-
-    text: str
-
-
-class ItemTopLogprob(msgspec.Struct, frozen=True):
-    """One alternative."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class ItemLogprob(msgspec.Struct, frozen=True):
-    """One token of the answer."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-    top_logprobs: list[ItemTopLogprob]
-
-
-class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
-    """What the model said. Without log-probabilities the list is empty."""
-
-    text: str
-    annotations: list[None] = []
-    logprobs: list[ItemLogprob] = []
-
-
-class ReasoningText(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
-    """What the model thought."""
-
-    text: str
-
-
 class MessageItem(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """A message."""
 
@@ -99,32 +64,23 @@ class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasonin
     status: Status = "completed"
 
 
-class CallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
-    """A call of a function; ``arguments`` is a JSON text."""
+class AddedToolsItem(msgspec.Struct, frozen=True, tag_field="type", tag="additional_tools"):
+    """Tools that can be called from here on, as the client has sent them."""
 
     id: str
-    call_id: str
-    name: str
-    arguments: str
-    status: Status = "completed"
+    tools: list[Any]
+    role: Literal["developer"] = "developer"
 
 
-class CallOutputItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
-    """What a function gave back."""
-
-    id: str
-    call_id: str
-    output: str | list[InputText]
-    status: Status = "completed"
+Item = MessageItem | ReasoningItem | AddedToolsItem | AnyCall | AnyOutput
+Entry = list[Any]  # id, characters, status unless it is "completed", and what more the log holds of it
 
 
-Item = MessageItem | ReasoningItem | CallItem | CallOutputItem
-Entry = list[Any]  # id, characters, and "incomplete" if it is
-
-
-def entry(id: str, text: str, status: Status = "completed") -> Entry:
-    """An item as its message tells of it."""
-    return [id, len(text)] if status == "completed" else [id, len(text), status]
+def entry(id: str, text: str, status: Status = "completed", *more: str) -> Entry:
+    """An item as its message tells of it. ``more``: of a call, the name and the namespace that the client knows it by;
+    of tools, their JSON.
+    """
+    return [id, len(text)] if status == "completed" and not more else [id, len(text), status, *more]
 
 
 # --- messages as items ------------------------------------------------------------------------------------------
@@ -144,7 +100,10 @@ def message_items(message: LoggedMessage, session: str, number: int) -> Iterator
     role = message.role
     entries = entries_of(message, session, number)
     if role == "tool":
-        yield CallOutputItem(entries[0][0], message.tool_call_id, message.content)
+        first, tools = entries[0], tools_of(entries[0])
+        yield output_item(kind_of(first), first[0], message.tool_call_id, message.content, tools)
+    elif kind_of(entries[0]) == "at":
+        yield AddedToolsItem(entries[0][0], tools_of(entries[0]))
     elif role != "assistant":
         yield MessageItem(entries[0][0], role, [InputText(message.content)])
     else:
@@ -160,11 +119,12 @@ def reply_items(message: LoggedMessage, entries: Sequence[Entry]) -> Iterator[It
     calls = iter(message.tool_calls)
     for index, (id, size, *marks) in enumerate(entries):
         kind = kind_of([id])
-        status: Status = "incomplete" if marks else "completed"
-        if kind == "fc":
+        status: Status = marks[0] if marks else "completed"
+        if kind in CALL_KINDS:
             call = next(calls, None)
             if call is not None:
-                yield CallItem(id, call.id, call.function.name, call.function.arguments, status)
+                name, namespace = marks[1:] or (call.function.name, "")
+                yield call_item(kind, id, call.id, name, call.function.arguments, status, namespace or UNSET)
             continue
         end = len(texts[kind]) if index == last[kind] else size
         text, texts[kind] = texts[kind][:end], texts[kind][end:]
@@ -192,6 +152,11 @@ def entries_of(message: LoggedMessage, session: str, number: int) -> list[Entry]
     return entries + [made("fc", "", count) for count, _ in enumerate(calls, 1)]
 
 
+def tools_of(entry: Entry) -> list[Any]:
+    """The tools that the entry of an item has as JSON; none for other items."""
+    return list(json.loads(entry[3])) if kind_of(entry) in ("at", "tso") else []
+
+
 def kind_of(entry: Entry) -> str:
     """The kind of an entry, from the prefix of its id."""
     return str(entry[0]).partition("_")[0]
@@ -212,7 +177,7 @@ def without(message: LoggedMessage, session: str, number: int, id: str) -> Logge
                 content += item.content[0].text
             case ReasoningItem():
                 thought += item.content[0].text
-            case CallItem():
+            case _:
                 calls.append(call)
     return structs.replace(message, content=content, reasoning_content=thought, tool_calls=calls, items=rest)
 
@@ -221,7 +186,7 @@ def paired(items: Iterable[Item], calls: Sequence[Any]) -> Iterator[tuple[Item, 
     """Items; those that are calls together with the message's logged call."""
     waiting = iter(calls)
     for item in items:
-        yield item, next(waiting) if isinstance(item, CallItem) else None
+        yield item, None if isinstance(item, MessageItem | ReasoningItem) else next(waiting)
 
 
 def bare(message: LoggedMessage) -> LoggedMessage:

@@ -47,9 +47,10 @@ class StreamOptions(Strict):
 
 
 class CacheOptions(Strict):
-    """For how long the cache is to be kept at least. All that is computed is kept: there are no breakpoints."""
+    """For how long the cache is to be kept at least. All that is computed is kept: breakpoints make no difference."""
 
-    mode: Literal["implicit"] = "implicit"
+    IDLE: ClassVar[frozenset[str]] = frozenset({"mode"})
+    mode: Literal["implicit", "explicit"] = "implicit"
     ttl: Literal["30m"] = "30m"
 
 

@@ -43,11 +43,13 @@ def leave_out(name: str) -> None:
 
 class Strict(BaseModel):
     """A JSON object of known fields. ``LATER``: unsupported fields -> values that are accepted because they have no
-    effect. ``NULLS``: fields for which null is a value.
+    effect. ``IDLE``: fields that are taken with any value of their type, because none of them changes the reply.
+    ``NULLS``: fields for which null is a value.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     LATER: ClassVar[Harmless] = {}
+    IDLE: ClassVar[frozenset[str]] = frozenset()
     NULLS: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")

@@ -6,7 +6,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.api.responses.objects import ResponseObject
-from server.schemas.items import Item, ItemLogprob, OutputText, ReasoningText
+from server.schemas.item_texts import ItemLogprob, OutputText, ReasoningText
+from server.schemas.items import Item
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -134,3 +135,16 @@ class ArgumentsDone(OfItem, frozen=True, kw_only=True, tag="response.function_ca
 
     name: str
     arguments: str
+
+
+class InputDelta(OfItem, frozen=True, kw_only=True, tag="response.custom_tool_call_input.delta"):
+    """Text that is appended to the input of a custom tool's call."""
+
+    delta: str
+    obfuscation: str | UnsetType = UNSET
+
+
+class InputDone(OfItem, frozen=True, kw_only=True, tag="response.custom_tool_call_input.done"):
+    """The whole input."""
+
+    input: str

@@ -7,12 +7,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from server.api.responses.item_schemas import Gathering, InputItem, Reference
+from server.api.responses.client_tools import ToolNames
+from server.api.responses.gathering import Gathering
+from server.api.responses.item_schemas import InputItem, Reference
 from server.api.responses.objects import ItemList
 from server.api.responses.schemas import ListItems
 from server.errors import ApiError, bad_request
 from server.log.logged_message import LoggedMessage
-from server.schemas.items import ITEM_KINDS, InputText, Item, MessageItem, items_of, kind_of, new_id, parsed_id
+from server.schemas.item_texts import InputText
+from server.schemas.items import ITEM_KINDS, Item, MessageItem, items_of, kind_of, new_id, parsed_id
 from server.turns.context import ServerContext
 
 MAX_REFERRED = 64  # sessions that the references of one request are of: all of each is read
@@ -25,11 +28,13 @@ async def gather_input(
     past: Sequence[LoggedMessage],
     given: str | Sequence[InputItem],
     param: str = "input",
+    names: ToolNames | None = None,
 ) -> tuple[list[Item], list[LoggedMessage]]:
     """The input items of a request to ``session`` (None: not stored) after ``past``, and the messages that they become.
-    Raises a 400 for calls and outputs that do not match, a 404 for unknown references.
+    ``names``: the functions that the request's tools are. Raises a 400 for calls and outputs that do not match, a 404
+    for unknown references.
     """
-    gathering = Gathering.after(past)
+    gathering = Gathering.after(past, names or ToolNames())
     if isinstance(given, str):
         items: list[Item] = [MessageItem(new_id("msg", session), "user", [InputText(given)])]
         gathering.add(items[0], param)
@@ -41,8 +46,10 @@ async def gather_input(
         if isinstance(one, Reference):
             found = await resolve_reference(context, tenant, one.id, where, seen)
             item = replace(found, id=new_id(kind_of([found.id]), session))
+        elif (made := one.to_item(session)) is None:
+            continue
         else:
-            item = one.to_item(session)
+            item = made
         gathering.add(item, where)
         items.append(item)
     return items, gathering.messages

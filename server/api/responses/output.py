@@ -10,31 +10,32 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from server.api.responses import events as events
-from server.api.responses.item_schemas import seal
+from server.api.responses.client_tools import ToolKey, ToolNames
+from server.api.responses.gathering import call_entry
+from server.api.responses.sealed_reasoning import seal
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
-from server.schemas.items import (
-    CallItem,
-    Entry,
-    Item,
-    ItemLogprob,
-    MessageItem,
-    OutputText,
-    ReasoningItem,
-    ReasoningText,
-    Status,
-    entry,
-)
+from server.schemas.call_items import call_item
+from server.schemas.custom_input import InputStream, input_of
+from server.schemas.item_texts import ItemLogprob, OutputText, ReasoningText, Status
+from server.schemas.items import Entry, Item, MessageItem, ReasoningItem, entry
 
+NO_TOOL = ToolKey("fc", "")
+TEXTS = ("msg", "rs")  # the kinds of items that are text
 OBFUSCATED = 32  # the texts of deltas are padded to a multiple of so many characters
 
 
 @dataclass
 class OpenItem:
-    """The item that is being generated. ``call``: the id and name of a function call."""
+    """The item that is being generated. ``call_id``, ``key`` and ``name`` are those of a call, its tool and the
+    function that this is for the model; ``input`` reads what a custom tool is given.
+    """
 
     id: str
-    kind: str  # rs | msg | fc
-    call: tuple[str, str] = ("", "")
+    kind: str  # rs, msg, or a CallKind
+    call_id: str = ""
+    key: ToolKey = NO_TOOL
+    name: str = ""
+    input: InputStream = field(default_factory=InputStream)
     pieces: list[str] = field(default_factory=list)
     logprobs: list[ItemLogprob] = field(default_factory=list)
 
@@ -53,15 +54,18 @@ class OutputItems:
         self,
         next_id: Callable[[str], str],
         next_number: Callable[[], int],
+        names: ToolNames,
         *,
         obfuscate: bool = False,
         seal: bool = False,
     ) -> None:
-        """``next_id`` makes an id for a kind of item; ``seal``: reasoning has ``encrypted_content``."""
+        """``next_id`` makes an id for a kind of item; ``names`` are the functions that tools are for the model;
+        ``seal``: reasoning has ``encrypted_content``."""
         self.items: list[Item] = []
         self.entries: list[Entry] = []
         self._id = next_id
         self._number = next_number
+        self._names = names
         self._obfuscate = obfuscate
         self._seal = seal
         self._open: OpenItem | None = None
@@ -80,9 +84,10 @@ class OutputItems:
                     yield from self._add(text)
                 case CallStart(_, id, name):
                     yield from self._close("completed")
-                    yield from self._begin(OpenItem(self._id("fc"), "fc", (id, name)))
+                    key = self._names.key(name)
+                    yield from self._begin(OpenItem(self._id(key.kind), key.kind, id, key, name))
                 case ArgumentsPiece(_, text):
-                    yield from self._add(text)
+                    yield from self._add_arguments(text)
 
     def finish(self, status: Status) -> Iterator[events.Event]:
         """The end of the reply; its last item has this status. A reply without any item is an empty message."""
@@ -111,28 +116,42 @@ class OutputItems:
         index = len(self.items)
         begun = self._item(item, "in_progress", content=False)
         yield events.ItemAdded(sequence_number=self._number(), output_index=index, item=begun)
-        if item.kind != "fc":
+        if item.kind in TEXTS:
             part = ReasoningText("") if item.kind == "rs" else OutputText("")
             yield events.PartAdded(sequence_number=self._number(), item_id=item.id, output_index=index, part=part)
 
     def _add(self, text: str) -> Iterator[events.Event]:
+        """Text of a message or of reasoning."""
         item = self._open
         assert item is not None, "text of no item"
         item.pieces.append(text)
-        kinds = {"msg": events.OutputTextDelta, "rs": events.ReasoningDelta, "fc": events.ArgumentsDelta}
-        extra: dict[str, Any] = {}
         spent = self._spent(text)
-        if item.kind == "msg":
-            extra["logprobs"] = spent
-            item.logprobs += spent
-        yield kinds[item.kind](
-            sequence_number=self._number(),
-            item_id=item.id,
-            output_index=len(self.items),
-            delta=text,
-            obfuscation=self._padding(text),
-            **extra,
-        )
+        if item.kind == "rs":
+            yield events.ReasoningDelta(**self._delta(item, text))
+            return
+        item.logprobs += spent
+        yield events.OutputTextDelta(**self._delta(item, text), logprobs=spent)
+
+    def _add_arguments(self, text: str) -> Iterator[events.Event]:
+        """A piece of a call's arguments."""
+        item = self._open
+        assert item is not None, "arguments of no call"
+        item.pieces.append(text)
+        self._spent(text)
+        if item.kind == "fc":
+            yield events.ArgumentsDelta(**self._delta(item, text))
+        elif item.kind == "ctc" and (told := item.input.feed(text)):
+            yield events.InputDelta(**self._delta(item, told))
+
+    def _delta(self, item: OpenItem, text: str) -> dict[str, Any]:
+        """What all events about new text have."""
+        return {
+            "sequence_number": self._number(),
+            "item_id": item.id,
+            "output_index": len(self.items),
+            "delta": text,
+            "obfuscation": self._padding(text),
+        }
 
     def _spent(self, text: str) -> list[ItemLogprob]:
         """The waiting tokens that a text is made of; those in front of them were marks. All, if that cannot be told."""
@@ -152,12 +171,9 @@ class OutputItems:
         item = self._open
         if item is None:
             return
-        index, whole, text = len(self.items), self._item(item, status), item.text
+        index, text = len(self.items), item.text
         place: dict[str, Any] = {"item_id": item.id, "output_index": index}
-        if item.kind == "fc":
-            number = self._number()
-            yield events.ArgumentsDone(sequence_number=number, name=item.call[1], arguments=text, **place)
-        else:
+        if item.kind in TEXTS:
             if item.kind == "rs":
                 yield events.ReasoningDone(sequence_number=self._number(), text=text, **place)
             else:
@@ -165,8 +181,20 @@ class OutputItems:
                 yield events.OutputTextDone(sequence_number=number, text=text, logprobs=item.logprobs, **place)
             part = ReasoningText(text) if item.kind == "rs" else OutputText(text, logprobs=item.logprobs)
             yield events.PartDone(sequence_number=self._number(), part=part, **place)
+        elif item.kind == "fc":
+            number = self._number()
+            yield events.ArgumentsDone(sequence_number=number, name=item.key.name, arguments=text, **place)
+        elif item.kind == "ctc":
+            told = input_of(text)
+            if told and not item.input.begun:  # which only the whole arguments tell
+                yield events.InputDelta(**self._delta(item, told))
+            yield events.InputDone(sequence_number=self._number(), input=told, **place)
+        whole = self._item(item, status)
         self.items.append(whole)
-        self.entries.append(entry(item.id, "" if item.kind == "fc" else text, status))
+        told_as = (
+            entry(item.id, text, status) if item.kind in TEXTS else call_entry(item.id, item.key, item.name, status)
+        )
+        self.entries.append(told_as)
         self._open = None
         yield events.ItemDone(sequence_number=self._number(), output_index=index, item=whole)
 
@@ -181,7 +209,8 @@ class OutputItems:
                 thoughts = [ReasoningText(text)] if content else []
                 return ReasoningItem(item.id, thoughts, encrypted_content=sealed, status=status)
             case _:
-                return CallItem(item.id, *item.call, text, status)
+                key = item.key
+                return call_item(item.kind, item.id, item.call_id, key.name, text, status, key.namespace or UNSET)
 
     def _padding(self, text: str) -> str | UnsetType:
         """As many random characters as hide how long a text is."""

@@ -16,8 +16,11 @@ from dataclasses import replace
 from msgspec import structs
 
 from scheduler.protocol import ModelFacts
+from server.api.responses.client_tools import ToolNames
 from server.api.responses.schemas import InputRequest
+from server.api.responses.tool_schemas import client_tools, tools_in
 from server.chat.billing_line import fold_billing_lines, fold_instructions
+from server.chat.late_tools import callable_tools
 from server.chat.prompts import (
     BYTES_PER_TOKEN,
     EMPTY_RECORD,
@@ -38,7 +41,7 @@ from server.config.prompt_rules import BILLING_LINE
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
-from server.schemas.items import bare
+from server.schemas.items import bare, tools_of
 
 KEPT = 0.75  # of the context, where something has to be dropped: the next turns have room without dropping again
 
@@ -49,14 +52,15 @@ def response_prompt(
     facts: ModelFacts,
     past: SessionRecord | None,
     new: Sequence[LoggedMessage],
+    names: ToolNames,
 ) -> Prompt:
     """The prompt of a response that follows ``past`` with ``new`` messages. Blocking: run it on the pool."""
-    change = rendering_change_of(body, tokens)
     instructions = body.instructions
     if BILLING_LINE in tokens.rules:
         instructions, new = fold_instructions(instructions), fold_billing_lines(new)
     led = with_instructions(instructions, past)
     whole = [*led.messages, *new]
+    change = rendering_change_of(body, tokens, names, whole)
     if not whole or visible_messages(whole)[-1].role == "assistant":
         raise bad_request("input is required: there is nothing to answer.", "input", "missing_required_parameter")
     if body.truncation == "disabled":
@@ -71,13 +75,29 @@ def response_prompt(
     return prompt
 
 
-def rendering_change_of(body: InputRequest, tokens: ChatTokenizer) -> RenderingChange:
-    """The tools and template variables of a response. Its tools hold for this response only; a reasoning effort holds
-    until it is changed, unless the request has the whole conversation.
+def rendering_change_of(
+    body: InputRequest, tokens: ChatTokenizer, names: ToolNames, whole: Sequence[LoggedMessage]
+) -> RenderingChange:
+    """The tools and template variables of a response. Its tools hold for this response only; those that items added
+    before the conversation began stay at the front. A reasoning effort holds until it is changed, unless the request
+    has the whole conversation.
     """
     template = effort_variables(body.reasoning.effort, tokens)
     template |= verbosity_variables(body.text.verbosity, tokens, "text.verbosity")
-    return RenderingChange([tool.plain() for tool in body.tools], template, whole=body.is_whole)
+    leading = [message for message in whole if message.dropped and message.role == "developer"]
+    return RenderingChange(
+        callable_tools(names.plain(client_tools(body.tools)), leading), template, whole=body.is_whole
+    )
+
+
+def tool_names(body: InputRequest, past: SessionRecord | None) -> ToolNames:
+    """The names of the functions that all tools of a request are: its own, those that earlier items have added, and
+    those of its input.
+    """
+    keys = [tool.key for tool in client_tools(body.tools)]
+    for message in [] if past is None else past.messages:
+        keys += [tool.key for entry in message.items for tool in tools_in(tools_of(entry))]
+    return ToolNames([*keys, *(tool.key for tool in body.added_tools)])
 
 
 def restore_dropped(whole: Sequence[LoggedMessage], prompt: Prompt) -> Prompt:

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from scheduler.protocol import Delta, FinishReason
 from server.api.responses import events as events
+from server.api.responses.client_tools import ToolNames
 from server.api.responses.event_recording import EventRecording, read_recording
+from server.api.responses.gathering import key_of
 from server.api.responses.objects import (
     IncompleteDetails,
     InputDetails,
@@ -30,16 +32,9 @@ from server.errors import ApiError
 from server.log.logged_message import LoggedMessage
 from server.log.response_rows import StoredResponse, TurnExtras
 from server.schemas import objects
-from server.schemas.items import (
-    CallItem,
-    Item,
-    ItemLogprob,
-    ItemTopLogprob,
-    MessageItem,
-    OutputText,
-    ReasoningItem,
-    new_id,
-)
+from server.schemas.call_items import CallBase, arguments_of
+from server.schemas.item_texts import ItemLogprob, ItemTopLogprob, OutputText
+from server.schemas.items import AddedToolsItem, Item, MessageItem, ReasoningItem, new_id
 from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions, chat_logprob, encoder
 
 EVERYWHERE = UsageOptions(at_end=False, everywhere=True, elsewhere=msgspec.UNSET)
@@ -63,7 +58,8 @@ class ResponseReply(Reply):
     """One response. What it has told so far is in ``response``; ``recording``, if there is one, gets every event.
 
     ``kept`` and ``inputs`` say what is stored with its turn: the key within its session and the input items, and
-    ``begins`` what a session that begins with it is like. None of it for a response that is not stored.
+    ``begins`` what a session that begins with it is like. None of it for a response that is not stored. ``names`` are
+    the functions that the tools are.
     """
 
     done = b""
@@ -75,6 +71,7 @@ class ResponseReply(Reply):
         response: ResponseObject,
         *,
         key: str | None,
+        names: ToolNames,
         inputs: Sequence[Item] = (),
         begins: TurnExtras | None = None,
         recording: EventRecording | None = None,
@@ -91,7 +88,8 @@ class ResponseReply(Reply):
         self._logprobs = logprobs
         self._number = SequenceNumbers()
         session = None if isinstance(head.session, msgspec.UnsetType) else head.session
-        self._output = OutputItems(partial(new_id, session=session), self._number, obfuscate=obfuscate, seal=seal)
+        made = partial(new_id, session=session)
+        self._output = OutputItems(made, self._number, names, obfuscate=obfuscate, seal=seal)
         self._last: list[events.Event] | None = None  # once the reply has ended
 
     # --- what a stream tells ------------------------------------------------------------------------------
@@ -272,7 +270,8 @@ def replay_events(response: ResponseObject) -> Iterator[events.Event]:
     """The events of a finished response, with one delta per text."""
     numbers, ids = itertools.count(), iter([item.id for item in response.output])
     sealed = any(isinstance(item, ReasoningItem) and item.encrypted_content for item in response.output)
-    output = OutputItems(lambda kind: next(ids), lambda: next(numbers), seal=sealed)
+    names = ToolNames(key_of(item) for item in response.output if isinstance(item, CallBase))
+    output = OutputItems(lambda kind: next(ids), lambda: next(numbers), names, seal=sealed)
     begun = replace(response, status="in_progress", output=[], usage=None, completed_at=None, cache=msgspec.UNSET)
     begun = replace(begun, incomplete_details=None)
     yield events.Created(sequence_number=next(numbers), response=begun)
@@ -283,10 +282,13 @@ def replay_events(response: ResponseObject) -> Iterator[events.Event]:
                 yield from output.take([ContentPiece(text)], logprobs)
             case ReasoningItem(content=[part, *_]):
                 yield from output.take([ReasoningPiece(part.text)], ())
-            case CallItem(_, call_id, name, arguments):
-                yield from output.take([CallStart(index, call_id, name), ArgumentsPiece(index, arguments)], ())
+            case CallBase():
+                call = CallStart(index, item.call_id, names.name(key_of(item)))
+                yield from output.take([call, ArgumentsPiece(index, arguments_of(item))], ())
     if response.output:
-        yield from output.finish(response.output[-1].status)
+        last = response.output[-1]
+        assert not isinstance(last, AddedToolsItem), "no model adds tools"
+        yield from output.finish(last.status)
     yield ENDS.get(response.status, events.Failed)(sequence_number=next(numbers), response=response)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -27,12 +27,14 @@ from server.api.responses.branches import (
     response_not_found,
     stored_response,
 )
+from server.api.responses.client_tools import ToolNames
 from server.api.responses.elsewhere import cancel_and_wait, read_stored_response, response_elsewhere
 from server.api.responses.event_recording import EventRecording
 from server.api.responses.input_items import gather_input, page_of
-from server.api.responses.prompt import rendering_change_of, response_prompt, with_instructions
+from server.api.responses.prompt import rendering_change_of, response_prompt, tool_names, with_instructions
 from server.api.responses.reply import ResponseReply, events_of
 from server.api.responses.schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
+from server.api.responses.tool_schemas import tool_objects
 from server.api.sessions.routes import delete_held_session
 from server.chat.prompts import Prompt
 from server.chat.rendering import rendering_in_force
@@ -94,8 +96,8 @@ async def count_input_tokens(body: InputRequest, request: Request) -> Response:
     """Count the tokens of a response's prompt."""
     context, tenant = context_of(request), request.state.tenant
     context.check(body, None)
-    _, prompt = await prepare_prompt(context, tenant, body, await find_branch(context, tenant, body))
-    return json_response(objects.InputTokens(len(prompt.ids)))
+    read = await read_conversation(context, tenant, body, await find_branch(context, tenant, body))
+    return json_response(objects.InputTokens(len((await make_prompt(context, read)).ids)))
 
 
 @router.post("/v1/responses/compact", include_in_schema=False)
@@ -189,6 +191,17 @@ async def list_input_items(response_id: str, query: Annotated[ListItems, Query()
 # --- how a response is made -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class ReadInput:
+    """The items of a request's input, the conversation that it makes with what it follows, and the functions that the
+    tools are in it.
+    """
+
+    items: list[Item]
+    conversation: Conversation
+    names: ToolNames
+
+
 async def prepare_response(
     request: Request,
     body: ResponseRequest,
@@ -201,61 +214,60 @@ async def prepare_response(
     or leaves no room for a reply.
     """
     context, tenant = context_of(request), request.state.tenant
-    items, whole = await read_conversation(context, tenant, body, branch)
+    read = await read_conversation(context, tenant, body, branch)
     turn = PendingTurn(request, body, context, branch.session, branch.past, key, claim)
     if branch.session is None and branch.parent is None:
-        turn, prompt = await recognise(turn, whole)
+        turn, prompt = await recognise(turn, read.conversation)
     else:
-        prompt = await context.tokens.run(whole.make_prompt, None, whole.messages)
+        prompt = await make_prompt(context, read)
     if (other := await branch_if_rewritten(context, branch, prompt, key, claim)) is not None:
         branch = other
-        items, prompt = await prepare_prompt(context, tenant, body, branch)
+        read = await read_conversation(context, tenant, body, branch)
+        prompt = await make_prompt(context, read)
     with response_parameter_names():
         format, parallel = body.text.format.chat_format, body.parallel_tool_calls
-        rules = await chat_rules(context, body, prompt, format, body.chat_tool_choice, parallel)
+        rules = await chat_rules(context, body, prompt, format, body.chat_tool_choice(read.names), parallel)
     if body.background and branch.is_new:
         branch = await create_session(context, branch)
     if turn.line is None:
         turn = replace(turn, session=branch.session, record=branch.past)
-    reply = new_reply(context, body, branch, items, make_reply)
+    reply = new_reply(context, body, branch, read, make_reply)
     return turn, TurnRunner(turn, [prompt], rules, reply), reply
 
 
-async def prepare_prompt(
-    context: ServerContext, tenant: str, body: InputRequest, branch: ResponseBranch
-) -> tuple[list[Item], Prompt]:
-    """The items of the input, and the prompt they make."""
-    items, whole = await read_conversation(context, tenant, body, branch)
-    return items, await context.tokens.run(whole.make_prompt, None, whole.messages)
+async def make_prompt(context: ServerContext, read: ReadInput) -> Prompt:
+    """The prompt of the whole conversation."""
+    return await context.tokens.run(read.conversation.make_prompt, None, read.conversation.messages)
 
 
 async def read_conversation(
     context: ServerContext, tenant: str, body: InputRequest, branch: ResponseBranch
-) -> tuple[list[Item], Conversation]:
-    """The items of the input, and the conversation that it makes with what it follows."""
+) -> ReadInput:
+    """The input of a request on ``branch``."""
     name = None if branch.session is None else branch.session.name
     past = [] if branch.past is None else branch.past.messages
     given = body.input if isinstance(body.input, list) else []
+    names = tool_names(body, branch.past)
     items, messages = await gather_input(
-        context, tenant, name, past, body.input if isinstance(body.input, str) else given
+        context, tenant, name, past, body.input if isinstance(body.input, str) else given, names=names
     )
     tokens, facts = context.tokens, context.facts
 
     def prompt_of(record: SessionRecord | None, new: list[LoggedMessage]) -> Prompt:
         if record is None:
-            return response_prompt(body, tokens, facts, branch.past, messages)
-        return response_prompt(body, tokens, facts, record, new)
+            return response_prompt(body, tokens, facts, branch.past, messages, names)
+        return response_prompt(body, tokens, facts, record, new, names)
 
-    led = with_instructions(body.instructions, branch.past).messages
-    rendering = rendering_change_of(body, tokens).applied_over(rendering_in_force(led))
-    return items, Conversation([*led, *messages], rendering, prompt_of)
+    whole = [*with_instructions(body.instructions, branch.past).messages, *messages]
+    rendering = rendering_change_of(body, tokens, names, whole).applied_over(rendering_in_force(whole))
+    return ReadInput(items, Conversation(whole, rendering, prompt_of), names)
 
 
 def new_reply(
     context: ServerContext,
     body: ResponseRequest,
     branch: ResponseBranch,
-    items: Sequence[Item],
+    read: ReadInput,
     make_reply: ResponseWriter = ResponseReply,
 ) -> ResponseReply:
     """The reply of a response that has not begun, of the class ``make_reply``."""
@@ -282,7 +294,7 @@ def new_reply(
         temperature=either(body.temperature, context.facts.generation.temperature),
         text=body.text.to_object(),
         tool_choice=body.tool_choice_object(),
-        tools=[tool.to_object() for tool in body.tools],
+        tools=tool_objects(body.tools),
         top_logprobs=body.top_logprobs or 0,
         top_p=either(body.top_p, context.facts.generation.top_p),
         truncation=body.truncation,
@@ -294,7 +306,8 @@ def new_reply(
         ReplyHead(id, now, context.served_name, "", session),
         response,
         key=id.rpartition("_")[2] if body.store else None,
-        inputs=items,
+        names=read.names,
+        inputs=read.items,
         begins=branch.begins,
         recording=EventRecording() if body.background else None,
         obfuscate=body.stream_options is not None and body.stream_options.include_obfuscation,

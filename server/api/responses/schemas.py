@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
+from server.api.responses.call_schemas import NewTools
+from server.api.responses.client_tools import ClientTool, ToolNames
 from server.api.responses.item_schemas import Items
+from server.api.responses.tool_schemas import (
+    AllowedToolChoice,
+    AnyObject,
+    Choice,
+    NamedChoice,
+    ResponseTools,
+    distinct,
+    note_tools,
+)
 from server.schemas.formats import Formatted
-from server.schemas.messages import MAX_TOOLS, Id
+from server.schemas.messages import Id
 from server.schemas.metadata import Metadata
 from server.schemas.query import Query
 from server.schemas.requests import INT32, TurnRequest
@@ -19,10 +30,8 @@ from server.schemas.tools import (
     AllowedChoice,
     AllowedTools,
     FunctionName,
-    FunctionType,
     NamedFunction,
     NamedTool,
-    OfFunctions,
     ToolChoice,
 )
 
@@ -40,88 +49,8 @@ Include = Literal[
     "code_interpreter_call.outputs",
 ]
 Later = Mapping[str, tuple[object, ...]]
-
-
-class FunctionTool(OfFunctions):
-    """One entry of ``tools``."""
-
-    LATER: ClassVar[Later] = {
-        **dict.fromkeys(("allowed_callers", "output_schema"), ()),
-        **dict.fromkeys(("async", "defer_loading"), (False,)),
-    }
-    type: FunctionType
-    name: FunctionName
-    description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool = False
-
-    def plain(self) -> dict[str, Any]:
-        """As templates and the log take it."""
-        function: dict[str, Any] = {"name": self.name}
-        if self.description is not None:
-            function["description"] = self.description
-        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
-        if self.strict:
-            function["strict"] = True
-        return {"type": "function", "function": function}
-
-    def to_object(self) -> dict[str, Any]:
-        """As a response tells of it."""
-        return {
-            "type": "function",
-            "name": self.name,
-            "description": self.description,
-            "parameters": self.parameters,
-            "strict": self.strict,
-        }
-
-
-def distinct(tools: list[FunctionTool]) -> list[FunctionTool]:
-    """Refuse two tools with the same name."""
-    if len({tool.name for tool in tools}) < len(tools):
-        raise ValueError("must have different names")
-    return tools
-
-
-class NamedChoice(OfFunctions):
-    """A function by its name."""
-
-    type: FunctionType
-    name: FunctionName
-
-    @property
-    def chat_tool_choice(self) -> NamedTool:
-        """The same as chats have it."""
-        return NamedTool(type="function", function=NamedFunction(name=self.name))
-
-
-class AllowedToolChoice(Strict):
-    """Some of the tools."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS)]
-
-    @property
-    def chat_tool_choice(self) -> AllowedChoice:
-        """The same as chats have it."""
-        tools = [tool.chat_tool_choice for tool in self.tools]
-        return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=self.mode, tools=tools))
-
-
-def kind_of_choice(value: object) -> str:
-    """Which form of ``tool_choice`` this is."""
-    if isinstance(value, str):
-        return "<word>"
-    return "<allowed>" if isinstance(value, dict) and value.get("type") == "allowed_tools" else "<named>"
-
-
-Choice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
-    | Annotated[NamedChoice, Tag("<named>")]
-    | Annotated[AllowedToolChoice, Tag("<allowed>")],
-    Discriminator(kind_of_choice),
-]
+Word = Annotated[str, Field(max_length=64)]
+Summary = Literal["auto", "concise", "detailed", "none"]
 
 
 class ResponseTextFormat(Strict):
@@ -176,18 +105,16 @@ class TextConfig(Strict):
 
 
 class ReasoningOptions(Strict):
-    """About what is thought. Summaries are not made: ``auto`` asks for one where there is one."""
+    """About what is thought. It is returned in full: no summary is made of it. All reasoning of earlier turns that the
+    input has is rendered.
+    """
 
-    LATER: ClassVar[Later] = {"generate_summary": ("auto",), "context": ("auto",), "mode": ("standard",)}
+    LATER: ClassVar[Later] = {"mode": ("standard",)}
+    IDLE: ClassVar[frozenset[str]] = frozenset({"summary", "generate_summary", "context"})
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Annotated[Literal["auto"], BeforeValidator(lambda value: only_auto(value))] | None = None
-
-
-def only_auto(value: object) -> object:
-    """Refuse summary options other than ``auto``, as summaries are not made."""
-    if value in ("concise", "detailed"):
-        raise ValueError("is not supported: reasoning is returned in full, not summarised")
-    return value
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
 
 
 class ConversationId(Strict):
@@ -207,28 +134,39 @@ Input = Annotated[
 
 
 class ResponseStreamOptions(Strict):
-    """``include_obfuscation`` pads the events of a stream, against those who see how long they are."""
+    """``include_obfuscation`` pads the events of a stream, against those who see how long they are. There are no
+    summaries of reasoning to deliver in any way.
+    """
 
+    IDLE: ClassVar[frozenset[str]] = frozenset({"reasoning_summary_delivery"})
     include_obfuscation: bool = False
+    reasoning_summary_delivery: Word | None = None
 
 
 class InputRequest(TurnRequest):
     """``POST /v1/responses/input_tokens``, and what a response has in common with it: all that makes the prompt."""
 
     LATER: ClassVar[Later] = {"personality": (), "prompt": ()}
+    IDLE: ClassVar[frozenset[str]] = frozenset({"client_metadata", "access_programs"})
     PROMPT: ClassVar[str] = "input"
     input: Input | None = None
     instructions: str | None = None
     previous_response_id: Id | None = None
     conversation: Conversation | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), AfterValidator(distinct)] = Field(
-        default_factory=list
-    )
+    tools: Annotated[ResponseTools, AfterValidator(distinct)] = Field(default_factory=list)
     tool_choice: Choice = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = Field(default_factory=TextConfig)
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
     truncation: Literal["auto", "disabled"] = "disabled"
+    client_metadata: AnyObject | None = None
+    access_programs: object = None
+
+    @model_validator(mode="after")
+    def notes_tools(self) -> Self:
+        """Note what of the tools is taken otherwise."""
+        note_tools(self.tools)
+        return self
 
     @model_validator(mode="after")
     def names_one_past(self) -> Self:
@@ -245,12 +183,25 @@ class InputRequest(TurnRequest):
 
     def tool_choice_object(self) -> object:
         """``tool_choice`` as a response tells of it."""
-        return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump(mode="json")
+        choice = self.tool_choice
+        return choice if isinstance(choice, str) else choice.model_dump(mode="json", exclude_none=True)
+
+    def chat_tool_choice(self, names: ToolNames) -> ToolChoice:
+        """``tool_choice`` as chats have it."""
+        choice = self.tool_choice
+        match choice:
+            case NamedChoice():
+                return named_tool(names, choice)
+            case AllowedToolChoice():
+                allowed = [named_tool(names, tool) for tool in choice.tools]
+                return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode, tools=allowed))
+        return choice
 
     @property
-    def chat_tool_choice(self) -> ToolChoice:
-        """``tool_choice`` as chats have it."""
-        return self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.chat_tool_choice
+    def added_tools(self) -> list[ClientTool]:
+        """The tools that items of the input add."""
+        items = self.input if isinstance(self.input, list) else []
+        return [tool for item in items if isinstance(item, NewTools) for tool in item.client_tools]
 
     @property
     def is_whole(self) -> bool:
@@ -271,12 +222,16 @@ class InputRequest(TurnRequest):
         return None
 
 
+def named_tool(names: ToolNames, choice: NamedChoice) -> NamedTool:
+    """A tool by the name of its function."""
+    return NamedTool(type="function", function=NamedFunction(name=names.name(choice.key)))
+
+
 class ResponseRequest(InputRequest):
     """``POST /v1/responses``. ``max_tool_calls`` counts calls of tools that the server runs itself: there are none."""
 
-    LATER: ClassVar[Later] = {
-        **dict.fromkeys(("prompt", "moderation", "context_management", "image", "access_programs"), ()),
-    }
+    LATER: ClassVar[Later] = dict.fromkeys(("prompt", "moderation", "context_management", "image"), ())
+    IDLE: ClassVar[frozenset[str]] = InputRequest.IDLE | {"max_tool_calls", "safety_identifier", "service_tier"}
     max_output_tokens: int | None = Field(None, ge=1, le=INT32)
     max_tool_calls: int | None = Field(None, ge=1, le=INT32)
     include: list[Include] = Field(default_factory=list, max_length=64)
@@ -284,7 +239,7 @@ class ResponseRequest(InputRequest):
     store: bool = True
     stream_options: ResponseStreamOptions | None = None
     background: bool = False
-    service_tier: Literal["auto", "default"] = "auto"
+    service_tier: Word = "auto"  # there is one tier: a response tells of it as "default"
     top_logprobs: int | None = Field(None, ge=0, le=20)
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
 

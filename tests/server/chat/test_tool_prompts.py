@@ -226,7 +226,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"audio": {"voice": "x"}}, "audio"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"web_search_options": {}}, "web_search_options"),
-    ({"verbosity": "low"}, "verbosity"),
     ({"continue_final_message": True}, "messages"),
     ({"add_generation_prompt": False}, "add_generation_prompt"),
     ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages[0].role"),
@@ -618,32 +617,24 @@ async def test_verbosity_reaches_a_template_that_reads_it(site: Site) -> None:
 
 
 @served()
-async def test_where_the_template_does_not_read_it_verbosity_is_medium(site: Site) -> None:
-    bodies: list[tuple[str, str, dict[str, Any]]] = [
-        ("/v1/chat/completions", "verbosity", {"messages": HELLO}),
-        ("/v1/responses", "text.verbosity", {"input": "Hello"}),
-        ("/v1/responses/input_tokens", "text.verbosity", {"input": "Hello"}),
-    ]
-    for path, param, body in bodies:
-        for level, status in (("low", 400), ("medium", 200), ("high", 400)):
-            given = {"verbosity": level} if param == "verbosity" else {"text": {"verbosity": level}}
-            response = await site.http.post(path, json={**body, **given})
-            assert response.status_code == status, response.text
-            if status == 400:
-                error = response.json()["error"]
-                assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+async def test_where_the_template_does_not_read_it_verbosity_is_noted(site: Site) -> None:
+    left_out: list[dict[str, Any]] = [{"rule": "verbosity_left_out", "param": "verbosity", "count": 1}]
+    for level in ("low", "medium", "high"):
+        chat = (await site.chat(verbosity=level)).json()
+        assert chat["cache"].get("adapted", []) == (left_out if level != "medium" else [])
+        response = await site.http.post("/v1/responses", json={"input": "Hello", "text": {"verbosity": level}})
+        noted = response.json()["cache"].get("adapted", [])
+        assert [(one["param"], one["count"]) for one in noted] == ([("text.verbosity", 1)] if level != "medium" else [])
+        counted = await site.http.post(
+            "/v1/responses/input_tokens", json={"input": "Hello", "text": {"verbosity": level}}
+        )
+        assert counted.status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["mcp", "web_search", "file_search", "custom", "shell"])
 @served()
 async def test_a_tool_of_another_kind_is_refused_by_its_type(site: Site, kind: str) -> None:
     tool = {"type": kind, "server_label": "s", "server_url": "http://host", "name": "n", "format": {"type": "text"}}
-    for path, body in (("/v1/responses", {"input": "Hello"}), ("/v1/chat/completions", {"messages": HELLO})):
-        response = await site.http.post(path, json={**body, "tools": [tool]})
-        error = response.json()["error"]
-        assert (response.status_code, error["param"]) == (400, "tools[0].type")
-        assert "not supported" in error["message"]
-    choice = {"type": kind, "server_label": "s"}
-    function = {"type": "function", "name": "n"}
-    response = await site.http.post("/v1/responses", json={"input": "a", "tools": [function], "tool_choice": choice})
-    assert response.json()["error"]["param"] == "tool_choice.type"
+    response = await site.chat(tools=[tool])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools[0].type")
+    assert "not supported" in response.json()["error"]["message"]

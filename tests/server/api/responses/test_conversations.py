@@ -66,7 +66,7 @@ async def test_from_its_creation_to_its_end(site: Site) -> None:
     ("param", "body"),
     [
         ("items", {"items": [BO] * 21}),
-        ("items[0].type", {"items": [{"type": "computer_call"}]}),
+        ("items[0].type", {"items": [{"type": "telepathy"}]}),
         ("items[0].call_id", {"items": [OUTPUT]}),
         ("metadata", {"metadata": {"a": 1}}),
         ("name", {"name": "x"}),

@@ -11,6 +11,7 @@ from http_context import Site, demo_tokens, events, served
 from openai_document import faults, stream_faults
 
 from scheduler.protocol import FinishReason
+from server.api.responses.client_tools import ToolNames
 from server.api.responses.output import OutputItems
 from server.chat.dialect_parser import ReasoningMarks
 from server.chat.partial_reply import PartialReply
@@ -172,7 +173,7 @@ async def test_obfuscation_hides_how_long_a_delta_is(site: Site) -> None:
 def parts_of(*parts: Part) -> list[Any]:
     """The items that parts of a reply become."""
     numbers = iter(range(1000))
-    output = OutputItems(lambda kind: new_id(kind, "s"), lambda: next(numbers))
+    output = OutputItems(lambda kind: new_id(kind, "s"), lambda: next(numbers), ToolNames())
     for part in parts:
         list(output.take([part], ()))
     list(output.finish("completed"))

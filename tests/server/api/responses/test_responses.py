@@ -12,10 +12,11 @@ from http_context import Site, demo_tokens, served
 from openai_document import faults
 
 from server.api.responses.input_items import MAX_REFERRED
-from server.api.responses.item_schemas import SEAL, seal, unseal
 from server.api.responses.schemas import ResponseRequest
+from server.api.responses.sealed_reasoning import SEAL, seal, unseal
 from server.log.timeline import SessionMoved
-from server.schemas.items import InputText, MessageItem
+from server.schemas.item_texts import InputText
+from server.schemas.items import MessageItem
 
 UNKNOWN = ("resp_chain-0_0", "resp_1", "resp__", "x", "conv_1", "resp_a/b", "resp_" + "a" * 200)
 
@@ -104,18 +105,18 @@ async def test_a_salt_is_for_what_is_not_stored(site: Site) -> None:
         ("input[0].content", {"input": [{"role": "user"}]}),
         ("input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
         ("input[0].content[0].text", {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}),
-        ("input[0].type", {"input": [{"type": "web_search_call", "id": "a"}]}),
+        ("input[0].type", {"input": [{"type": "telepathy", "id": "a"}]}),
         ("input[0].call_id", {"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}),
         (
             "input[1].call_id",
             {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}] * 2},
         ),
         ("input[0].name", {"input": [{"type": "function_call", "call_id": "c", "name": "f f", "arguments": "{}"}]}),
-        ("input[0].encrypted_content", {"input": [{"type": "reasoning", "encrypted_content": "gAAAA"}]}),
         ("input[0].encrypted_content", {"input": [{"type": "reasoning", "encrypted_content": "wt1:AAAA"}]}),
         ("previous_response_id", {"input": "a", "previous_response_id": "resp_a_b", "conversation": "conv_a"}),
         ("conversation.id", {"input": "a", "conversation": {}}),
-        ("tools[0].type", {"input": "a", "tools": [{"type": "web_search"}]}),
+        ("tools[0].type", {"input": "a", "tools": [{"type": "telepathy"}]}),
+        ("tool_choice.type", {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search_preview"}}),
         ("tools[0].name", {"input": "a", "tools": [{"type": "function"}]}),
         ("tools", {"input": "a", "tools": [{"type": "function", "name": "f"}] * 2}),
         (
@@ -131,12 +132,12 @@ async def test_a_salt_is_for_what_is_not_stored(site: Site) -> None:
         ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#"}}}}),
         ("text.format.name", {"input": "a", "text": {"format": {"type": "text", "name": "n"}}}),
         ("reasoning.effort", {"input": "a", "reasoning": {"effort": "huge"}}),
-        ("reasoning.summary", {"input": "a", "reasoning": {"summary": "detailed"}}),
+        ("reasoning.summary", {"input": "a", "reasoning": {"summary": "short"}}),
         ("include[0]", {"input": "a", "include": ["everything"]}),
         ("metadata", {"input": "a", "metadata": {str(i): "" for i in range(17)}}),
         ("background", {"input": "a", "background": True, "store": False}),
         ("stream_options", {"input": "a", "stream_options": {"include_obfuscation": True}}),
-        ("service_tier", {"input": "a", "service_tier": "flex"}),
+        ("service_tier", {"input": "a", "service_tier": 5}),
         ("truncation", {"input": "a", "truncation": "some"}),
         ("max_output_tokens", {"input": "a", "max_output_tokens": 0}),
         ("top_logprobs", {"input": "a", "top_logprobs": 21}),
