@@ -8,10 +8,13 @@ from typing import Any
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from server.http.routing import session_of
+from server.lines.hints import conversation_in
 
 
 class SessionRouter(ConsistentHashRouter):
-    """Consistent hashing of ``X-Session-ID``, else of the session that the URL names, else anywhere."""
+    """Consistent hashing of ``X-Session-ID``, else of the session that the URL names, else of a client's own id of its
+    conversation in a header, else anywhere.
+    """
 
     def _routing_key(self, pending_request: Any) -> str | None:
         if pending_request is not None and not pending_request.metadata.session_id:
@@ -23,9 +26,12 @@ class SessionRouter(ConsistentHashRouter):
 
 
 def named_by(pending_request: Any) -> str | None:
-    """The session in the URL of a request. Its head was pickled by Ray's proxy a moment ago, in this process."""
+    """The session in the URL of a request, else the conversation in its headers. Its head was pickled by Ray's proxy a
+    moment ago, in this process.
+    """
     first = pending_request.args[0] if pending_request.args else None
     if not pending_request.metadata.is_http_request or not isinstance(first, bytes):
         return None
     scope = pickle.loads(first).asgi_scope
-    return session_of(scope["path"], scope.get("query_string", b""))
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope.get("headers", ())}
+    return session_of(scope["path"], scope.get("query_string", b"")) or conversation_in(headers)

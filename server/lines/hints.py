@@ -103,6 +103,14 @@ def hint_of(headers: Mapping[str, str], fields: Mapping[str, str]) -> Hint | Non
     )
 
 
+HEADERS = tuple(source.line for source in SOURCES if not source.line.startswith(FIELD) and source.line not in WINDOWS)
+
+
+def conversation_in(headers: Mapping[str, str]) -> str | None:
+    """The id of a conversation in headers with small names, for load balancers; None if there is none."""
+    return next((headers[name] for name in HEADERS if headers.get(name)), None)
+
+
 def values_of(headers: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, str]:
     """The ids in a request by the names of the table, without those that are empty or too long."""
     found = {name.lower(): value for name, value in headers.items()}

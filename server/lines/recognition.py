@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
-from server.chat.prompts import Prompt
+from server.chat.prompts import Prompt, check_room
 from server.chat.rendering import Rendering
 from server.errors import ApiError
 from server.lines.branches import Branch, Branches, read_branches
@@ -89,10 +89,11 @@ class Recognition:
 
     async def _continue(self, found: Branches) -> tuple[Branch | None, Prompt | None]:
         """The first branch whose tokens are the beginning of the prompt, and that prompt. A template that writes a line
-        anew with every turn is no reason to leave it."""
+        anew with every turn is no reason to leave it; reasoning that leaves no room for a reply is."""
         for branch in found.agreeing[:MOST_TRIED]:
             try:
                 prompt = await self.turn.context.tokens.run(self.conversation.make_prompt, branch.past, branch.new)
+                check_room(prompt, self.turn.body, self.turn.context.facts)
             except ApiError:
                 continue  # then the request alone says what is wrong with it
             extends = prompt.ids[: len(branch.past.tokens)] == branch.past.tokens

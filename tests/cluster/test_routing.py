@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from server.http.routing import session_of
+from server.lines.hints import HEADERS
 from server.schemas.items import new_id
 from server.turns.replies import ReplyHead
 
@@ -65,19 +66,29 @@ def test_ids_have_the_session_in_them(name: str) -> None:
 class Pickled:
     """A request's head as Ray's proxy hands it to the router."""
 
-    def __init__(self, path: str) -> None:
-        self.asgi_scope = {"path": path, "query_string": b""}
+    def __init__(self, path: str, headers: dict[str, str]) -> None:
+        raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        self.asgi_scope = {"path": path, "query_string": b"", "headers": raw}
 
 
 def test_rays_router_looks_at_the_header_then_at_the_url(ray: None) -> None:
     from server.cluster.router import SessionRouter
 
-    def key(session: str, path: str, http: bool = True) -> str | None:
+    def key(session: str, path: str, http: bool = True, **headers: str) -> str | None:
         metadata = SimpleNamespace(session_id=session, internal_request_id="random", is_http_request=http)
-        request = SimpleNamespace(metadata=metadata, args=[pickle.dumps(Pickled(path))])
+        request = SimpleNamespace(metadata=metadata, args=[pickle.dumps(Pickled(path, headers))])
         return SessionRouter._routing_key(object.__new__(SessionRouter), request)
 
     assert key("header", "/v1/sessions/path") == "header"
     assert key("", "/v1/sessions/path") == "path"
     assert key("", "/v1/models") == "random"
     assert key("", "/v1/sessions/path", http=False) == "random"
+    assert key("", "/v1/messages", thread_id="t", accept="x") == "t"
+    assert key("", "/v1/sessions/path", thread_id="t") == "path"
+
+
+def test_nginx_looks_at_every_header_that_may_name_a_conversation() -> None:
+    body = re.search(r'map "((?:\$http_[a-z_]+)+)" \$conversation', NGINX)
+    assert body is not None
+    named = [name.replace("_", "-") for name in re.findall(r"\$http_([a-z_]+)", body[1])]
+    assert named == [name for name in HEADERS if "_" not in name]  # nginx drops headers with underscores

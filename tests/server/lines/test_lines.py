@@ -321,3 +321,14 @@ async def test_a_thread_that_was_forked_goes_on_from_its_parents_tokens(site: Si
     assert (forked["outcome"], forked["turns"], forked["id"] == first["id"]) == ("forked", 1, False)
     assert goes_on(site)
     assert line_of(await client.ask(user("three")))["outcome"] == "continued"
+
+
+@served(tokens=hermes)
+async def test_reasoning_that_leaves_no_room_is_left_out_again(site: Site) -> None:
+    client = Client(site)
+    each = len(site.engine._tokens.encode("Hm. " * 100, special=False)) / 100
+    await client.ask(user("one"), reply=f"<think>\n{'Hm. ' * int(1700 / each)}\n</think>\n\nYes.")
+    body = await client.ask(user("two " * 100))
+    assert body["usage"]["prompt_tokens"] < 1700
+    assert (line_of(body)["outcome"], "adapted" in body["cache"]) == ("rewritten", False)
+    assert line_of(await client.ask(user("three")))["outcome"] == "continued"
