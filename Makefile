@@ -5,6 +5,7 @@
 #   make test-cuda | bench-gpu   on a machine with a GPU; with INSTALLED=1 in PYTHON as it is, without a network: it needs
 #                                torch, transformers, msgspec, pyzmq, llguidance, xxhash and pytest
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
+#   make test-agents [ARGS="-k claude"]   coding agents as they are installed, from npm and pip, in .agents; needs node 20
 #   make test-fuzz [REQUESTS=20000] | bench-overload | pages
 #   make image-check [WORK=<folder>] [ARGS="--bind ..."]   the container image, built and tried without an engine
 #   make test-crash [KILLS=200] [EVERY=1] [DAMAGES=1000]   an hour or two; EVERY=10 tries a tenth of the crash points
@@ -22,13 +23,14 @@ STAMP := .venv/.installed
 DEV_STAMP := .venv/.installed-dev
 CLIENTS := .venv-clients/bin
 CLIENTS_STAMP := .venv-clients/.installed
+AGENTS_STAMP := .agents/.installed
 # What the GPU's targets run in, and what that must have gone through before.
 GPU_PYTHON := $(if $(INSTALLED),$(PYTHON),$(BIN)/python)
 FOR_GPU := $(if $(INSTALLED),,$(DEV_STAMP))
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds check bench bench-tiers bench-gpu pins test-clients test-fuzz bench-overload pages image-check clean
+.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload pages image-check clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -42,7 +44,7 @@ test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m slow --ignore=tests/crash
+	$(BIN)/python -m pytest -m slow --ignore=tests/crash --ignore=tests/agents
 
 # No conftest, as that needs PostgreSQL's client; warnings of other versions of packages are not ours to mend.
 test-cuda: $(FOR_GPU)
@@ -70,6 +72,11 @@ check: $(DEV_STAMP)
 # OpenAI's and Anthropic's clients, LangChain, LiteLLM, instructor and lm-eval against a real server, about six minutes.
 test-clients: $(STAMP) $(CLIENTS_STAMP)
 	SERVER_PYTHON='$(abspath $(BIN)/python)' $(CLIENTS)/python -m pytest -c tests/clients/clients.ini tests/clients $(ARGS)
+
+# Claude Code, Codex, OpenCode, Qwen Code, pi and aider against a real server with a scripted model, about twenty minutes.
+# AGENTS_RECORD=1 writes their requests to tests/agents/recordings anew.
+test-agents: $(DEV_STAMP) $(AGENTS_STAMP)
+	$(BIN)/python -m pytest -m slow tests/agents $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python tools/bench.py $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -108,7 +115,7 @@ image-check: $(DEV_STAMP)
 	$(BIN)/python -m deploy.check_image --work '$(or $(WORK),/var/tmp/warmturn-image)' $(ARGS)
 
 clean:
-	rm -rf .venv .venv-clients .pytest_cache .mypy_cache .ruff_cache build dist
+	rm -rf .venv .venv-clients .agents .pytest_cache .mypy_cache .ruff_cache build dist
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -145,3 +152,14 @@ $(CLIENTS_STAMP): pyproject.toml constraints-clients.txt
 	$(CLIENTS)/python -m pip install -q -c constraints-clients.txt --group clients
 	$(CLIENTS)/python -m pip install -q -c constraints-clients.txt --no-deps instructor
 	@touch $(CLIENTS_STAMP)
+
+# npm runs no scripts of packages here: the one that places Claude Code's program is run by name.
+$(AGENTS_STAMP): tests/agents/package.json tests/agents/package-lock.json constraints-agents.txt
+	@command -v npm >/dev/null || { echo "make test-agents needs node 20 or newer, with npm" >&2; exit 1; }
+	mkdir -p .agents
+	cp tests/agents/package.json tests/agents/package-lock.json .agents/
+	cd .agents && npm ci --no-audit --no-fund --ignore-scripts
+	cd .agents && node node_modules/@anthropic-ai/claude-code/install.cjs
+	test -x .agents/venv/bin/python || $(PYTHON) -m venv .agents/venv
+	.agents/venv/bin/python -m pip install -q -c constraints-agents.txt aider-chat
+	@touch $(AGENTS_STAMP)

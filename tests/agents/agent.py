@@ -1,0 +1,148 @@
+"""The coding agents that are tried: how each is run, and what its tools are called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agents.script import Reply, Rule
+
+ROOT = Path(__file__).resolve().parents[2]
+NPM = ROOT / ".agents" / "node_modules" / ".bin"
+PIP = ROOT / ".agents" / "venv" / "bin"
+MODEL = "agent-model"
+Call = dict[str, Any]
+SHORT = {"provider": {"warmturn": {"models": {MODEL: {"limit": {"context": 12_000, "output": 1_000}}}}}}
+
+
+def call(name: str, **arguments: Any) -> Call:
+    """A call as a script has it."""
+    return {"name": name, "arguments": arguments}
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The calls with which a client writes a file, reads one, runs a command, and starts a sub-agent."""
+
+    write: Callable[[Path, str], Call]
+    read: Callable[[Path], Call]
+    shell: Callable[[str], Call]
+    delegate: Callable[[str], Call] | None = None
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A client. ``first`` and ``again`` begin and continue a session, with the message behind them.
+
+    ``compact`` is the last flags and the message with which it summarises its history, perhaps in the environment
+    ``tight``; ``asks`` is found in the prompt with which it does so. ``awaits``: rules for its own calls.
+    """
+
+    name: str  # as `warmturn connect` has it
+    program: Path
+    first: tuple[str, ...]
+    again: tuple[str, ...]
+    tools: Tools | None = None  # none: files are written in the reply's text
+    compact: tuple[str, ...] = ()
+    tight: Mapping[str, str] = field(default_factory=dict)
+    asks: str = "$never^"
+    awaits: tuple[Rule, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def installed(self) -> bool:
+        """Whether `make test-agents` has installed it."""
+        return self.program.exists()
+
+
+CLAUDE = Agent(
+    name="claude",
+    program=NPM / "claude",
+    first=("-p", "--settings", "{home}/.claude/warmturn.json", "--dangerously-skip-permissions"),
+    again=("-p", "--settings", "{home}/.claude/warmturn.json", "--dangerously-skip-permissions", "--continue"),
+    tools=Tools(
+        write=lambda path, text: call("Write", file_path=str(path), content=text),
+        read=lambda path: call("Read", file_path=str(path)),
+        shell=lambda command: call("Bash", command=command, description="Run a command"),
+        delegate=lambda prompt: call("Agent", description="Look", prompt=prompt, subagent_type="general-purpose"),
+    ),
+    compact=("/compact",),
+    asks="(?i)your task is to create a detailed summary",
+    environment={"IS_SANDBOX": "1"},  # as the tests may run as root
+)
+CODEX = Agent(
+    name="codex",
+    program=NPM / "codex",
+    first=("exec", "--profile", "warmturn", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+    again=(
+        *("exec", "--profile", "warmturn", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        *("resume", "--last"),
+    ),
+    tools=Tools(
+        write=lambda path, text: call("exec_command", cmd=f"printf '%s' '{text}' > {path}"),
+        read=lambda path: call("exec_command", cmd=f"cat {path}"),
+        shell=lambda command: call("exec_command", cmd=command),
+        delegate=lambda prompt: call("multi_agent_v1__spawn_agent", message=prompt),
+    ),
+    compact=("-c", "model_auto_compact_token_limit=1000", "Is it good? STEP-brief"),
+    asks="CONTEXT CHECKPOINT COMPACTION",
+    awaits=(Rule(r'"agent_id": ?"([^"]+)"[^{]*$', Reply("", [call("multi_agent_v1__wait_agent", targets=["FOUND"])])),),
+)
+OPENCODE = Agent(
+    name="opencode",
+    program=NPM / "opencode",
+    first=("run", "--model", f"warmturn/{MODEL}"),
+    again=("run", "--model", f"warmturn/{MODEL}", "--continue"),
+    tools=Tools(
+        write=lambda path, text: call("write", filePath=str(path), content=text),
+        read=lambda path: call("read", filePath=str(path)),
+        shell=lambda command: call("bash", command=command, description="Run a command"),
+        delegate=lambda prompt: call("task", description="Look", prompt=prompt, subagent_type="general"),
+    ),
+    compact=("Is it good? STEP-brief",),
+    tight={"OPENCODE_CONFIG_CONTENT": json.dumps(SHORT)},
+    asks="(?i)summary of our conversation|prompt for continuing|anchored summary",
+)
+QWEN = Agent(
+    name="qwen",
+    program=NPM / "qwen",
+    first=("--auth-type", "openai", "--yolo", "--prompt"),
+    again=("--auth-type", "openai", "--yolo", "--continue", "--prompt"),
+    tools=Tools(
+        write=lambda path, text: call("write_file", file_path=str(path), content=text),
+        read=lambda path: call("read_file", file_path=str(path)),
+        shell=lambda command: call("run_shell_command", command=command, is_background=False),
+        delegate=lambda prompt: call("agent", description="Look", prompt=prompt, subagent_type="general-purpose"),
+    ),
+    compact=("/compress",),
+    asks="generate the <state_snapshot>",
+)
+AIDER = Agent(
+    name="aider",
+    program=PIP / "aider",
+    first=(
+        *("--config", "{home}/.aider.warmturn.yml", "--model-metadata-file", "{home}/.aider.warmturn.json"),
+        *("--no-git", "--yes-always", "--analytics-disable", "--no-show-model-warnings", "--message"),
+    ),
+    again=(
+        *("--config", "{home}/.aider.warmturn.yml", "--model-metadata-file", "{home}/.aider.warmturn.json"),
+        *("--no-git", "--yes-always", "--analytics-disable", "--no-show-model-warnings", "--restore-chat-history"),
+        "--message",
+    ),
+)
+PI = Agent(
+    name="pi",
+    program=NPM / "pi",
+    first=("--provider", "warmturn", "--model", MODEL, "-p"),
+    again=("--provider", "warmturn", "--model", MODEL, "--continue", "-p"),
+    tools=Tools(
+        write=lambda path, text: call("write", path=str(path), content=text),
+        read=lambda path: call("read", path=str(path)),
+        shell=lambda command: call("bash", command=command),
+    ),
+    environment={"PI_OFFLINE": "1"},
+)
+AGENTS = {agent.name: agent for agent in (CLAUDE, CODEX, OPENCODE, QWEN, AIDER, PI)}
