@@ -13,7 +13,7 @@ from engine_kit import END, Kit, Outcome
 from msgspec.structs import replace
 from tiny_models import greedy, logits
 
-from scheduler.core.thinking import ThinkingState, count_begun
+from scheduler.core.thinking import ThinkingState, count_begun, find_first
 from scheduler.protocol import FinishReason
 from scheduler.sampling_params import Sampling, Stopping, ThinkingBudget
 
@@ -96,6 +96,7 @@ def told(outcome: Outcome) -> bool:
         ({"opened": False}, "<thin air>1234567", "<thin air>1234567", False),
         ({"opened": False, "tokens": 0}, "<think>yes", "<think>\n</think>\n\nyes", True),
         ({"tokens": 10}, "12</think>3<think>123456789", "12</think>3<think>123456789", False),  # that is content
+        ({"tokens": 12}, "12</think> <think>123456789", "12</think> <think>123456789", False),
         ({"anywhere": True, "tokens": 16}, "1</think>3<think>456yes", "1</think>3<think>456yes", False),
         ({"anywhere": True, "tokens": 12}, "1</think><think>456</yes", "1</think><think>456" + MESSAGE, True),
     ],
@@ -119,6 +120,11 @@ def test_the_first_of_several_closings_counts() -> None:
     budget = replace(BUDGET, closings=("<|end|>", "<|start|>"), rests=(), tokens=40)
     text, state = follow(budget, "one<|start|>two" + "3" * 40, 55)
     assert (text, state.cut) == ("one<|start|>two" + "3" * 40, False)
+
+
+def test_find_first() -> None:
+    assert find_first(b"a<end>b<stop>", (b"<stop>", b"<end>")) == (1, 6)
+    assert find_first(b"a<en", (b"<end>",)) is None
 
 
 @pytest.mark.parametrize(("text", "begun"), [("x</th", 4), ("x</think>", 0), ("<", 1), ("</<", 1), ("", 0), ("ab", 0)])
