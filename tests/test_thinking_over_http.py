@@ -109,5 +109,7 @@ def test_a_call_and_a_schema_come_behind_the_forced_end(running: ServerProcess, 
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
     formatted = ask(running, response_format=named, **body)["choices"][0]["message"]
     assert formatted["tool_calls"] if not formatted["content"] else json.loads(formatted["content"]).keys() == {"yes"}
-    for message in (called["choices"][0]["message"], formatted):
+    plain = ask(running, response_format=named, **{**body, "tools": []})["choices"][0]["message"]
+    assert json.loads(plain["content"]).keys() == {"yes"}
+    for message in (called["choices"][0]["message"], formatted, plain):
         assert message["reasoning_content"].endswith(MESSAGE)

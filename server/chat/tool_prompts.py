@@ -10,6 +10,7 @@ from typing import Any
 from server.chat.call_grammar import call_grammar
 from server.chat.call_rules import NO_CALLS, CallRules
 from server.chat.dialect import Dialect
+from server.chat.reasoned_grammar import grammar_behind_reasoning
 from server.chat.reply_parser import PlainParser
 from server.chat.tokenizer import ChatTokenizer
 from server.constraints.enforceable import lenient
@@ -50,16 +51,16 @@ async def reply_grammar(
     body: Formatted, calls: CallRules, tail: str, tokens: ChatTokenizer, check: GrammarCheck
 ) -> str | None:
     """The grammar of a reply to a prompt that ends with ``tail``, checked to compile; None: no grammar. A reply that
-    must call tools consists of calls only; one that may is either in the requested format, or calls. Raises a 400 that
-    names the parameter.
+    must call tools consists of calls only; one that may is either in the requested format, or calls. Reasoning that the
+    prompt has opened comes first. Raises a 400 that names the parameter.
     """
     dialect = tokens.dialect
     formatted = body.wanted() is not None
-    if not calls.constrained and not (calls.tools and formatted):
-        return await format_grammar(body, check)
+    thought = dialect.thought.closing if dialect.thought and dialect.opens_reasoning(tail) else ""
+    if not calls.required and (dialect.form is None or not (calls.constrained or (calls.tools and formatted))):
+        grammar = await format_grammar(body, check)
+        return grammar_behind_reasoning(grammar, thought, tokens.special_tokens) if grammar and thought else grammar
     if dialect.form is None:
-        if not calls.required:
-            return await format_grammar(body, check)
         message = "tool_choice cannot make this model call tools: how it writes calls is declared, not known."
         raise bad_request(message, "tool_choice", "unsupported_value")
     make = partial(
@@ -68,7 +69,7 @@ async def reply_grammar(
         [await enforce_tool(check, number, tool) for number, tool in enumerate(calls.tools)],
         required=calls.required,
         parallel=calls.parallel,
-        thought=dialect.thought.closing if dialect.thought and dialect.opens_reasoning(tail) else "",
+        thought=thought,
         instead=None if calls.required else wanted_schema(body),
     )
     await checked(check, "tools", partial(make, special=check.special_ids))

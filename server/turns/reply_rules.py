@@ -60,12 +60,14 @@ async def chat_rules(
     Raises a 400 that names the parameter for tools and formats that cannot be enforced.
     """
     calls = call_rules_of(prompt.callable_tools, tool_choice, parallel_tool_calls)
-    grammar = await reply_grammar(format, calls, prompt.tail, context.tokens, context.grammars)
+    tail, dialect = "" if prompt.reply_start else prompt.tail, context.tokens.dialect
+    grammar = await reply_grammar(format, calls, tail, context.tokens, context.grammars)
     # A reply whose first word a format shapes, or that continues a message of the request, does not reason first.
-    reasons = not prompt.reply_start and (format.wanted() is None or calls.constrained)
+    shaped = format.wanted() is not None and not calls.constrained and not dialect.opens_reasoning(tail)
+    reasons = not prompt.reply_start and not shaped
     words = await bad_word_ids(context, body, grammar)
-    thinking = await thinking_budget(context, body, prompt.tail, calls) if reasons else None
-    return ReplyRules(grammar, words, calls, context.tokens.dialect, prompt.tail, reasons, thinking)
+    thinking = await thinking_budget(context, body, tail, calls) if reasons else None
+    return ReplyRules(grammar, words, calls, dialect, prompt.tail, reasons, thinking)
 
 
 async def thinking_budget(

@@ -498,10 +498,24 @@ async def test_reasoning_is_split_off_counted_and_streamed(site: Site) -> None:
     assert (streamed["content"], streamed["reasoning_content"]) == ("Sunny.", "Rome, hm.")
 
 
-@served(tokens=thinking)
+@served(tokens=hermes)
 async def test_what_a_format_shapes_is_content_from_its_first_word(site: Site) -> None:
     site.engine.reply = '{"a": 1}'
     told = await message(site, response_format={"type": "json_object"})
+    assert told["content"] == '{"a": 1}'
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [WEATHER]}])
+@served(tokens=thinking)
+async def test_reasoning_that_the_prompt_opens_comes_before_what_a_format_shapes(
+    site: Site, more: dict[str, Any]
+) -> None:
+    site.engine.reply = 'Hm.\n</think>\n\n{"a": 1}'
+    told = await message(site, response_format={"type": "json_object"}, **more)
+    assert (told["content"], told["reasoning_content"]) == ('{"a": 1}', "Hm.")
+    begun = [ASKED, {"role": "assistant", "content": "It"}]
+    site.engine.reply = '{"a": 1}'
+    told = await message(site, response_format={"type": "json_object"}, messages=begun, continue_final_message=True)
     assert told["content"] == '{"a": 1}'
 
 

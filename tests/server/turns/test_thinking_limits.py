@@ -126,12 +126,20 @@ async def test_the_default_is_for_requests_that_say_nothing(site: Site) -> None:
     assert budget(site) is None
 
 
+@pytest.mark.parametrize("opens", [False, True])
+def test_text_and_what_a_format_shapes_from_its_first_word_are_not_reasoning(opens: bool) -> None:
+    @served(tokens=thinking if opens else lambda: tokens_with(HERMES), thinking=ThinkingDefaults(4))
+    async def run(site: Site) -> None:
+        await site.complete()
+        assert budget(site) is None
+        await site.chat(response_format={"type": "json_object"})
+        assert limit(site) == (4 if opens else None)
+
+    run()
+
+
 @served(tokens=thinking, thinking=ThinkingDefaults(4))
-async def test_text_and_formats_are_not_reasoning(site: Site) -> None:
-    await site.complete()
-    assert budget(site) is None
-    await site.chat(response_format={"type": "json_object"})
-    assert budget(site) is None
+async def test_the_rest_of_a_message_is_not_limited(site: Site) -> None:
     await site.chat(messages=[*HELLO, {"role": "assistant", "content": "Yes"}], continue_final_message=True)
     assert budget(site) is None
 
