@@ -332,3 +332,50 @@ async def test_reasoning_that_leaves_no_room_is_left_out_again(site: Site) -> No
     assert body["usage"]["prompt_tokens"] < 1700
     assert (line_of(body)["outcome"], "adapted" in body["cache"]) == ("rewritten", False)
     assert line_of(await client.ask(user("three")))["outcome"] == "continued"
+
+
+@served(tokens=hermes)
+async def test_a_line_that_moves_before_it_is_claimed_is_forked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, other = Client(site), Client(site)
+    await client.ask(user("one"))
+    other.messages = [*client.messages]
+    writable = site.log.writable
+    moved: dict[str, Any] = {}
+
+    async def move_first() -> None:
+        if not moved:
+            moved["outcome"] = "running"
+            moved.update(line_of(await other.ask(user("meanwhile"))))
+        await writable()
+
+    monkeypatch.setattr(site.log, "writable", move_first)
+    told = line_of(await client.ask(user("two")))
+    assert (moved["outcome"], told["outcome"], told["turns"]) == ("continued", "forked", 1)
+    kept = (await site.http.get(f"/v1/sessions/{moved['id']}/messages")).json()["data"]
+    assert [message["content"] for message in kept if message["role"] == "user"] == ["one", "meanwhile"]
+
+
+@served(tokens=hermes)
+async def test_a_client_may_have_other_ids_for_calls(site: Site) -> None:
+    client = Client(site)
+    await client.ask(user("Look."), reply=CALL)
+    client.messages[-1]["tool_calls"][0]["id"] = "mine"
+    assert line_of(await client.ask(client.result()))["outcome"] == "continued"
+    assert goes_on(site)
+    assert line_of(await client.ask(user("Why?")))["outcome"] == "continued"
+
+
+@pytest.mark.parametrize("goes_on_from_it", [True, False])
+@served(tokens=hermes)
+async def test_a_history_that_ends_with_a_reply_does_not_take_it_for_answered(
+    site: Site, goes_on_from_it: bool
+) -> None:
+    client = Client(site)
+    for question in ("one", "two"):
+        await client.ask(user(question), reply="<think>\nHm.\n</think>\n\nYes.")
+    body = {"messages": client.messages, "tools": [TOOL], "continue_final_message": goes_on_from_it}
+    answer = await site.chat(headers=HINT, **body)  # type: ignore[arg-type]
+    assert answer.status_code == 200
+    assert (line_of(answer.json())["outcome"], line_of(answer.json())["turns"]) == ("forked", 1)
+    end = site.engine._tokens.decode(ids_of(site.engine.submitted[-1])).rpartition("two")[2]
+    assert end.endswith("Yes.") is goes_on_from_it
