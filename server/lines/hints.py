@@ -22,6 +22,9 @@ SESSION_MARK = "_session_"  # before the session in a user id that is no JSON
 WINDOWS = ("x-codex-window-id", f"{FIELD}client_metadata.x-codex-window-id")  # of the form THREAD:GENERATION
 
 
+METADATA = (f"{FIELD}metadata.session_id", f"{FIELD}metadata.sessionId")
+
+
 @dataclass(frozen=True)
 class Source:
     """One way to name a conversation. ``line``, ``agent``, ``parent_line`` and ``parent_agent`` are names of headers,
@@ -65,7 +68,7 @@ SOURCES = (
     Source("x-litellm-session-id"),
     Source("x-context-id", calls_tools=True),
     Source("x-goose-session-id", calls_tools=True),
-    Source(f"{FIELD}metadata.session_id"),
+    *(Source(name) for name in METADATA),
     Source(f"{FIELD}prompt_cache_key"),
 )
 
@@ -109,6 +112,11 @@ HEADERS = tuple(source.line for source in SOURCES if not source.line.startswith(
 def conversation_in(headers: Mapping[str, str]) -> str | None:
     """The id of a conversation in headers with small names, for load balancers; None if there is none."""
     return next((headers[name] for name in HEADERS if headers.get(name)), None)
+
+
+def names_conversation(fields: Mapping[str, str]) -> bool:
+    """Whether the metadata of a request names its conversation."""
+    return any(name in METADATA for name in values_of({}, fields))
 
 
 def values_of(headers: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, str]:

@@ -353,8 +353,7 @@ class ReplyRequest(Tooled, ThinkingFields, GenerationRequest):
 
     @property
     def hints(self) -> dict[str, str]:
-        named = (self.metadata or {}).get("session_id")
-        return super().hints if named is None else {**super().hints, "metadata.session_id": named}
+        return {**super().hints, **{f"metadata.{name}": value for name, value in (self.metadata or {}).items()}}
 
     @property
     def may_continue_line(self) -> bool:

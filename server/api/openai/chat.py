@@ -19,6 +19,7 @@ from server.chat.rendering import PLAIN
 from server.chat.tokenizer import ChatTokenizer
 from server.errors import bad_request
 from server.http.body import JsonRoute, takes_turn
+from server.lines.hints import names_conversation
 from server.lines.recognition import Conversation, recognise
 from server.log.identity import Session, named_session
 from server.log.logged_message import LoggedMessage
@@ -58,7 +59,7 @@ async def chat(
 ) -> Response:
     """Reply to the messages of ``body``. ``make_reply`` makes another endpoint's reply objects; None: a chat
     completion's."""
-    if body.metadata and session is None:
+    if body.metadata and session is None and not names_conversation(body.hints):
         raise bad_request(
             "metadata is stored with a session: name a session, or set store: true.", "metadata", "invalid_value"
         )

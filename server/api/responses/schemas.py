@@ -254,8 +254,9 @@ class ResponseRequest(InputRequest):
 
     @property
     def hints(self) -> dict[str, str]:
-        named = self.metadata.get("session_id")
-        return super().hints if named is None else {**super().hints, "metadata.session_id": named}
+        found = {"metadata": self.metadata, "client_metadata": self.client_metadata or {}}
+        named = {f"{field}.{name}": value for field, values in found.items() for name, value in values.items()}
+        return {**super().hints, **{path: value for path, value in named.items() if isinstance(value, str)}}
 
     @property
     def token_limit(self) -> int | None:

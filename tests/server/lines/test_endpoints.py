@@ -120,3 +120,24 @@ async def test_a_line_is_continued_by_another_endpoint_of_the_same_client(site: 
     answer = await site.http.post("/v1/responses", json={"input": messages, "store": False}, headers=headers)
     assert (line_of(answer.json())["outcome"], line_of(answer.json())["turns"]) == ("continued", 1)
     assert goes_on(site)
+
+
+@served(tokens=hermes)
+async def test_a_thread_is_found_in_the_clients_metadata(site: Site) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
+    tools = [{"type": "function", "name": "read", "parameters": SCHEMA, "strict": False}]
+    about = {"thread_id": "t1", "x-codex-window-id": "t1:0", "turn": 3}
+    body = {"store": False, "tools": tools, "client_metadata": about, "prompt_cache_key": "k"}
+    told = (await site.http.post("/v1/responses", json={"input": messages, **body})).json()
+    assert (line_of(told)["outcome"], line_of(told)["via"]) == ("begun", "client_metadata.thread_id")
+    about["x-codex-window-id"] = "t1:1"
+    messages += [*told["output"], {"role": "user", "content": "More"}]
+    assert line_of((await site.http.post("/v1/responses", json={"input": messages, **body})).json())["turns"] == 1
+
+
+@served(tokens=hermes)
+async def test_metadata_that_names_a_conversation_is_no_reason_to_refuse_a_chat(site: Site) -> None:
+    for name in ("session_id", "sessionId"):
+        answer = await site.chat(metadata={name: "s", "promptId": "p"})
+        assert (answer.status_code, line_of(answer.json())["via"]) == (200, f"metadata.{name}")
+    assert (await site.chat(metadata={"promptId": "p"})).status_code == 400
