@@ -44,14 +44,16 @@ def create_app(
     ignore_unknown: bool = False,
     vllm_names: bool = False,
     line_seconds: int = LINE_SECONDS,
+    aliases: Collection[str] = (),
+    any_model: bool = True,
     tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """The app over these parts. ``api_keys`` is tenant -> key. If it is empty, every client is tenant "default" and
     needs no key, and the Host header must be an IP address, localhost or one of ``allowed_hosts``. Web pages of
     ``allowed_origins`` may call the API (CORS). ``ignore_unknown``: unknown fields of bodies are ignored instead of
-    refused. ``line_seconds``: see ServerContext. ``vllm_names``: ``/metrics`` also has vLLM's metric names. Without a
-    ``tracer_provider``, OpenTelemetry's environment variables say where spans are sent. ``thinking``: the default
-    limit on reasoning.
+    refused. ``line_seconds``, ``aliases``, ``any_model``: see ServerContext. ``vllm_names``: ``/metrics`` also has
+    vLLM's metric names. Without a ``tracer_provider``, OpenTelemetry's environment variables say where spans are sent.
+    ``thinking``: the default limit on reasoning.
     """
     own = traces.provider_of_environment() if tracer_provider is None else None
     provider = tracer_provider or own
@@ -71,7 +73,16 @@ def create_app(
         responses={"4XX": {"description": "Refused"}, "5XX": {"description": "Failed"}},
     )
     context = ServerContext(
-        engine, log, tokens, served_name, template, thinking, tracer=traces.tracer(provider), line_seconds=line_seconds
+        engine,
+        log,
+        tokens,
+        served_name,
+        template,
+        thinking,
+        tracer=traces.tracer(provider),
+        line_seconds=line_seconds,
+        aliases=frozenset(aliases),
+        any_model=any_model,
     )
     context.metrics.log_opened(log.salvage, log.older)
     app.state.context = context

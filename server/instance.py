@@ -158,6 +158,8 @@ class Instance:
             ignore_unknown=config.unknown_fields == "ignore",
             vllm_names=config.metrics_compat == "vllm",
             line_seconds=config.line_seconds,
+            aliases=config.model_alias,
+            any_model=config.model_names == "any",
         )
         return tokens, app
 

@@ -75,7 +75,7 @@ async def site(api_keys: Mapping[str, str] | None = None, tokens: ChatTokenizer 
             api_keys=api_keys or {},
             transfers=Transfers(Path(folder) / "transfer", MAX_CAPSULE),
             allowed_hosts=[HOST],
-            **parts,
+            **{"any_model": False, **parts},
         )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as http:

@@ -58,7 +58,7 @@ Errors have OpenAI's form, `{{"error": {{"message", "type", "param", "code"}}}}`
 | 408 | the request was not complete in time, or its stream was not read in time |
 | 409 | the session is busy, or exists already |
 | 410 | rows of the session's log are damaged |
-| 413, 431 | the body is larger than 8 MB, the head than 64 KiB |
+| 413, 431 | the body is larger than 64 MiB, the head than 64 KiB |
 | 429 | too many requests are waiting |
 | 499 | the turn was cancelled before its first token |
 | 503 | the engine is not ready, or the server is stopping |

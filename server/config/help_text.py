@@ -18,6 +18,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "dtype",
         "tensor_parallel",
         "served_model_name",
+        "model_alias",
+        "model_names",
         "max_context",
         "response_template",
         "prompt_rules",

@@ -69,6 +69,14 @@ def parse_origins(given: object) -> object:
     return [name.lower() for name in entries]
 
 
+def parse_names(given: object) -> object:
+    """Names of a model, from a comma list or a list of them."""
+    entries = given.split(",") if isinstance(given, str) else given
+    if not isinstance(entries, list) or not all(isinstance(name, str) and 0 < len(name) <= 512 for name in entries):
+        raise ValueError("expected a name of 1 to 512 characters, without a comma")
+    return entries
+
+
 def default_data_dir() -> Path:
     """Where people's programs keep data: $XDG_DATA_HOME/warmturn, else ~/.local/share/warmturn."""
     base = os.environ.get("XDG_DATA_HOME", "")
@@ -78,6 +86,7 @@ def default_data_dir() -> Path:
 Count = Annotated[int, Field(ge=1)]
 Memory = Annotated[ByteSize, Field(ge=0)]
 Hosts = Annotated[list[str], NoDecode, BeforeValidator(parse_hosts)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(parse_names)]
 Origins = Annotated[list[str], NoDecode, BeforeValidator(parse_origins)]
 PromptRules = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_prompt_rules)]
 ApiKeys = Annotated[dict[str, str], NoDecode, BeforeValidator(parse_api_keys)]
@@ -122,6 +131,15 @@ class ServeConfig(BaseSettings):
         min_length=1,
         description="model name in the API",
         json_schema_extra={"metavar": "NAME", "default": "the hub id or the folder's name"},
+    )
+    model_alias: Names = Field(
+        default=[],
+        description="another name of the model in the API, repeatable (environment: a comma list)",
+        json_schema_extra={"metavar": "NAME", "default": "none"},
+    )
+    model_names: Literal["any", "served"] = Field(
+        default="any",
+        description="which names requests may use for the model: any; served: its own and its aliases, others get 404",
     )
     max_context: Count | None = Field(
         default=None,

@@ -18,7 +18,7 @@ from server.schemas.adaptations import begin_adaptations
 from server.schemas.json_body import parse
 
 logger = logging.getLogger("warmturn.http")
-MAX_BYTES = 8 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 INLINE_BYTES = 32 * 1024  # larger bodies are parsed on a thread
 
 

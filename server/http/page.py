@@ -80,12 +80,22 @@ ASSETS["/ui/"] = ASSETS["/ui/index.html"]
 
 def is_page_request(scope: Scope) -> bool:
     """Whether a request is for the page, which needs no key: one of its files by exact path, or a redirect to it. At
-    ``/``, only requests of browsers are.
+    ``/``, only requests of browsers are, and those that only look whether somebody answers.
     """
     if scope["method"] not in ("GET", "HEAD"):
         return False
     path = scope["path"]
-    return path in ASSETS or path == "/ui" or (path == "/" and "text/html" in Headers(scope=scope).get("accept", ""))
+    return path in ASSETS or path == "/ui" or (path == "/" and (is_a_look(scope) or is_browser(scope)))
+
+
+def is_browser(scope: Scope) -> bool:
+    """Whether a request wants a page."""
+    return "text/html" in Headers(scope=scope).get("accept", "")
+
+
+def is_a_look(scope: Scope) -> bool:
+    """Whether a client only looks whether somebody answers: ``HEAD /``."""
+    return scope["method"] == "HEAD" and scope["path"] == "/" and not is_browser(scope)
 
 
 def page_answer(scope: Scope) -> Response | None:
@@ -94,5 +104,7 @@ def page_answer(scope: Scope) -> Response | None:
     """
     if not is_page_request(scope):
         return None
+    if is_a_look(scope):
+        return Response()
     asset = ASSETS.get(scope["path"])
     return RedirectResponse("ui/", 303) if asset is None else asset.answer(Headers(scope=scope))

@@ -19,7 +19,7 @@ from server.errors import ApiError, bad_request
 from server.schemas.json_body import parse
 from server.schemas.strict import Harmless, Strict, wrong
 
-MAX_DESCRIPTION = 16_384  # characters
+MAX_DESCRIPTION = 262_144  # characters
 NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 ANY_OBJECT = {"type": "object"}
 KINDS = ("text", "json_object", "json_schema")

@@ -13,9 +13,9 @@ from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
 from server.schemas.strict import Harmless, Strict, missing, wrong
 
 MAX_MESSAGES = 10_000
-MAX_TOOLS = 128
+MAX_TOOLS = 4096
 MAX_ID = 256  # characters
-NAME = r"^[a-zA-Z0-9_-]{1,64}$"
+NAME = r"^[a-zA-Z0-9_-]{1,128}$"
 PART_TYPES = frozenset({"image_url", "input_audio", "file", "video_url", "audio_url", "image"})
 
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from server.schemas.messages import MAX_TOOLS, NAME
 from server.schemas.strict import Harmless, Strict, wrong
 
-MAX_DESCRIPTION = 16_384  # characters
+MAX_DESCRIPTION = 262_144  # characters
 
 
 def only_functions(value: object) -> object:

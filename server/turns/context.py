@@ -21,6 +21,7 @@ from server.errors import ApiError, bad_request, unavailable
 from server.log.identity import Session
 from server.log.session_log import SessionLog
 from server.log.timeline import SessionRecord
+from server.schemas.adaptations import adapt
 from server.schemas.requests import GenerationRequest, TurnRequest
 from server.telemetry import traces
 from server.telemetry.metrics import Metrics
@@ -34,7 +35,8 @@ STOPPING_RETRY = 5  # seconds, told to a client that comes while the server stop
 class ServerContext:
     """The parts of one server. ``template`` is the measured stability of its chat template. ``created`` is the time of
     its start in Unix seconds, shown as the model's creation time. ``line_seconds``: how long a line is kept after its
-    last turn; 0: there are no lines. ``thinking``: the default limit on reasoning.
+    last turn; 0: there are no lines. ``thinking``: the default limit on reasoning. ``aliases``: other names of the
+    model; ``any_model``: whether requests may call it by any name.
     """
 
     engine: Engine
@@ -48,6 +50,8 @@ class ServerContext:
     created: int = field(default_factory=lambda: int(time.time()))
     line_seconds: int = LINE_SECONDS
     side_calls: SideCalls = field(default_factory=SideCalls)
+    aliases: frozenset[str] = frozenset()
+    any_model: bool = True
 
     @cached_property
     def grammars(self) -> GrammarCheck:
@@ -67,9 +71,11 @@ class ServerContext:
         return self.tokens.fingerprint(self.facts.vocab_size)
 
     def check_model(self, name: str) -> None:
-        """Raises a 404 unless ``name`` is the served model or None."""
-        if name not in ("", self.served_name):
-            raise model_not_found("model", self.served_name)
+        """Raises a 404 unless the served model may be called by ``name``; "" is no name."""
+        if name not in ("", self.served_name, *self.aliases):
+            if not self.any_model:
+                raise model_not_found("model", self.served_name)
+            adapt("model_aliased", "model")
 
     def check(self, body: TurnRequest, session: Session | None) -> ModelFacts:
         """Check everything about a request that does not need its prompt. Raises a 503 while no turn can be

@@ -204,9 +204,9 @@ def test_events_leave_as_they_come(proxy: Proxy) -> None:
 
 
 def test_capsules_are_larger_than_other_bodies(proxy: Proxy, request: pytest.FixtureRequest) -> None:
-    large = bytes(9 << 20)
+    large = bytes(65 << 20)
     assert proxy.client.post(f"{proxy.url}/v1/sessions/import", content=large).json()["read"] == len(large)
-    allowed = bytes(7 << 20)
+    allowed = bytes(63 << 20)
     assert proxy.client.post(f"{proxy.url}/v1/chat/completions", content=allowed).json()["read"] == len(allowed)
     if request.node.callspec.params["proxy"] is nginx:  # Caddy leaves that to the server
         assert proxy.client.post(f"{proxy.url}/v1/chat/completions", content=large).status_code == 413

@@ -9,19 +9,17 @@ from typing import Any
 from msgspec.structs import replace
 from pydantic import Field
 
-from server.api.anthropic.schemas import (
-    AnthropicMessageParam,
-    AnthropicTool,
-    MessagesRequest,
-    PromptRequest,
+from server.api.anthropic.block_schemas import (
     TextBlockParam,
     ThinkingBlockParam,
     ToolAdditionBlockParam,
-    ToolChoice,
+    ToolReferenceBlockParam,
     ToolRemovalBlockParam,
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
+from server.api.anthropic.schemas import AnthropicMessageParam, MessagesRequest, PromptRequest
+from server.api.anthropic.tool_schemas import AnthropicTool, ToolChoice
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage
 from server.schemas.requests import INT32, ChatRequest
@@ -70,17 +68,17 @@ def as_chat(request: PromptRequest) -> MessagesChat:
     check_results(request)
     messages = messages_of(request)
     made: dict[str, Any] = {"messages": messages, "kept": request.keep_seconds, "model": request.model}
-    made |= tool_changes(messages, {tool.name: tool_of(tool) for tool in request.tools if tool.defer_loading})
+    made |= tool_changes(messages, {tool.name: tool_of(tool) for tool in request.functions if tool.defer_loading})
     made["session_id"] = request.session_id
     if request.messages[-1].role == "assistant":
         made["continue_final_message"] = True
-    if request.tools:
-        made["tools"] = [tool_of(tool) for tool in request.tools if not tool.defer_loading]
+    if request.functions:
+        made["tools"] = [tool_of(tool) for tool in request.functions if not tool.defer_loading]
     if request.tool_choice is not None:
         made |= choice_of(request.tool_choice)
     made |= thinking_of(request)
-    if request.output_config is not None and request.output_config.format is not None:
-        schema = {"name": "output", "schema": request.output_config.format.schema_, "strict": True}
+    if request.answer_format is not None:
+        schema = {"name": "output", "schema": request.answer_format.schema_, "strict": True}
         made["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(request, MessagesRequest):
         names = ("max_tokens", "temperature", "top_p", "top_k", "stream")
@@ -158,7 +156,7 @@ def result_text(block: ToolResultBlockParam) -> str:
     """What a call gave back; tools that it has found are named."""
     if isinstance(block.content, str):
         return block.content
-    texts = [part.text for part in block.content if isinstance(part, TextBlockParam)]
+    texts = [part.text for part in block.content if not isinstance(part, ToolReferenceBlockParam)]
     found = [FOUND.format(names=", ".join(block.references))] if block.references else []
     return "\n".join([*texts, *found])
 

@@ -67,6 +67,12 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+class AppliedEdits(msgspec.Struct, frozen=True):
+    """Which edits of the request's ``context_management`` have changed its history."""
+
+    applied_edits: list[dict[str, Any]]
+
+
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """A reply, complete or at the start of a stream."""
 
@@ -79,6 +85,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     role: Literal["assistant"] = "assistant"
     session_id: str | UnsetType = UNSET
     cache: CacheReceipt | UnsetType | None = UNSET
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct, frozen=True):
@@ -160,6 +167,7 @@ class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_d
     delta: End
     usage: AnthropicUsage
     cache: CacheReceipt | UnsetType | None = UNSET
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_stop"):

@@ -27,7 +27,8 @@ HOUR = 3600  # seconds
 
 class AnthropicReply(Reply):
     """Writes a message. ``keep_seconds``: how long the request asks its KV to be kept; ``limit``: its most tokens;
-    ``shows_thoughts``: whether blocks of reasoning have their text; ``stops``: its stop sequences.
+    ``shows_thoughts``: whether blocks of reasoning have their text; ``stops``: its stop sequences; ``edits``: those of
+    its history that were applied, where it asks for some.
     """
 
     done = b""
@@ -40,6 +41,7 @@ class AnthropicReply(Reply):
         limit: int | None,
         shows_thoughts: bool,
         stops: Sequence[str] = (),
+        edits: objects.AppliedEdits | UnsetType = UNSET,
     ) -> None:
         super().__init__(head, AT_ALL_TIMES)
         self._request_id = request_id
@@ -47,6 +49,7 @@ class AnthropicReply(Reply):
         self._limit = limit
         self._shows_thoughts = shows_thoughts
         self._stops = stops
+        self._edits = edits
         self._blocks = 0  # begun so far
         self._open: type[Part] | None = None  # what the last of them is made of
 
@@ -68,7 +71,7 @@ class AnthropicReply(Reply):
         self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
     ) -> Sequence[msgspec.Struct]:
         end = objects.End(*self._stop_reason(partial_reply))
-        return [*self._close_block(), objects.MessageDelta(end, self._usage(usage), cache)]
+        return [*self._close_block(), objects.MessageDelta(end, self._usage(usage), cache, self._edits)]
 
     def end_stream(
         self, partial_replies: Sequence[PartialReply], usage: TurnUsage, cache: CacheField
@@ -85,7 +88,8 @@ class AnthropicReply(Reply):
         if partial_reply.content:
             content.append(objects.TextBlock(partial_reply.content))
         content += [objects.ToolUseBlock(call.id, call.name, input_of(call.arguments)) for call in partial_reply.calls]
-        return self._message(content, self._usage(usage), *self._stop_reason(partial_reply), cache)
+        whole = self._message(content, self._usage(usage), *self._stop_reason(partial_reply), cache)
+        return msgspec.structs.replace(whole, context_management=self._edits)
 
     # --- the pieces of it -----------------------------------------------------------------------------------
 

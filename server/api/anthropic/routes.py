@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
+from msgspec import UNSET
 from starlette.responses import Response
 
 from server.api.anthropic.as_chat import as_chat
-from server.api.anthropic.objects import TokenCount
+from server.api.anthropic.objects import AppliedEdits, TokenCount
 from server.api.anthropic.reply import AnthropicReply
 from server.api.anthropic.schemas import MessagesRequest, PromptRequest
 from server.api.openai.chat import chat
@@ -38,8 +39,9 @@ async def create_message(body: MessagesRequest, query: Annotated[Parameters, Que
 
     def make_reply(head: ReplyHead) -> Reply:
         named = replace(head, id=head.id.replace("chatcmpl-", "msg_"))
-        stops = made.stop or ()
-        return AnthropicReply(named, request.state.request_id, made.keep_seconds, made.token_limit, shows, stops)
+        stops, edits = made.stop or (), UNSET if body.context_management is None else AppliedEdits([])
+        id, kept = request.state.request_id, made.keep_seconds
+        return AnthropicReply(named, id, kept, made.token_limit, shows, stops, edits)
 
     return await chat(made, request, named_session(request, body.session_id), make_reply)
 

@@ -1,37 +1,67 @@
-"""Routes of ``/v1/models``: the served model, with what was measured on it."""
+"""Routes of ``/v1/models``: the served model, with what was measured on it, under its name and its aliases."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
 
+from server.schemas.strict import Strict
 from server.turns.context import ServerContext, context_of, model_not_found
 
 router = APIRouter()
 
 
+class ModelPage(Strict):
+    """Parameters of Anthropic's list of models, which is one page here."""
+
+    limit: int | None = Field(None, ge=1, le=1000, strict=False)
+    after_id: str | None = None
+    before_id: str | None = None
+    beta: Literal["true", "false"] | None = None
+
+
 @router.get("/v1/models")
-async def list_models(request: Request) -> dict[str, Any]:
-    """List the models: there is one."""
-    return {"object": "list", "data": [model_object(context_of(request))]}
+async def list_models(query: Annotated[ModelPage, Query()], request: Request) -> dict[str, Any]:
+    """List the model under each of its names; in Anthropic's shape for requests with ``anthropic-version``."""
+    context = context_of(request)
+    names = [context.served_name, *sorted(context.aliases)]
+    if is_anthropic(request):
+        data = [anthropic_model(context, name) for name in names]
+        return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return {"object": "list", "data": [model_object(context, name) for name in names]}
 
 
 @router.get("/v1/models/{model:path}")
 async def retrieve_model(model: str, request: Request) -> dict[str, Any]:
-    """Get the served model by its name, which may contain slashes."""
+    """Get the served model by one of its names, which may contain slashes."""
     context = context_of(request)
-    if model != context.served_name:
+    if model not in (context.served_name, *context.aliases):
         raise model_not_found("model", context.served_name)
-    return model_object(context)
+    return anthropic_model(context, model) if is_anthropic(request) else model_object(context, model)
 
 
-def model_object(context: ServerContext) -> dict[str, Any]:
+def is_anthropic(request: Request) -> bool:
+    """Whether a client of Anthropic's API asks."""
+    return "anthropic-version" in request.headers
+
+
+def anthropic_model(context: ServerContext, name: str) -> dict[str, Any]:
+    """Anthropic's model object."""
+    facts = context.engine.facts
+    created = datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
+    limits = {} if facts is None else {"max_input_tokens": facts.max_context, "max_tokens": facts.max_context}
+    return {"type": "model", "id": name, "display_name": name, "created_at": created, **limits}
+
+
+def model_object(context: ServerContext, name: str) -> dict[str, Any]:
     """OpenAI's model object; ``warmturn`` is null while no engine is ready."""
     facts = context.engine.facts
     return {
-        "id": context.served_name,
+        "id": name,
         "object": "model",
         "created": context.created,
         "owned_by": "warmturn",

@@ -55,9 +55,7 @@ def response_prompt(
     names: ToolNames,
 ) -> Prompt:
     """The prompt of a response that follows ``past`` with ``new`` messages. Blocking: run it on the pool."""
-    instructions = body.instructions
-    if BILLING_LINE in tokens.rules:
-        instructions, new = fold_instructions(instructions), fold_billing_lines(new)
+    instructions, new = fold_front(body, tokens, new)
     led = with_instructions(instructions, past)
     whole = [*led.messages, *new]
     change = rendering_change_of(body, tokens, names, whole)
@@ -111,6 +109,15 @@ def restore_dropped(whole: Sequence[LoggedMessage], prompt: Prompt) -> Prompt:
                 message = structs.replace(message, tools=shown.tools, template=shown.template)
         messages.append(message)
     return replace(prompt, messages=messages)
+
+
+def fold_front(
+    body: InputRequest, tokens: ChatTokenizer, new: Sequence[LoggedMessage]
+) -> tuple[str | None, list[LoggedMessage]]:
+    """The instructions and the new messages of a response without billing lines."""
+    if BILLING_LINE not in tokens.rules:
+        return body.instructions, [*new]
+    return fold_instructions(body.instructions), fold_billing_lines(new)
 
 
 def with_instructions(instructions: str | None, past: SessionRecord | None) -> SessionRecord:

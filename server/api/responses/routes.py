@@ -31,7 +31,13 @@ from server.api.responses.client_tools import ToolNames
 from server.api.responses.elsewhere import cancel_and_wait, read_stored_response, response_elsewhere
 from server.api.responses.event_recording import EventRecording
 from server.api.responses.input_items import gather_input, page_of
-from server.api.responses.prompt import rendering_change_of, response_prompt, tool_names, with_instructions
+from server.api.responses.prompt import (
+    fold_front,
+    rendering_change_of,
+    response_prompt,
+    tool_names,
+    with_instructions,
+)
 from server.api.responses.reply import ResponseReply, events_of
 from server.api.responses.schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
 from server.api.responses.tool_schemas import tool_objects
@@ -252,13 +258,14 @@ async def read_conversation(
         context, tenant, name, past, body.input if isinstance(body.input, str) else given, names=names
     )
     tokens, facts = context.tokens, context.facts
+    instructions, messages = fold_front(body, tokens, messages)
 
     def prompt_of(record: SessionRecord | None, new: list[LoggedMessage]) -> Prompt:
         if record is None:
             return response_prompt(body, tokens, facts, branch.past, messages, names)
         return response_prompt(body, tokens, facts, record, new, names)
 
-    whole = [*with_instructions(body.instructions, branch.past).messages, *messages]
+    whole = [*with_instructions(instructions, branch.past).messages, *messages]
     rendering = rendering_change_of(body, tokens, names, whole).applied_over(rendering_in_force(whole))
     return ReadInput(items, Conversation(whole, rendering, prompt_of), names)
 

@@ -94,7 +94,7 @@ BYTES = [
     raw("plain text that is JSON", GOOD_BYTES, 415, content_type="text/plain"),
     raw("another charset", GOOD_BYTES, 415, content_type="application/json; charset=utf-16"),
     raw("a compressed body", b"\x1f\x8b" + bytes(20), 415, content_encoding="gzip"),
-    raw("8 MB and a byte", b" " * (8 * 2**20 + 1), 413),
+    raw("64 MiB and a byte", b" " * (64 * 2**20 + 1), 413),
     raw("a length that is a lie", b"{}", 413, content_length="99999999999"),
 ]
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -332,7 +332,7 @@ def takes_json(site: Site) -> list[tuple[str, str]]:
 
 AT_THE_GATE = {
     *("half an object", "an array", "a lone surrogate escaped", "NaN", "an integer of 5,000 digits", "a form"),
-    *("100,000 objects in each other", "8 MB and a byte", "bytes that are not UTF-8"),
+    *("100,000 objects in each other", "64 MiB and a byte", "bytes that are not UTF-8"),
 }
 
 

@@ -77,7 +77,7 @@ def test_each_prompt_begins_with_the_one_before(style: str, end: int) -> None:
 def test_a_refused_message_is_a_user_turn_of_its_own_or_joins_what_it_has_to() -> None:
     text = tokens_with(STYLES["strict"]).render(TALK, generation_prompt=True)
     left, nudge = REMINDER.format(text=LEFT.content), REMINDER.format(text=NUDGE.content)
-    assert f"How is Rome?<|im_end|><|im_start|>user\n{left}<|im_end|>" in text
+    assert f"How is Rome?<|im_end|>\n<|im_start|>user\n{left}<|im_end|>" in text
     assert f"Sunny.\n\n{left}\n\n{nudge}\n</tool_response>" in text  # a user turn would drop the reasoning before it
     text = tokens_with(STYLES["alternating"]).render(TALK, generation_prompt=True)
     assert f"[INST]How is Rome?\n\n{left}[/INST]" in text
@@ -88,7 +88,9 @@ def test_a_refused_message_is_a_user_turn_of_its_own_or_joins_what_it_has_to() -
 def test_several_in_front_become_one_and_none_becomes_the_users() -> None:
     front = [FRONT, LEFT, USER]
     text = tokens_with(STYLES["strict"]).render(front, generation_prompt=False)
-    assert text == "<|im_start|>system\nBe brief.\n\n900 tokens left<|im_end|><|im_start|>user\nHow is Rome?<|im_end|>"
+    assert (
+        text == "<|im_start|>system\nBe brief.\n\n900 tokens left<|im_end|>\n<|im_start|>user\nHow is Rome?<|im_end|>"
+    )
     text = tokens_with(STYLES["no system"]).render(front, generation_prompt=False)
     assert text.startswith("<|im_start|>user\nBe brief.\n\n900 tokens left<|im_end|>\n<|im_start|>user\n")
 

@@ -199,10 +199,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [WEATHER], "tool_choice": {"type": "mcp", "server_label": "s"}}, "tool_choice.type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters"),
     ({"tools": [WEATHER, WEATHER]}, "tools"),
-    ({"tools": [{"type": "function", "function": {"name": f"t{n}"}} for n in range(129)]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": f"t{n}"}} for n in range(4097)]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "any"}, "tool_choice"),
     (

@@ -277,6 +277,7 @@ async def test_counting(site: Site) -> None:
     )
 
 
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 1}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens is required"),
@@ -312,7 +313,23 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"top_k": -1}, "top_k"),
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 1}]}, "tools[0].type names a kind"),
+    ({"tools": [{"type": "nonsense", "name": "x"}]}, "tools[0].type names a kind"),
+    ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice asks for a tool that this server cannot run"),
+    (
+        {"tools": [SEARCH, WEATHER], "tool_choice": {"type": "tool", "name": "web_search"}},
+        "tool_choice names a tool that this server cannot run",
+    ),
+    (
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "none"}]}},
+        "context_management.edits[0].keep",
+    ),
+    (
+        {
+            "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            "output_format": {"type": "json_schema", "schema": {"type": "object"}},
+        },
+        "output_format differs",
+    ),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
     ({"tools": [WEATHER, WEATHER]}, "tools must have different names"),
     ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
@@ -324,7 +341,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#"}}}}, "schema"),
     ({"container": "x"}, "container is not supported"),
-    ({"speed": "fast"}, "speed is not supported"),
     ({"n": 2}, "n is not a parameter"),
     ({"metadata": {"user": "x"}}, "metadata.user"),
 ]
