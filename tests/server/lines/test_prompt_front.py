@@ -79,6 +79,7 @@ async def test_responses_go_on_from_theirs(site: Site) -> None:
         history += [*answer.json()["output"], {"type": "message", "role": "developer", "content": "Mind the list."}]
         history.append({"type": "message", "role": "user", "content": "And Oslo?"})
     assert goes_on(site)
+    assert answer.json()["cache"]["line"]["outcome"] == "continued"
     assert answer.json()["cache"]["adapted"] == [
         {"rule": "billing_line_folded", "param": "instructions", "count": 1},
         {"rule": "system_in_place", "param": "messages", "count": 1},
