@@ -53,8 +53,6 @@ DEEDS = {  # and how likely they are
 
 @dataclass
 class Asked:
-    """A turn in flight."""
-
     tenant: str
     session: str | None
     prompt: list[int]
@@ -296,7 +294,7 @@ class Walk:
         """Somebody removes the whole folder."""
         shutil.rmtree(self.disk.folder, ignore_errors=True)
         self._quiet()
-        self.touched |= {segment.name for segment in self.disk._known.values()}  # what has just been written too
+        self.touched |= {segment.name for segment in self.disk._known}  # what has just been written too
 
     def _restart(self) -> None:
         """The engine ends in order."""
@@ -398,12 +396,12 @@ class Walk:
         """When all is quiet the files are those that the tier knows, and its index finds every session."""
         self._finish()
         self._quiet()
-        known = {segment.name for segment in self.disk._known.values()}
+        known = {segment.name for segment in self.disk._known}
         there = {path.name for path in self._files()}
         assert known - there <= self.touched
         assert there - known <= self.touched
         assert self.disk.obsolete_bytes == 0
-        for segment in self.disk._known.values():
+        for segment in self.disk._known:
             ids, mask = segment.timeline()
             assert segment.after == timeline_hash(ids.tobytes(), bytes(mask))
         for head in self.disk.heads.values():

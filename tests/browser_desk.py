@@ -45,7 +45,6 @@ class Desk:
             self.troubles.append(f"asked for {url}")
 
     def is_well(self) -> None:
-        """Nothing was noted."""
         unexpected = [said for said in self.troubles if not any(part in said for part in self.expected)]
         assert not unexpected, unexpected
 
@@ -97,7 +96,6 @@ class Desk:
         return wide
 
     def rest(self, path: str) -> Any:
-        """What the server says."""
         response = httpx.get(f"{self.server.url}/v1/{path}", timeout=SECONDS)
         assert response.status_code == 200, response.text
         return response.json()

@@ -52,7 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """torch computes with two threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

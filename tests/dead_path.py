@@ -26,7 +26,6 @@ class NetworkPath:
         self._over = asyncio.Event()
 
     def start(self) -> None:
-        """Listen."""
         self._thread.start()
         assert self._ready.wait(10)
 
@@ -35,7 +34,6 @@ class NetworkPath:
         self._tell(self._alive.clear)
 
     def heal(self) -> None:
-        """All passes again."""
         self._tell(self._alive.set)
 
     def stop(self) -> None:

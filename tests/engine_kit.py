@@ -86,12 +86,10 @@ def in_place_of(name: str) -> frozenset[int]:
 
 
 def ours(said: pytest.LogCaptureFixture) -> list[str]:
-    """What the engine has said."""
     return [record.getMessage() for record in said.records if record.name == "warmturn.engine"]
 
 
 def byte_grammars() -> Grammars:
-    """Grammars over the byte tokenizer."""
     return Grammars(partial(grammar_tokenizer, make_tokenizer(), (END,), 259))
 
 
@@ -269,5 +267,4 @@ class Kit:
         return self.store.archive
 
     def cancel(self, turn: str) -> None:
-        """The client of that turn leaves."""
         self.engine.cancel(Cancel(turn))

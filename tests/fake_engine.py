@@ -149,7 +149,6 @@ class FakeEngine:
                 turn.fail(failure)
 
     def pin(self, tenant: str, session: str, until: float) -> None:
-        """Remember until when."""
         self.pinned[tenant, session] = until
 
     async def inspect(self, tenant: str, session: str) -> Inspected:

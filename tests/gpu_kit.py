@@ -23,11 +23,9 @@ class TritonDouble:
         self.calls = 0
 
     def fits(self, signature: Signature) -> bool:
-        """Whatever is asked."""
         return True
 
     def plan(self, step: PackedStep, layer: AttentionLayer, spans: frozenset[int], last: bool) -> TritonPlan | None:
-        """The real one's."""
         return TritonBackend.plan(cast(TritonBackend, self), step, layer, spans, last)
 
     def attend(

@@ -44,8 +44,6 @@ def reply_ids() -> list[int]:
 
 @dataclass
 class Site:
-    """What a test talks to."""
-
     app: FastAPI
     engine: FakeEngine
     log: SessionLog

@@ -57,7 +57,6 @@ def as_logged(messages: Iterable[Mapping[str, Any]]) -> list[LoggedMessage]:
 
 
 def texts(record: SessionRecord) -> list[str]:
-    """What is said in a session."""
     return [message.content for message in record.messages]
 
 

@@ -32,7 +32,6 @@ def document() -> dict[str, Any]:
 
 @functools.cache
 def validator(name: str) -> Draft202012Validator:
-    """For one of the document's names."""
     whole = document()
     return Draft202012Validator({**whole["schemas"][name], "$defs": whole["$defs"]})
 

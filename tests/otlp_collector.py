@@ -31,7 +31,6 @@ class Collector(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def spans(self) -> list[tuple[dict[str, str], Span]]:
@@ -45,8 +44,6 @@ class Collector(ThreadingHTTPServer):
 
 
 class _Received(BaseHTTPRequestHandler):
-    """One export."""
-
     server: Collector
 
     def do_POST(self) -> None:

@@ -24,8 +24,6 @@ Make = Callable[[int], tuple[Any, ...]]  # the arguments of a call with so many 
 
 
 class Of(nn.Module):
-    """A function as a module."""
-
     def __init__(self, function: Callable[..., Any], **constants: torch.Tensor) -> None:
         super().__init__()
         self.function = function
@@ -37,8 +35,6 @@ class Of(nn.Module):
 
 
 class _Root(nn.Module):
-    """What a module is found in."""
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module

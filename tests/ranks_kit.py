@@ -76,7 +76,6 @@ class Driver:
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
-    """Random bytes."""
     return random.Random(seed).choices(range(256), k=length)
 
 

@@ -21,8 +21,6 @@ MOST = 64  # connections
 
 @dataclass
 class Port:
-    """A Site that listens."""
-
     site: Site
     number: int
     server: HttpServer
@@ -45,7 +43,6 @@ class Port:
         return self.clients[-1]
 
     async def leave(self) -> None:
-        """Close all clients."""
         for client in self.clients:
             client.leave()
             with suppress(OSError):
@@ -60,7 +57,6 @@ class Client:
     writer: asyncio.StreamWriter
 
     async def send(self, data: bytes) -> None:
-        """All of it is on its way."""
         self.writer.write(data)
         await self.writer.drain()
 
@@ -79,7 +75,6 @@ class Client:
             return b""
 
     def leave(self) -> None:
-        """Close."""
         self.writer.close()
 
 
@@ -104,7 +99,6 @@ async def port(patience: float = 60.0, app: ASGIApp | None = None, **parts: Any)
 
 
 def request(path: str, body: bytes = b"", method: str = "POST", *headers: str) -> bytes:
-    """A request as bytes."""
     lines = [f"{method} {path} HTTP/1.1", f"Host: {HOST}", *headers]
     if body or method == "POST":
         lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]

@@ -62,14 +62,12 @@ async def admitted(turn: TurnStream) -> Receipt:
 
 
 async def piece(turn: TurnStream) -> Delta:
-    """What comes next."""
     while (delta := turn.take()) is None:
         await news(turn)
     return delta
 
 
 async def read(turn: TurnStream) -> list[Delta]:
-    """All that comes."""
     deltas = [await piece(turn)]
     while deltas[-1].finish_reason is None:
         deltas.append(await piece(turn))

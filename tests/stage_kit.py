@@ -14,7 +14,8 @@ from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from scheduler.accel.cpu.linear import pack
-from scheduler.forward.modes import Mode, PackedMode
+from scheduler.forward.mode import Mode
+from scheduler.forward.modes import PackedMode
 from scheduler.forward.rope import LongRope
 from scheduler.model.measurement import make_session
 from scheduler.model.probe import Verdict, probe

@@ -33,7 +33,6 @@ class Bench:
         self.store = SessionStore(self.pool)
 
     def acquire(self, prompt: list[int], name: str | None = None, tenant: str = "a") -> Acquired | None:
-        """Acquire, and look at everything."""
         acquired = self.store.acquire(tenant, name, array("i", prompt))
         if acquired is not None:
             assert list(acquired.session.token_ids) == prompt
@@ -72,7 +71,6 @@ class Bench:
         return acquired.session
 
     def sessions(self) -> list[SessionCache]:
-        """All of them."""
         return [*self.store._warm, *self.store._hosted, *self.store._running]
 
     def check(self) -> None:

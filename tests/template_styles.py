@@ -17,7 +17,6 @@ FOLDER = Path(__file__).with_name("templates")
 
 
 def template(name: str) -> str:
-    """The source of a template."""
     return (FOLDER / f"{name}.jinja").read_text().removesuffix("\n")
 
 

@@ -96,7 +96,6 @@ class Theirs(torch.nn.Module):
     def generate_batch(
         self, prompts: Any, generation_config: Any, persistent_manager: bool = False, **options: Any
     ) -> dict[int, Any]:
-        """With a manager that stays or not."""
         self.managers += self.manager is None
         self.manager = [] if persistent_manager else None
         self.config._attn_implementation = "paged|sdpa"
@@ -105,16 +104,12 @@ class Theirs(torch.nn.Module):
         return {n: SimpleNamespace(generated_tokens=[1] * self.reply) for n in range(len(prompts))}
 
     def destroy_cached_continuous_batching_manager(self) -> None:
-        """After it, there is none."""
         assert self.manager is not None
         self.manager = None
 
 
 class Older(Theirs):
-    """One that cannot keep it."""
-
     def generate_batch(self, prompts: Any, generation_config: Any, **options: Any) -> dict[int, Any]:  # type: ignore[override]
-        """As before."""
         return super().generate_batch(prompts, generation_config)
 
 

@@ -164,7 +164,6 @@ class Served:
         self.sent = 0
 
     def ask(self, prompts: list[list[int]], count: int, sampling: Sampling) -> list[list[int]]:
-        """All at once."""
         tokens: dict[str, list[int]] = {}
         for prompt in prompts:
             self.sent += 1

@@ -29,7 +29,6 @@ class Block(NamedTuple):
 
 
 def blocks(name: str) -> list[Block]:
-    """The examples of a page."""
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     return [Block(*found) for found in BLOCK.findall(page)]
 

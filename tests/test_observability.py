@@ -211,7 +211,6 @@ def test_every_metric_of_ours_is_shown_somewhere_or_is_known_not_to_be(observed:
 
 
 def rules() -> list[dict[str, Any]]:
-    """Every rule."""
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 

@@ -67,7 +67,6 @@ Errors have OpenAI's form, `{{"error": {{"message", "type", "param", "code"}}}}`
 
 
 def endpoints() -> Iterator[APIRoute]:
-    """All routes, by path."""
     routes = (route for router in routers() for route in router.routes)
     found = [route for route in routes if isinstance(route, APIRoute) and route.include_in_schema]
     return iter(sorted(found, key=lambda route: (route.path, sorted(route.methods or ()))))
@@ -138,7 +137,6 @@ def rows(model: type[BaseModel], document: Mapping[str, bool] | None) -> Iterato
 
 
 def section(route: APIRoute) -> list[str]:
-    """One endpoint."""
     verb = f"{', '.join(sorted(route.methods or ()))} {route.path}"
     purpose = " ".join((route.endpoint.__doc__ or "").split()).replace("``", "`")
     lines = [f"## {verb}", "", *textwrap.wrap(purpose, WIDTH, break_long_words=False, break_on_hyphens=False), ""]
@@ -196,7 +194,6 @@ def idle_section(routes: Iterable[APIRoute]) -> list[str]:
 
 
 def page() -> str:
-    """The page."""
     source = json.loads(PINNED.read_text(encoding="utf-8"))["source"]
     lines = [INTRODUCTION.format(source=source)]
     for route in endpoints():

@@ -62,7 +62,6 @@ TINY = Sizes((1, 3), 40, (64, 128), 100, 3, 2, 256, 1 << 20)
 
 
 def shapes(tiny: bool) -> dict[str, Any]:
-    """The configurations by name."""
     ends = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
     small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 2048}  # fmt: skip
@@ -78,7 +77,6 @@ def shapes(tiny: bool) -> dict[str, Any]:
 
 
 def percent(floor: float, seconds: float) -> str:
-    """How near to the floor."""
     return f"{100 * floor / seconds:.0f} %"
 
 

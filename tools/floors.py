@@ -14,7 +14,6 @@ import torch
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

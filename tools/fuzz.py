@@ -60,7 +60,6 @@ class Tally:
         return sum(self.statuses.values())
 
     def add(self, case: Any, url: str, response: Any, error: Exception | None, seconds: float) -> None:
-        """One answer, or none."""
         status = str(response.status_code) if response is not None else type(error).__name__
         fault = f"{status} after {seconds:.1f} s" if wrong(response) or seconds > SECONDS else None
         with self.lock:
@@ -96,7 +95,6 @@ def command(case: Any, url: str) -> str:
 
 
 def ask(case: Any, url: str, session: requests.Session, tally: Tally) -> None:
-    """One request."""
     began = time.perf_counter()
     response, error = None, None
     try:
@@ -156,7 +154,6 @@ class Sender:
         ask(case, self._url, self._local.session, self._tally)
 
     def finish(self) -> None:
-        """Wait for all of them."""
         while self._pending:
             self._pending.popleft().result()
 
@@ -191,12 +188,10 @@ def run(server: Server, count: int) -> Tally:
 
 
 def memory(server: Server) -> str:
-    """Of both processes."""
     return f"server {resident(server.pid) / 2**20:.0f} MiB, engine {resident(server.engine) / 2**20:.0f} MiB"
 
 
 def main() -> int:
-    """The exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=20_000)
     count = parser.parse_args().requests

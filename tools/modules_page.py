@@ -51,7 +51,6 @@ def sections() -> Iterator[str]:
 
 
 def page() -> str:
-    """The whole page."""
     return "\n".join([INTRODUCTION.rstrip("\n"), *(part for part in sections() if part)]).rstrip("\n") + "\n"
 
 

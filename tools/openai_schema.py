@@ -41,8 +41,6 @@ class ErrorResponse(BaseModel):
 
 
 class ListModelsResponse(BaseModel):
-    """The package has pages for it."""
-
     object: Literal["list"]
     data: list[Model]
 

@@ -149,12 +149,10 @@ def probing(host: str, port: int) -> Iterator[list[float]]:
 
 
 def at(times: list[float], part: float) -> float:
-    """A percentile, in milliseconds."""
     return 1000 * sorted(times)[min(len(times) - 1, int(part * len(times)))] if times else 0.0
 
 
 def main() -> int:
-    """The exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--times", type=float, default=10)

@@ -77,7 +77,6 @@ def x(tokens: float) -> float:
 
 
 def y(milliseconds: float) -> float:
-    """Where a cost lies."""
     return BOTTOM - (BOTTOM - TOP) * math.log(milliseconds / LOW) / math.log(HIGH / LOW)
 
 
@@ -124,7 +123,6 @@ def line(points: Sequence[tuple[int, float]], colour: str, name: str, kind: str,
 
 
 def main() -> None:
-    """Write the picture."""
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     PICTURE.write_text(drawn(read(FIGURES)), encoding="utf-8")
 

@@ -96,11 +96,9 @@ class Immediate:
         self.waiting: list[Mailbox] = []
 
     def state(self) -> State:
-        """Always the same."""
         return "ready"
 
     def submit(self, request: Submit) -> Mailbox:
-        """One token, and the end."""
         turn = Mailbox(request.turn, lambda name: None, (request.tenant, request.session))
         if self.answers:
             asyncio.get_running_loop().call_soon(self._answer, turn)
@@ -109,11 +107,9 @@ class Immediate:
         return turn
 
     def turns_away(self, tenant: str) -> TurnRefused | None:
-        """Nobody."""
         return None
 
     def reading(self, tenant: str) -> AbstractContextManager[None]:
-        """Nobody counts."""
         return nullcontext()
 
     def _answer(self, turn: Mailbox) -> None:
@@ -144,7 +140,6 @@ async def serving(engine: Immediate) -> AsyncIterator[tuple[int, HttpServer]]:
 
 
 def request(stream: bool) -> bytes:
-    """A chat."""
     body = json.dumps({"messages": MESSAGES, "temperature": 0.7, "max_tokens": 64, "stream": stream}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -207,7 +202,6 @@ def held() -> tuple[int, Counter[str]]:
 
 
 async def measure(requests: int, count: int, stream: bool) -> None:
-    """Print all of it."""
     engine = Immediate()
     async with serving(engine) as (port, http):
         await ask(port, WARM, request(stream))
@@ -218,7 +212,6 @@ async def measure(requests: int, count: int, stream: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--waiting", type=int, default=200)

@@ -68,7 +68,6 @@ class Server:
 
     @property
     def engine(self) -> int:
-        """The pid of the engine process."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in children}
         return next(pid for pid, command in commands.items() if b"scheduler" in command)
@@ -113,6 +112,5 @@ def serving(model: str, data: Path, *flags: str) -> Iterator[Server]:
 
 
 def io_count(pid: int, name: str) -> int:
-    """A counter of /proc/<pid>/io."""
     lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     return next(int(line.split(": ")[1]) for line in lines if line.startswith(f"{name}: "))

@@ -71,11 +71,9 @@ class Served:
 
     @property
     def compiled(self) -> int:
-        """Modules that torch has compiled."""
         return len(self.mode.compiled) if self.mode.compiled is not None else 0
 
     def words(self, count: int) -> list[int]:
-        """Random tokens."""
         return [self._random.randrange(10, TOKENS) for _ in range(count)]
 
     def send(self, prompt: list[int], reply: int, session: str | None = None) -> str:
@@ -126,7 +124,6 @@ class Served:
         return self.run({})
 
     def forget(self) -> None:
-        """Drop all sessions."""
         store = self.engine.scheduler.store
         for session in [*store._warm, *store._hosted]:
             store.discard(session)

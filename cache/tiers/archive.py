@@ -21,12 +21,13 @@ from cache.segments.codec import Codec
 from cache.tier import Tier, TierHolding, TierStats
 from cache.tiers import segment_loader
 from cache.tiers.disk import DiskTier
-from cache.tiers.excerpt import cut, excerpt
+from cache.tiers.excerpt import excerpt
 from cache.tiers.io_threads import IoThreads
 from cache.tiers.remover import Remover
 from cache.tiers.restore_rates import RestoreRates
 from cache.tiers.segment_loader import SegmentLoad, SegmentLoader, SegmentRange
 from cache.tiers.segment_store import SegmentStore
+from cache.tiers.session_remover import SessionRemover
 from cache.tiers.tier_sync import TierSync
 from cache.tiers.write_behind import WriteBehind
 
@@ -94,9 +95,8 @@ class Archive:
         self._fetches: dict[Owner, Fetch] = {}
         self._arriving: dict[SegmentLoad, Owner] = {}  # whose session each load will be
         self._taking: dict[object, Owner] = {}  # and each import whose files are looked at
-        self._forgetting: dict[Owner, list[Callable[[], None]]] = {}  # while their files are in use
-        self._cutting: set[Owner] = set()  # forgotten, and their files being cut to what others share with them
         self.remover = Remover(disk, self._writer)
+        self.session_remover = SessionRemover(disk, self.syncs, self.remover, self._writer)
         disk.scan()
         self.remover.pump()
 
@@ -109,8 +109,7 @@ class Archive:
         self.write_behind.pump()
         self.write_behind.check_room()
         self._store.trim()
-        for owner in [owner for owner in self._forgetting if not self.disk.uses(owner)]:
-            self._remove(owner, self._forgetting.pop(owner))
+        self.session_remover.poll()
         self.remover.pump()
 
     @property
@@ -120,7 +119,7 @@ class Archive:
     @property
     def busy(self) -> bool:
         """Whether work is in progress, or could be begun."""
-        return self._background.busy or self.write_behind.ready or bool(self._forgetting)
+        return self._background.busy or self.write_behind.ready or self.session_remover.waiting
 
     @property
     def errors(self) -> int:
@@ -194,7 +193,7 @@ class Archive:
         length = head.tip.reach(min(shared, len(prompt) - 1), self._store.stateful)
         if length <= have:
             return None
-        if any(segment.owner in self._cutting or segment.owner in self._forgetting for segment in head.tip.chain()):
+        if any(self.session_remover.concerns(segment.owner) for segment in head.tip.chain()):
             return Fetch(begun=False)
         if (under_way := self._fetches.get(head.owner)) is not None:
             return under_way if under_way.length >= length or under_way.stuck else Fetch(begun=False)
@@ -312,57 +311,9 @@ class Archive:
         """Remove what the tiers hold of a session. ``callback`` is called when the files are gone, and never if one
         cannot be unlinked.
         """
-        self.disk.forget(owner)
-        for sync in self.syncs:
-            sync.block(owner)
         self._arriving = {load: whose for load, whose in self._arriving.items() if whose != owner}
         self._taking = {ticket: whose for ticket, whose in self._taking.items() if whose != owner}
-        self._forgetting.setdefault(owner, []).append(callback)
-
-    def _remove(self, owner: Owner, callback: list[Callable[[], None]]) -> None:
-        """Remove the files of a forgotten session that are no longer in use, from disk and then from each lower
-        tier.
-        """
-        marks = [(sync, sync.block(owner)) for sync in self.syncs]
-
-        def gone() -> None:
-            for tell in callback:
-                tell()
-
-        def unlinked() -> None:
-            if not marks:
-                gone()
-                return
-            sync, mark = marks.pop(0)
-            # what had just come from there goes too
-            sync.forget(owner, mark, lambda: self.remover.remove(owner, unlinked))
-
-        shared = self.disk.orphans(owner)
-        if not shared:
-            self.remover.remove(owner, unlinked)
-            return
-        self._cutting.add(owner)
-        timelines = [segment.timeline() for segment in shared]
-
-        def finish(outcome: list[int | None] | Exception) -> None:
-            self._cutting.discard(owner)
-            sizes = [None] * len(shared) if isinstance(outcome, Exception) else outcome
-            for segment, size in zip(shared, sizes, strict=True):
-                self.disk.complete_cut(segment, size)
-            self.remover.remove(owner, unlinked)
-
-        work = list(zip(shared, timelines, strict=True))
-        self._writer.submit(lambda: [self._cut(segment, *timeline) for segment, timeline in work], finish)
-
-    def _cut(self, segment: Segment, ids: array[int], mask: bytearray) -> int | None:
-        """On the writer's thread: replace a file by one with only what other sessions need. Returns its size in bytes,
-        None if that failed.
-        """
-        folder, name = self.disk.folder / segment.folder, segment.name
-        try:
-            return cut(folder, name, segment.owner, ids, mask, folder, name, orphan=True)
-        except (CorruptFile, OSError):
-            return None
+        self.session_remover.remove(owner, callback)
 
     def pin(self, owner: Owner, until: float) -> None:
         """Pin a session's files until ``until`` (Unix seconds): they are evicted last."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from cache.pages.prefix import PrefixIndexes
 from cache.segments.chain import ChainHead, LooseSegment, Owner, Place, Segment
 from cache.tier import Tier, TierHolding, TierStats
 from cache.tiers.segment_folder import ForeignSegments, SegmentFolder, folder_of
+from cache.tiers.segment_index import SegmentIndex
 
 
 class DiskTier:
@@ -50,8 +51,7 @@ class DiskTier:
         self._damaged_folders: set[str] = set()  # folders that have lost files to damage, and got none since
         self._planned: dict[Segment, None] = {}  # begun, not complete
         self._holds: Counter[Segment] = Counter()  # the ends of chains that are being read
-        self._known: dict[Place, Segment] = {}  # living and local
-        self._folders: defaultdict[str, list[Segment]] = defaultdict(list)  # the same by folder
+        self._known = SegmentIndex()  # living and local
         self._index: PrefixIndexes[ChainHead] = PrefixIndexes()
 
     # -- finding ----------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class DiskTier:
 
     def segments_in(self, folders: Collection[str]) -> list[Segment]:
         """The segments whose files are in these folders."""
-        return [segment for folder in folders for segment in self._folders.get(folder, ())]
+        return self._known.within(folders)
 
     def touch(self, head: ChainHead) -> None:
         """Mark a session as used now."""
@@ -106,7 +106,7 @@ class DiskTier:
         self._count(segment, nbytes - segment.nbytes)
         segment.nbytes = nbytes
         segment.local = True
-        self._register(segment)
+        self._known.add(segment)
         self._damaged_folders.discard(segment.folder)
         if segment.lost:
             self._remove_segment(segment)
@@ -131,10 +131,10 @@ class DiskTier:
         """The segments of a forgotten session that are parents of other sessions' segments, each cut to the tokens that
         these share and held. The caller cuts the files and then calls ``complete_cut``.
         """
-        if folder_of(owner) not in self._folders:
+        if folder_of(owner) not in self._known.folders:
             return []
         needed: dict[Segment, int] = {}
-        for segment in (*self._known.values(), *self._planned):
+        for segment in (*self._known, *self._planned):
             if segment.parent is not None and segment.parent.owner == owner and segment.parent.local:
                 needed[segment.parent] = max(needed.get(segment.parent, 0), segment.first)
         found = [segment for segment, stop in needed.items() if not segment.orphan or stop < segment.stop]
@@ -267,7 +267,7 @@ class DiskTier:
             if not fresh[at].joins(self._known.get(parent) if parent is not None else None):
                 self._discard_damaged(at)
                 continue
-            self._register(segment)
+            self._known.add(segment)
             if segment.parent is not None:
                 segment.parent.refs += 1
             self._count(segment, segment.nbytes)
@@ -361,22 +361,12 @@ class DiskTier:
         self._count(segment, -segment.nbytes)
         if segment.local:
             segment.local = False
-            self._unregister(segment)
+            self._known.remove(segment)
             self._mark_obsolete(self.folder / segment.folder / segment.name, segment.nbytes)
         if segment.parent is not None:
             segment.parent.refs -= 1
             if collect:
                 self._collect(segment.parent)
-
-    def _register(self, segment: Segment) -> None:
-        self._known[segment.folder, segment.name] = segment
-        self._folders[segment.folder].append(segment)
-
-    def _unregister(self, segment: Segment) -> None:
-        del self._known[segment.folder, segment.name]
-        self._folders[segment.folder].remove(segment)
-        if not self._folders[segment.folder]:
-            del self._folders[segment.folder]
 
     def _count(self, segment: Segment, nbytes: int) -> None:
         self.used += nbytes
@@ -389,7 +379,7 @@ class DiskTier:
         (except one that is still being read), reference counts and bytes are right, and every head is in the prefix
         index.
         """
-        living = {*self._known.values(), *self._planned}
+        living = {*self._known, *self._planned}
         assert self.used == sum(segment.nbytes for segment in living)
         refs: Counter[Segment] = Counter(self._holds)
         refs.update(head.tip for head in self.heads.values())
@@ -402,10 +392,7 @@ class DiskTier:
             parent = segment.parent
             assert parent is None or parent.local or parent in self._planned or segment in reading or segment.lost
             assert not segment.dead or segment in self._planned
-        for place, segment in self._known.items():
-            assert place == (segment.folder, segment.name)
-            assert segment in self._folders[segment.folder]
-        assert sum(map(len, self._folders.values())) == len(self._known)
+        self._known.check_integrity()
         for owner, head in self.heads.items():
             assert head.owner == owner
             assert head.tip.local

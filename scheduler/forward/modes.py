@@ -1,103 +1,28 @@
-"""The modes: the ways to run a step through a model's own modeling code. ``scheduler.model.probe`` measures at load
-which one is right for a model.
+"""The modes that run all sessions of a step in one forward, and the list of all modes. ``scheduler.model.probe``
+measures at load which one is right for a model.
 """
 
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
 from cache.attention.packed_attention import PackedAttention, Unsupported
 from cache.pages.layers import AttentionLayer
-from cache.pages.packed import PackedStep, Span, packed_class
+from cache.pages.packed import PackedStep, packed_class
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.linear import Packing
 from scheduler.accel.cpu.program import kernel
 from scheduler.accel.gpu.compiled import CompiledLayers
+from scheduler.forward.alone_modes import AloneMode, PlainAloneMode, RecomputeMode
 from scheduler.forward.mixers import CurrentStep, MixerSplit
+from scheduler.forward.mode import Mode
 from scheduler.forward.trace import Trace
-
-
-class Mode(ABC):
-    """A way to run one step through unmodified modeling code.
-
-    ``stateful``: sessions keep a state besides their pages. ``token_by_token``: a session that has a state is fed one
-    token at a time; the probe sets it for models whose multi-token code ignores the state.
-    """
-
-    name: ClassVar[str]
-    caches: ClassVar[bool] = True  # what was fed need not be fed again
-    compiles: ClassVar[bool] = False  # its attention is one function that a compiler need not look into
-    stateful: bool
-    token_by_token = False
-
-    def __init__(self, model: Any, layers: list[AttentionLayer], trace: Trace) -> None:
-        self.model = model
-        self.layers = layers
-        self.trace = trace
-        self.in_place: frozenset[int] = frozenset()
-        self.fusion: Fusion | None = None
-        self.compiled: CompiledLayers | None = None
-        self.accepts = inspect.signature(model.forward).parameters
-        self._open = any(p.kind is p.VAR_KEYWORD for p in self.accepts.values())
-
-    @abstractmethod
-    def install(self) -> None:
-        """Prepare the model; raises ``Unsupported`` where it refuses."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Leave the model as it was."""
-
-    @abstractmethod
-    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
-        """Feed the step; returns the logits ``[len(keep), V]`` of the rows ``keep`` (indices into the packed row)."""
-
-    def learn(self) -> bool:
-        """Called after a step with correct results: enable the optimisations that it has shown to be safe. Returns
-        whether the mode has any.
-        """
-        return False
-
-    def fuse(self, packing: Packing, steps: Callable[[], Iterator[None]]) -> int:
-        """Run modules as programs where possible. ``steps`` runs two steps of different lengths, one per iteration.
-        Returns the number of modules.
-        """
-        return 0
-
-    def unfuse(self) -> None:
-        """Run everything as it is again."""
-        if self.fusion is not None:
-            self.fusion.remove()
-        self.fusion = None
-
-    def compile(self, backend: Any, steps: Callable[[], Any]) -> int:
-        """Compile layers where possible. ``steps`` runs steps of all kinds. Returns the number of modules."""
-        return 0
-
-    def uncompile(self) -> None:
-        """Run everything as it is again."""
-        if self.compiled is not None:
-            self.compiled.remove()
-        self.compiled = None
-
-    def uncompiled(self) -> AbstractContextManager[None]:
-        """Within it what is compiled runs as it is."""
-        return self.compiled.aside() if self.compiled is not None else nullcontext()
-
-    def positions(self, step: PackedStep) -> dict[str, Any]:
-        """The explicit positions of the step's tokens, where the model takes them."""
-        return {"position_ids": step.positions + self.trace.first_position} if self.positions_accepted else {}
-
-    @property
-    def positions_accepted(self) -> bool:
-        """Whether positions can be told."""
-        return "position_ids" in self.accepts or self._open
 
 
 class PagedMode(Mode):
@@ -279,89 +204,6 @@ class SplitMode(MaskedMode):
         return additive(self.layers[index].sees(query, key), self.model.dtype)
 
 
-class AloneMode(Mode):
-    """One forward per session on the model's own cache object: right for most models, but KV is not shared between
-    sessions.
-    """
-
-    name = "alone"
-    stateful = True
-
-    def install(self) -> None:
-        """Nothing: the model runs as it is."""
-        if self.trace.argument is None and not self.trace.attributes:
-            raise Unsupported("the model returns no cache")
-
-    def remove(self) -> None:
-        """Nothing was changed."""
-
-    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
-        """See ``Mode.forward``."""
-        logits = torch.cat([self._feed(step, span) for span in step.spans])
-        return logits[keep]
-
-    def _feed(self, step: PackedStep, span: Span) -> torch.Tensor:
-        rows = range(span.row, span.row + span.size)
-        slow = self.token_by_token and span.start > 0
-        parts = [slice(row, row + 1) for row in rows] if slow else [slice(rows.start, rows.stop)]
-        return torch.cat([self._run(step, span, part) for part in parts])
-
-    def _run(self, step: PackedStep, span: Span, rows: slice) -> torch.Tensor:
-        inputs = {name: value[:, rows] for name, value in self.positions(step).items()}
-        cache, kept = span.session.state or (self.fresh(), None)
-        if cache is not None and self.trace.argument is not None:
-            inputs[self.trace.argument] = cache
-        for (module, name), value in zip(self.trace.attributes, kept or (), strict=kept is not None):
-            setattr(module, name, value)
-        out = self.model(input_ids=step.token_ids[:, rows], use_cache=True, return_dict=True, **inputs)
-        cache = out.get(self.trace.argument, cache) if self.trace.argument is not None else None
-        span.session.state = (cache, [getattr(module, name) for module, name in self.trace.attributes])
-        logits: torch.Tensor = out.logits[0]
-        return logits
-
-    def fresh(self) -> Any:
-        """The cache of a session that has fed nothing: the model makes its own, unless it does not return it."""
-        return None if self.trace.returned else self.trace.fresh(self.model.config.get_text_config(decoder=True))
-
-
-class PlainAloneMode(AloneMode):
-    """Alone, on a cache that keeps every key: for models whose own cache cuts a window that their mask does
-    not have.
-    """
-
-    name = "alone, all keys"
-
-    def fresh(self) -> Any:
-        """A cache that knows no windows."""
-        from transformers.cache_utils import DynamicCache
-
-        return DynamicCache()
-
-
-class RecomputeMode(Mode):
-    """No cache: every step runs each session from its first token. Slow, for models that only a plain forward runs
-    right.
-    """
-
-    name = "recomputed"
-    stateful = False
-    caches = False
-
-    def install(self) -> None:
-        """Nothing: the model runs as it is."""
-
-    def remove(self) -> None:
-        """Nothing was changed."""
-
-    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
-        """See ``Mode.forward``."""
-        parts = []
-        for span in step.spans:
-            ids = torch.tensor([list(span.session.token_ids[: span.stop])], device=self.model.device)
-            parts.append(self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -span.size :])
-        return torch.cat(parts)[keep]
-
-
 MODES: tuple[type[Mode], ...] = (PackedMode, MaskedMode, SplitMode, AloneMode, PlainAloneMode)
 LAST_RESORT: tuple[type[Mode], ...] = (RecomputeMode,)
 
@@ -389,14 +231,3 @@ def language_model(model: Any) -> Any:
         m for m in model.modules() if getattr(m, "config", None) is text and hasattr(m, "set_attn_implementation")
     )
     return next(inside, model)
-
-
-@contextmanager
-def installed(mode: Mode) -> Iterator[Mode]:
-    """``mode`` installed within the block, removed again if the block raises."""
-    try:
-        mode.install()
-        yield mode
-    except BaseException:
-        mode.remove()
-        raise

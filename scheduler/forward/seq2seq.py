@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from cache.pages import state as states
 from cache.pages.packed import PackedStep, Span
-from scheduler.forward.modes import Mode
+from scheduler.forward.mode import Mode
 
 
 class EncoderDecoderMode(Mode):

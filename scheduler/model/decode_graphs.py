@@ -19,7 +19,7 @@ from cache.attention.decode import DecodeStep, Tables
 from cache.errors import first_line
 from cache.memory.tier import MemoryTier
 from cache.pages.session import SessionCache
-from scheduler.forward.modes import Mode
+from scheduler.forward.mode import Mode
 
 log = logging.getLogger("warmturn.engine")
 

@@ -16,7 +16,7 @@ from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from cache.tiers import transfer
-from scheduler.forward.modes import Mode
+from scheduler.forward.mode import Mode
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import plain_forward
 from scheduler.forward.trace import UNTRACED, trace

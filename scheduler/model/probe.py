@@ -22,7 +22,9 @@ from cache.memory.tier import PageShape
 from cache.pages.layers import AttentionLayer
 from scheduler.accel.cpu.linear import Packing
 from scheduler.accel.gpu.compiled import CompileOptions
-from scheduler.forward.modes import LAST_RESORT, MODES, AloneMode, Mode, installed
+from scheduler.forward.alone_modes import AloneMode
+from scheduler.forward.mode import Mode, installed
+from scheduler.forward.modes import LAST_RESORT, MODES
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import ENCODER_DECODER, ENCODER_DECODER_LAST
 from scheduler.model.measurement import Measurement, describe

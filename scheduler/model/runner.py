@@ -14,7 +14,7 @@ from cache.memory.stream import put
 from cache.memory.tier import MemoryTier
 from cache.pages.packed import PackedStep
 from cache.pages.session import SessionCache
-from scheduler.forward.modes import Mode
+from scheduler.forward.mode import Mode
 from scheduler.forward.rope import LongRope
 from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.parallel.followers import Followers

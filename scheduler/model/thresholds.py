@@ -12,7 +12,8 @@ from cache.attention.packed_attention import Unsupported
 from cache.errors import first_line
 from cache.pages.layers import read_layers
 from cache.pages.session import SessionCache
-from scheduler.forward.modes import AloneMode, Mode, installed
+from scheduler.forward.alone_modes import AloneMode
+from scheduler.forward.mode import Mode, installed
 from scheduler.forward.rope import LongRope
 from scheduler.model.measurement import Measurement, reference_logits, rounding
 from scheduler.model.twin import Twin, make_twin

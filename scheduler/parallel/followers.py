@@ -17,7 +17,7 @@ import torch
 
 from cache.pages.packed import PackedCache
 from cache.pages.session import SessionCache
-from scheduler.forward.modes import Mode
+from scheduler.forward.mode import Mode
 from scheduler.parallel.commands import CreateTiers, FreeMemory, PlainForward, SetMode
 from scheduler.parallel.division import RankAddress, join, open_store
 from scheduler.parallel.rank_link import RankLink, line_pair

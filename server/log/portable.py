@@ -12,7 +12,8 @@ import msgspec
 
 from scheduler.protocol import unpack_ids
 from server.log.logged_message import LoggedMessage
-from server.log.timeline import Row, Timeline, copy_rows
+from server.log.timeline import Row, Timeline
+from server.log.timeline_rows import copy_rows
 
 FORMAT = 1
 LARGEST = 2**31 - 1

@@ -48,15 +48,11 @@ from server.log.timeline import (
     SessionSummary,
     Timeline,
     TurnRecord,
-    copy_rows,
-    edit_row,
     place_of_token,
     place_of_turn,
-    revise_row,
-    rewind_row,
-    turn_row,
 )
 from server.log.timeline_cache import CachedTimeline, TimelineCache
+from server.log.timeline_rows import copy_rows, edit_row, revise_row, rewind_row, turn_row
 
 T = TypeVar("T")
 

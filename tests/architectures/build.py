@@ -56,7 +56,6 @@ def build(name: str, kind: str, seed: int = 0, *, real: bool = False) -> Any:
 
 
 def make_config(name: str, kind: str, real: bool = False) -> Any:
-    """The tiny config of an entry."""
     cls = CONFIG_MAPPING[name]
     base = BASE.get(name, {})
     default = cls(**base)

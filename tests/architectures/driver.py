@@ -115,7 +115,6 @@ class Driver:
         return self.reply(turn)
 
     def reply(self, turn: str) -> Reply:
-        """A turn that has ended."""
         outcome = self._outcomes[turn]
         if outcome.finish_reason is not FinishReason.LENGTH or outcome.receipt is None:
             raise TurnFailed(f"ended as {outcome.finish_reason}")

@@ -118,7 +118,6 @@ class Scenario:
         self.mode = ""
 
     def checks(self) -> Iterator[Check]:
-        """Run all that apply."""
         for name, run in self._named().items():
             yield self._checked(name, run)
 

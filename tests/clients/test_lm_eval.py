@@ -46,7 +46,6 @@ def model(server: ServerProcess) -> LocalCompletionsAPI:
 
 
 def run(server: ServerProcess, folder: Path, task: str, documents: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of a task of these documents."""
     (folder / "data.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
     (folder / "task.yaml").write_text(task.replace("DATA", str(folder / "data.jsonl")))
     manager = TaskManager(include_path=str(folder), include_defaults=False)

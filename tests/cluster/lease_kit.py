@@ -49,12 +49,10 @@ def dies(log: SessionLog, server: str) -> None:
 
 
 def done(log: SessionLog, statement: sql.Executable) -> None:
-    """Run a statement."""
     log._database.write(lambda connection: connection.execute(statement))
 
 
 def rows(log: SessionLog) -> Sequence[Any]:
-    """All leases."""
     return log._database.read(lambda connection: connection.execute(sql.select(leases).order_by(leases.c.id)).all())
 
 

@@ -57,7 +57,6 @@ class RayCluster:
 
     @property
     def output(self) -> str:
-        """What it and its replicas printed."""
         return self._output.read_text(errors="replace")
 
     def scale(self, replicas: int) -> None:

@@ -43,8 +43,6 @@ def servers(folder: Path, database: str, count: int = 2) -> Iterator[list[Server
 
 
 class HasPort(Protocol):
-    """A server, by its port of this machine."""
-
     port: int
 
 
@@ -94,7 +92,6 @@ class Nginx:
         self._process.wait(60)
 
     def lines(self) -> list[str]:
-        """The access log."""
         return (self._folder / "access.log").read_text().splitlines()
 
 
@@ -107,7 +104,6 @@ def looks_names_up() -> bool:
 
 
 def installed() -> str:
-    """The program."""
     found = shutil.which("nginx", path=os.environ.get("PATH", "") + os.pathsep + "/usr/sbin")
     return found or ""
 

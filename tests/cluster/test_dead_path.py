@@ -154,7 +154,6 @@ class Unreachable:
         stack.callback(self.stub.http.shutdown)
 
     def close(self) -> None:
-        """Close its port."""
         for filler in self._fillers:
             filler.close()
         self.stub.http.server_close()

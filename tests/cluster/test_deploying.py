@@ -96,7 +96,6 @@ def test_a_cluster_that_is_there_has_the_secrets_itself(monkeypatch: pytest.Monk
 
 
 def started(replica: Replica) -> list[Any]:
-    """What the replica says when it is started."""
     sent: list[Any] = []
 
     async def receive() -> dict[str, str]:

@@ -177,6 +177,4 @@ def test_the_shipped_file_is_as_it_was_read(tmp_path: Path) -> None:
 
 
 class ServerPort:
-    """A port that nobody listens on."""
-
     port = 9

@@ -90,7 +90,6 @@ class Client:
 
     @property
     def sessions(self) -> list[Session]:
-        """All it ever had."""
         return [*self.former, self.session]
 
     def act(self, url: str) -> bool:

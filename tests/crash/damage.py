@@ -11,7 +11,6 @@ Kind = Callable[[random.Random, Path, Path], str]
 
 
 def flip_bit(rng: random.Random, folder: Path, older: Path) -> str:
-    """One bit of one file."""
     path = some_file(rng, folder)
     data = bytearray(path.read_bytes())
     at = rng.randrange(len(data))
@@ -62,7 +61,6 @@ def swap(rng: random.Random, folder: Path, older: Path) -> str:
 
 
 def remove(rng: random.Random, folder: Path, older: Path) -> str:
-    """One file is gone."""
     path = some_file(rng, folder)
     path.unlink()
     return f"{path.name} removed"
@@ -103,10 +101,8 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def some_file(rng: random.Random, folder: Path) -> Path:
-    """One of them."""
     return rng.choice(files_of(folder))
 
 
 def content_of(folder: Path) -> dict[Path, bytes]:
-    """Everything in a folder, to compare."""
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -73,7 +73,6 @@ class Sweep:
             print(f"{self._process} {call}: {self.kills} kills so far, {self.missed} not reached", flush=True)
 
     def point(self, call: str, number: int) -> None:
-        """One crash, and what is there afterwards."""
         victim, suffix = self._victim, f"-{self._process}-{call}-{number}"
         pid = pid_of(victim, self._process)
         thread = storage_thread(victim, self._process, self._log)[0]

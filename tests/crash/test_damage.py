@@ -202,7 +202,6 @@ def aside(folder: Path, salvage: Salvage, path: Path) -> bytes:
 
 
 def outcome(told: Told, truths: list[Told], log: SessionLog) -> str:
-    """What a damage led to."""
     refused = [session for session, state in told.items() if state is None]
     late = [session for session, state in truths[-1].items() if told.get(session) not in (state, None)]
     if log.salvage is None:

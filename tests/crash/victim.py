@@ -26,7 +26,6 @@ class Victim:
 
     @property
     def url(self) -> str:
-        """Where it listens, each time."""
         return self.process.url
 
     def __enter__(self) -> Victim:

@@ -63,8 +63,6 @@ def say(
 
 
 class _Seen:
-    """A reply as it comes in."""
-
     def __init__(self) -> None:
         self.status = 0
         self.replayed = False
@@ -74,7 +72,6 @@ class _Seen:
         self._usage: dict[str, Any] = {}
 
     def line(self, line: str) -> None:
-        """One line of an event stream."""
         if not line.startswith("data: {"):
             return
         event = json.loads(line[len("data: ") :])
@@ -85,13 +82,11 @@ class _Seen:
             self.finished |= choice["finish_reason"] is not None
 
     def body(self, body: dict[str, Any]) -> None:
-        """A whole answer."""
         self._text = body["choices"][0]["message"]["content"]
         self._usage = body["usage"]
         self.finished = True
 
     def said(self, outcome: Outcome) -> Said:
-        """The verdict."""
         tokens = self._usage.get("prompt_tokens", 0) + self._usage.get("completion_tokens", 0)
         cached = (self._usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         return Said(outcome, self._text, tokens, cached, self.status, self.replayed)
@@ -107,7 +102,6 @@ def messages_of(url: str, session: str) -> list[tuple[str, str]] | None:
 
 
 def facts_of(url: str, session: str) -> dict[str, Any]:
-    """The session object."""
     answer = httpx.get(f"{url}/v1/sessions/{session}", timeout=PATIENCE)
     answer.raise_for_status()
     facts: dict[str, Any] = answer.json()

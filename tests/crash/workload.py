@@ -18,7 +18,6 @@ Step = Callable[[str, str], Outcome]  # url and suffix of the sessions' names
 
 
 def turn(name: str, text: str, stream: bool = False) -> Step:
-    """One more turn."""
     asked = [{"role": "user", "content": text}]
     return lambda url, suffix: say(url, name + suffix, asked, TOKENS, stream).outcome
 
@@ -83,7 +82,6 @@ def states(url: str, suffix: str) -> list[State]:
 
 
 def held(url: str, suffix: str) -> State:
-    """What the server has now."""
     return {name: messages_of(url, name + suffix) for name in NAMES}
 
 

@@ -85,7 +85,6 @@ class Proxy:
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for localhost, and its key."""
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("openssl is not installed, which makes the certificate")

@@ -61,7 +61,6 @@ class Process:
         self.process.stdin.flush()
 
     def send(self, message: ToEngine) -> None:
-        """To the engine."""
         self._socket.send(msgspec.msgpack.encode(message))
 
     def receive(self) -> FromEngine:
@@ -71,7 +70,6 @@ class Process:
         return message
 
     def until(self, kind: type[Any]) -> Any:
-        """The next message of that kind."""
         while True:
             message = self.receive()
             if isinstance(message, kind):
@@ -90,7 +88,6 @@ class Process:
         self.process.stdin.close()
 
     def wait(self) -> int:
-        """The exit status."""
         return self.process.wait(PATIENCE_MS / 1000)
 
     def close(self) -> None:
@@ -106,7 +103,6 @@ class Process:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a tiny model."""
     return str(save_model("llama", tmp_path_factory.mktemp("models")))
 
 
@@ -120,7 +116,6 @@ def started() -> Iterator[list[Process]]:
 
 
 def submit(turn: str, prompt: list[int], count: int, session: str | None = None) -> Submit:
-    """A greedy turn."""
     return Submit(
         turn, "a", pack_ids(prompt), session, Sampling(temperature=0.0), Stopping(max_tokens=count, ignore_eos=True)
     )

@@ -33,7 +33,6 @@ class Client:
         self.http = http
 
     def chat(self, session: str | None = None, **body: Any) -> httpx.Response:
-        """A whole turn."""
         said = {"messages": [{"role": "user", "content": "hello"}], "session_id": session, **body}
         return self.http.post(CHAT, json=said)
 
@@ -77,7 +76,6 @@ def logged(server: Server, tenant: str, session: str) -> SessionRecord | None:
 
 
 def health(url: str) -> tuple[int, Any]:
-    """Of a new connection."""
     response = httpx.get(f"{url}/health")
     return response.status_code, response.json()
 

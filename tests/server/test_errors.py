@@ -383,7 +383,6 @@ async def test_a_server_that_stops_takes_no_turn_and_says_so(site: Site, path: s
 )
 @served()
 async def test_a_form_is_told_in_words(site: Site, body: dict[str, Any], param: str) -> None:
-    """And not as a regular expression."""
     error = (await site.chat(**body)).json()["error"]
     assert error["param"] == param
     assert "must be 1 to 64" in error["message"]

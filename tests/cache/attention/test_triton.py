@@ -53,22 +53,16 @@ class Near(TritonDouble):
 
 
 class Lazy(TritonDouble):
-    """Leaves the output as it is."""
-
     def attend(self, *args: Any) -> None:
         pass
 
 
 class Choosy(TritonDouble):
-    """Takes no spans."""
-
     def plan(self, *args: Any) -> None:
         return None
 
 
 class Broken(TritonDouble):
-    """Raises."""
-
     def attend(self, *args: Any) -> None:
         raise OSError("no compiler\nand more")
 

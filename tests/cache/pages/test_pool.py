@@ -12,7 +12,6 @@ SIZE = 2
 
 
 def pool_of(device: int = 4, host: int = 4) -> PagePool:
-    """A pool of small tiers."""
     return PagePool(MemoryTier(device, SIZE, CPU), MemoryTier(host, SIZE, CPU))
 
 

@@ -38,7 +38,6 @@ def fetched(kit: Kit, prompt: list[int], session: str) -> int:
 
 
 def names(folder: Path, session: str) -> list[str]:
-    """The files of a session below a folder."""
     return sorted(path.name for path in folder.rglob(f"{folder_of(Owner('a', session, True))}/*.kv"))
 
 

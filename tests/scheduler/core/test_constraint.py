@@ -115,7 +115,6 @@ def test_what_is_unwanted_goes_unless_nothing_else_is_left() -> None:
 
 
 def turn_with(constraint: Constraint, **fields: Any) -> Turn:
-    """A turn that nobody runs."""
     request = Submit("t", "a", pack_ids([0]), None, **fields)
     turn = Turn(request, TextStream(Vocabulary(make_tokenizer()), ()))
     turn.constraint = constraint

@@ -16,7 +16,6 @@ _vocabulary = Vocabulary(make_tokenizer())
 
 
 def turn_of(tenant: str) -> Turn:
-    """A turn of a tenant."""
     return Turn(Submit("t", tenant, pack_ids([1])), TextStream(_vocabulary, ()))
 
 

@@ -28,7 +28,6 @@ def turn_of(
     prompt: tuple[int, ...] = (0,),
     logprobs: int | None = None,
 ) -> Turn:
-    """A turn that nobody runs."""
     request = Submit(
         "t", "a", pack_ids(list(prompt)), None, sampling or Sampling(), stopping or Stopping(), logprobs=logprobs
     )
@@ -52,7 +51,6 @@ def draws(logits: torch.Tensor, sampling: Sampling, count: int = 20_000) -> Coun
 
 
 def options(sampling: Sampling) -> dict[str, Any]:
-    """The fields of a struct."""
     return {name: getattr(sampling, name) for name in sampling.__struct_fields__}
 
 

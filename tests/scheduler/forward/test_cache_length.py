@@ -22,7 +22,7 @@ from cache.store import SessionStore
 from scheduler.accel.cpu.functions import COMPUTED
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 from scheduler.accel.cpu.recording import _attention
-from scheduler.forward.modes import installed
+from scheduler.forward.mode import installed
 from scheduler.forward.trace import trace
 from scheduler.model.probe import Verdict, probe
 from scheduler.model.runner import ModelRunner

@@ -33,7 +33,6 @@ def only_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verdict_on(model: Any) -> Verdict:
-    """The verdict; the model is given back as it was."""
     verdict = probe(model, read_layers(model.config), PAGE)
     verdict.mode.remove()
     return verdict
@@ -86,7 +85,6 @@ def test_the_mode_is_installed_when_the_probe_returns() -> None:
 
 
 def check_refused(model: Any, layers: list[AttentionLayer]) -> str:
-    """Refused, with a reason, and left as it was."""
     before = logits(model, PROMPT)
     implementation = model.config._attn_implementation
     with pytest.raises(UnsupportedModel) as caught:

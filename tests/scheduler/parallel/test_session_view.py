@@ -33,7 +33,6 @@ def session(fed: int, owed: int, slots: list[int]) -> SessionCache:
 
 
 def told(step: PackedForward) -> PackedForward:
-    """As it arrives."""
     arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=Ordered)
     assert isinstance(arrived, PackedForward)
     return arrived

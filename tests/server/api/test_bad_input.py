@@ -276,7 +276,6 @@ KINDS = [*BYTES, *NUMBERS, *FIELDS, *MESSAGES, *PROMPTS, *ADDRESSES, *SESSION_KI
 
 
 async def ask(site: Site, kind: Kind) -> Any:
-    """The response."""
     headers = {**kind.headers}
     if isinstance(kind.body, bytes):
         return await site.http.request(kind.method, kind.path, content=kind.body, headers=headers)

@@ -27,7 +27,6 @@ async def begin(site: Site, path: str = "/v1/chat/completions", headers: Any = N
 
 
 async def cancel(site: Site, session: str = "s") -> Any:
-    """What the verb answers."""
     answer = await site.http.post(f"/v1/sessions/{session}/cancel")
     assert answer.status_code == 200, answer.text
     return answer.json()

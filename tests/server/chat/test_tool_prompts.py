@@ -41,7 +41,6 @@ def stated(prompt: str, site: Site) -> bool:
 
 
 async def message(site: Site, **body: Any) -> dict[str, Any]:
-    """The reply's message."""
     response = await site.chat(**body)
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()["choices"][0]["message"]
@@ -350,7 +349,6 @@ async def test_a_conversation_with_tools_costs_a_session_its_new_tokens_only(sit
 
 
 def plain(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as templates are given it."""
     function = {"parameters": {"type": "object", "properties": {}}, **tool["function"]}
     return {
         "type": "function",

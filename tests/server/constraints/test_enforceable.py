@@ -27,7 +27,6 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 def within(schema: Schema) -> Schema:
-    """As the value of a property."""
     return {"type": "object", "properties": {"v": schema}, "required": ["v"]}
 
 

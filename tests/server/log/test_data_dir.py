@@ -11,7 +11,6 @@ from server.log import data_dir
 
 
 def refusal(folder: Path) -> str:
-    """Why the folder is not taken."""
     with pytest.raises(UsageError) as refused, data_dir.locked(folder):
         pass
     return str(refused.value)

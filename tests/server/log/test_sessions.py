@@ -300,7 +300,6 @@ def test_an_exported_session_is_restored_from_json(where: Where) -> None:
 
 
 def forged(exported: PortableLog, turn: int = 1, **changes: Any) -> PortableLog:
-    """An exported log with one turn that is not what it was."""
     turns = [*exported.turns]
     turns[turn] = msgspec.structs.replace(turns[turn], **changes)
     return msgspec.structs.replace(exported, turns=turns)

@@ -27,7 +27,6 @@ class Lines:
         self.out = io.StringIO()
 
     def all(self) -> list[dict[str, Any]]:
-        """Every record."""
         return [json.loads(line) for line in self.out.getvalue().splitlines()]
 
     def requests(self) -> list[dict[str, Any]]:
@@ -38,7 +37,6 @@ class Lines:
 
 @contextmanager
 def listening(level: int = logging.INFO) -> Iterator[Lines]:
-    """The lines from now on."""
     lines = Lines()
     handler = logging.StreamHandler(lines.out)
     handler.setFormatter(JsonLines())
@@ -154,7 +152,6 @@ async def test_a_record_tells_whose_request_it_is_about(site: Site) -> None:
 
 
 def record(message: str, fields: dict[str, object] | None = None) -> logging.LogRecord:
-    """A record of a warning."""
     made = logging.LogRecord("warmturn.x", logging.WARNING, "", 0, message, (), None)
     made.created, made.msecs = 1764547200.25, 250.0
     made.fields = fields or {}

@@ -35,7 +35,6 @@ class Spans:
         self.provider = provider(SimpleSpanProcessor(self._memory))
 
     def all(self) -> list[ReadableSpan]:
-        """Every span."""
         return [*self._memory.get_finished_spans()]
 
     def generations(self) -> list[dict[str, Any]]:
@@ -264,7 +263,6 @@ def test_a_missing_exporter_is_told_and_the_server_goes_on(
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """A collector that the environment names."""
     with Collector() as made:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")

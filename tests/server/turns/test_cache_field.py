@@ -36,7 +36,6 @@ async def logged(site: Site) -> SessionRecord:
 
 
 async def ask(site: Site, **body: Any) -> Any:
-    """The receipt of a chat."""
     response = await site.chat(**body)
     assert response.status_code == 200, response.text
     return response.json()["cache"]

@@ -40,7 +40,6 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["_tiled", "_reordered"])
 def way(request: pytest.FixtureRequest, always: None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Weights are packed in this way, or not at all."""
     ways = linear._ways
 
     def only(dtype: torch.dtype) -> Iterator[Any]:
@@ -51,7 +50,6 @@ def way(request: pytest.FixtureRequest, always: None, monkeypatch: pytest.Monkey
 
 
 def packed_in(model: nn.Module) -> list[str]:
-    """The names of what is packed."""
     return [name for name, weight in model.named_parameters() if isinstance(weight, WeightStandIn)]
 
 

@@ -60,7 +60,6 @@ async def events(site: Site, **body: Any) -> list[tuple[str, Any]]:
 
 
 def prompt(site: Site, turn: int = -1) -> str:
-    """What the engine was given."""
     return demo_tokens().decode(list(unpack_ids(site.engine.submitted[turn].prompt)))
 
 

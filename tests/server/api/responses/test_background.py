@@ -19,7 +19,6 @@ DETACHED = {"input": "Hello", "background": True}
 
 
 def numbers(text: str) -> list[int]:
-    """The sequence numbers of a stream."""
     return [
         int(line.partition('"sequence_number":')[2].partition(",")[0]) for line in text.splitlines() if "data" in line
     ]
@@ -113,7 +112,6 @@ async def test_a_cancelled_one_is_kept_as_far_as_it_came(site: Site) -> None:
 
 
 def events_in(text: str) -> list[Any]:
-    """The data of each event of a stream."""
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
 
 

@@ -23,14 +23,12 @@ async def create(site: Site, **body: Any) -> str:
 
 
 async def items(site: Site, conversation: str, **query: Any) -> list[Any]:
-    """The items, oldest first."""
     answer = await site.http.get(f"/v1/conversations/{conversation}/items", params={"order": "asc", **query})
     assert not faults("ConversationItemList", answer.json())
     return list(answer.json()["data"])
 
 
 def shown(items: list[Any]) -> list[str]:
-    """Items in short."""
     return [item.get("arguments") or item.get("output") or item["content"][0]["text"] for item in items]
 
 

@@ -31,7 +31,6 @@ async def respond(site: Site, input: Any = "Hello", headers: Any = None, **body:
 
 
 async def refused(site: Site, status: int, param: str | None, headers: Any = None, **body: Any) -> Any:
-    """What is wrong with a request."""
     answer = await site.http.post("/v1/responses", json=body, headers=headers)
     assert answer.status_code == status, answer.text
     assert not faults("ErrorResponse", answer.json())

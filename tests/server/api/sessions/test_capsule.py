@@ -457,8 +457,6 @@ async def test_damage_anywhere_is_refused(site: Site) -> None:
 
 
 def turn(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, Any], dict[str, bytes]], object]:
-    """A change of the log."""
-
     def within(_: dict[str, Any], parts: dict[str, bytes]) -> None:
         log = json.loads(parts["turns.json"])
         change(log)

@@ -27,7 +27,6 @@ BOB = {"Authorization": "Bearer key-b"}
 
 
 async def say(site: Site, name: str, text: str, **more: Any) -> dict[str, Any]:
-    """One turn; the answer."""
     messages = [{"role": "user", "content": text}]
     response = await site.http.post(f"{URL}/{name}/chat/completions", json={"messages": messages}, **more)
     assert response.status_code == 200, response.text

@@ -73,7 +73,6 @@ async def told(log: SessionLog) -> dict[str, object]:
 
 
 def reopened(path: Path) -> tuple[dict[str, object], SessionLog]:
-    """The log opened anew."""
     found: dict[str, object] = {}
     logs = []
 
@@ -343,7 +342,6 @@ def test_a_damaged_log_of_another_version_is_left_where_it_is(tmp_path: Path, ve
 
 
 def full_disk(patch: pytest.MonkeyPatch) -> None:
-    """None of it is free."""
     usage = shutil.disk_usage("/")._replace(free=2**20)
     patch.setattr(shutil, "disk_usage", lambda _: usage)
 

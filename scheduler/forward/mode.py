@@ -1,0 +1,106 @@
+"""``Mode``: a way to run a step through a model's own modeling code."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+
+from cache.pages.layers import AttentionLayer
+from cache.pages.packed import PackedStep
+from scheduler.accel.cpu.fusion import Fusion
+from scheduler.accel.cpu.linear import Packing
+from scheduler.accel.gpu.compiled import CompiledLayers
+from scheduler.forward.trace import Trace
+
+
+class Mode(ABC):
+    """A way to run one step through unmodified modeling code.
+
+    ``stateful``: sessions keep a state besides their pages. ``token_by_token``: a session that has a state is fed one
+    token at a time; the probe sets it for models whose multi-token code ignores the state.
+    """
+
+    name: ClassVar[str]
+    caches: ClassVar[bool] = True  # what was fed need not be fed again
+    compiles: ClassVar[bool] = False  # its attention is one function that a compiler need not look into
+    stateful: bool
+    token_by_token = False
+
+    def __init__(self, model: Any, layers: list[AttentionLayer], trace: Trace) -> None:
+        self.model = model
+        self.layers = layers
+        self.trace = trace
+        self.in_place: frozenset[int] = frozenset()
+        self.fusion: Fusion | None = None
+        self.compiled: CompiledLayers | None = None
+        self.accepts = inspect.signature(model.forward).parameters
+        self._open = any(p.kind is p.VAR_KEYWORD for p in self.accepts.values())
+
+    @abstractmethod
+    def install(self) -> None:
+        """Prepare the model; raises ``Unsupported`` where it refuses."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Leave the model as it was."""
+
+    @abstractmethod
+    def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
+        """Feed the step; returns the logits ``[len(keep), V]`` of the rows ``keep`` (indices into the packed row)."""
+
+    def learn(self) -> bool:
+        """Called after a step with correct results: enable the optimisations that it has shown to be safe. Returns
+        whether the mode has any.
+        """
+        return False
+
+    def fuse(self, packing: Packing, steps: Callable[[], Iterator[None]]) -> int:
+        """Run modules as programs where possible. ``steps`` runs two steps of different lengths, one per iteration.
+        Returns the number of modules.
+        """
+        return 0
+
+    def unfuse(self) -> None:
+        """Run everything as it is again."""
+        if self.fusion is not None:
+            self.fusion.remove()
+        self.fusion = None
+
+    def compile(self, backend: Any, steps: Callable[[], Any]) -> int:
+        """Compile layers where possible. ``steps`` runs steps of all kinds. Returns the number of modules."""
+        return 0
+
+    def uncompile(self) -> None:
+        """Run everything as it is again."""
+        if self.compiled is not None:
+            self.compiled.remove()
+        self.compiled = None
+
+    def uncompiled(self) -> AbstractContextManager[None]:
+        """Within it what is compiled runs as it is."""
+        return self.compiled.aside() if self.compiled is not None else nullcontext()
+
+    def positions(self, step: PackedStep) -> dict[str, Any]:
+        """The explicit positions of the step's tokens, where the model takes them."""
+        return {"position_ids": step.positions + self.trace.first_position} if self.positions_accepted else {}
+
+    @property
+    def positions_accepted(self) -> bool:
+        """Whether positions can be told."""
+        return "position_ids" in self.accepts or self._open
+
+
+@contextmanager
+def installed(mode: Mode) -> Iterator[Mode]:
+    """``mode`` installed within the block, removed again if the block raises."""
+    try:
+        mode.install()
+        yield mode
+    except BaseException:
+        mode.remove()
+        raise
