@@ -15,7 +15,7 @@ import sys
 
 import msgspec
 
-from scheduler.import_savings import import_torch, spare
+from scheduler.import_savings import import_torch, leave_out_unused
 from scheduler.protocol import EngineConfig
 
 
@@ -29,7 +29,7 @@ def main() -> int:
         return 0
     config = msgspec.json.decode(line, type=EngineConfig)
     set_environment(config)
-    spare(config)
+    leave_out_unused(config)
     from scheduler import process
 
     gc.freeze()

@@ -114,7 +114,7 @@ class Follower:
             self._mode.forward(step, keep)
 
 
-def run_follower(ordered: RankLink, beside: RankLink) -> None:
+def run_follower(ordered: RankLink, files: RankLink) -> None:
     """Load the model, then execute commands until rank 0 closes the socket, which raises EOFError."""
     config = msgspec.json.decode(ordered.receive(), type=EngineConfig)
     rank = int(os.environ["RANK"])
@@ -127,7 +127,7 @@ def run_follower(ordered: RankLink, beside: RankLink) -> None:
         cores.fit(model)
     share = RankTiers()
     follower = Follower(model, share)
-    threading.Thread(target=_serve, args=(share, beside, device), daemon=True).start()
+    threading.Thread(target=_serve, args=(share, files, device), daemon=True).start()
     decode = msgspec.msgpack.Decoder(Ordered).decode
     while True:
         command = decode(ordered.receive())
@@ -138,14 +138,14 @@ def run_follower(ordered: RankLink, beside: RankLink) -> None:
         share.done()
 
 
-def _serve(share: RankTiers, beside: RankLink, device: torch.device) -> None:
+def _serve(share: RankTiers, files: RankLink, device: torch.device) -> None:
     """Files are read and written beside the steps; a failure ends the process as one of a step does."""
     torch.set_num_threads(1)  # of this thread
     torch.set_grad_enabled(False)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread too
     try:
-        share.serve(beside)
+        share.serve(files)
     except EOFError:
         os._exit(0)
     except BaseException:
@@ -168,9 +168,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    ordered, beside = (RankLink(socket.socket(fileno=fd)) for fd in lines)
+    ordered, files = (RankLink(socket.socket(fileno=fd)) for fd in lines)
     try:
-        run_follower(ordered, beside)
+        run_follower(ordered, files)
     except EOFError:
         return 0
     except Exception:

@@ -25,7 +25,7 @@ def import_torch() -> None:
     meta_kernels.import_torch()
 
 
-def spare(config: EngineConfig) -> None:
+def leave_out_unused(config: EngineConfig) -> None:
     """Import the rest of torch, and transformers, without what this engine has no use for; all of them where it has."""
     import_torch()
     import torch

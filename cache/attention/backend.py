@@ -40,7 +40,7 @@ class Plan(Protocol):
     """What a backend has prepared for the spans of one step that it takes. Valid during that step."""
 
     @property
-    def rest(self) -> frozenset[int]:
+    def unhandled(self) -> frozenset[int]:
         """The numbers of the spans that the backend leaves to the next one."""
 
 

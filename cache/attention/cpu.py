@@ -60,7 +60,7 @@ class CpuPlan:
         self.tier = step.tier
         tiles = _by_tiles(step.tier.shapes.values())
         self.numbers = spans if tiles else frozenset(n for n in spans if step.spans[n].size <= SHORT)
-        self.rest = spans - self.numbers
+        self.unhandled = spans - self.numbers
         self._alive: list[Any] = []  # what the addresses point to
         first = np.zeros(step.tokens, np.int64)
         for span in (step.spans[number] for number in self.numbers):
@@ -202,7 +202,7 @@ def team_address() -> int | None:
     (``kernels/team.cpp``); None if it cannot be compiled: then each kernel uses one thread.
     """
     try:
-        function = ctypes.CDLL(str(built(Path(__file__).with_name("kernels") / "team.cpp"))).warmturn_together
+        function = ctypes.CDLL(str(built(Path(__file__).with_name("kernels") / "team.cpp"))).warmturn_run_parallel
         return ctypes.cast(function, ctypes.c_void_p).value
     except (NotBuilt, OSError, AttributeError):
         return None

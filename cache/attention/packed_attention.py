@@ -186,7 +186,7 @@ class PackedAttention:
             plan = backend.plan(step, layer, left, last=backend is fitting[-1])
             if plan is not None:
                 backend.attend(plan, step, layer, source, query, scores, out)
-                left = plan.rest
+                left = plan.unhandled
         return left
 
     def _spans(

@@ -37,7 +37,7 @@ class VarlenPlan:
     def __init__(
         self, step: PackedStep, layer: AttentionLayer, numbers: frozenset[int], rest: frozenset[int] = frozenset()
     ) -> None:
-        self.rest = rest
+        self.unhandled = rest
         chosen = [step.spans[number] for number in sorted(numbers)]
         firsts = [layer.first_key(span.start) for span in chosen]
         sizes = [span.size for span in chosen]

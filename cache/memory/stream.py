@@ -68,7 +68,7 @@ class HostCopy:
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[None]:
+def concurrent_stream(device: torch.device) -> Iterator[None]:
     """Within it, the calling thread's work on ``device`` runs concurrently with steps, on a stream of that thread.
 
     It begins after all work that is queued for steps, and is complete when the block ends; only this thread waits.

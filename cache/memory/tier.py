@@ -10,7 +10,7 @@ import torch
 
 from cache.memory import pinned
 from cache.memory.host_offload import HostOffload, host_offload
-from cache.memory.stream import beside, copy_to_device, copy_to_host, put
+from cache.memory.stream import concurrent_stream, copy_to_device, copy_to_host, put
 
 
 class PageShape(NamedTuple):
@@ -151,7 +151,7 @@ class MemoryTier:
         ``[n, dim]``) on the CPU. Beside the steps, from any thread.
         """
         self.settle()
-        with beside(self.device):
+        with concurrent_stream(self.device):
             there = put(rows.numpy(), self.device)
             return {name: copy_to_host(pool.flatten(0, 1).index_select(0, there)) for name, pool in self.pools.items()}
 
@@ -159,7 +159,7 @@ class MemoryTier:
         """Put ``tokens [n, heads, dim]`` (indexer keys: ``[n, dim]``) of one named tensor at ``rows [n]``, see
         ``gather``; there when it returns. Beside the steps, from any thread.
         """
-        with beside(self.device):
+        with concurrent_stream(self.device):
             pool = self.pools[name].flatten(0, 1)
             pool.index_copy_(0, put(rows.numpy(), self.device), copy_to_device(tokens, self.device))
 

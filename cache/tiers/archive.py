@@ -21,10 +21,10 @@ from cache.segments.codec import Codec
 from cache.tier import Tier, TierHolding, TierStats
 from cache.tiers import segment_loader
 from cache.tiers.disk import DiskTier
-from cache.tiers.excerpt import excerpt
 from cache.tiers.io_threads import IoThreads
 from cache.tiers.remover import Remover
 from cache.tiers.restore_rates import RestoreRates
+from cache.tiers.segment_export import export_segments
 from cache.tiers.segment_loader import SegmentLoad, SegmentLoader, SegmentRange
 from cache.tiers.segment_store import SegmentStore
 from cache.tiers.session_remover import SessionRemover
@@ -98,19 +98,19 @@ class Archive:
         self.remover = Remover(disk, self._writer)
         self.session_remover = SessionRemover(disk, self.syncs, self.remover, self._writer)
         disk.scan()
-        self.remover.pump()
+        self.remover.begin()
 
     # -- every step -------------------------------------------------------------------------------------------------
 
     def poll(self, idle: bool = True) -> None:
         """Process finished reads and writes, and begin new writes. ``idle``: no turn runs or waits."""
         self._background.poll()
-        self.write_behind.rest(idle)
-        self.write_behind.pump()
+        self.write_behind.set_idle(idle)
+        self.write_behind.begin_writes()
         self.write_behind.check_room()
         self._store.trim()
         self.session_remover.poll()
-        self.remover.pump()
+        self.remover.begin()
 
     @property
     def _skeleton(self) -> Any:
@@ -152,10 +152,10 @@ class Archive:
         """Write everything that is not on disk yet, for at most ``seconds``."""
         until = time.monotonic() + seconds
         while self.write_behind.pending and time.monotonic() < until:
-            self.write_behind.pump(everything=True)
+            self.write_behind.begin_writes(everything=True)
             time.sleep(0.002)
             self._background.poll()
-            self.remover.pump()
+            self.remover.begin()
 
     def close(self) -> None:
         """Finish the writes in progress and end the threads."""
@@ -345,7 +345,7 @@ class Archive:
             self.disk.release(tip)
             callback(*((0, 0) if isinstance(outcome, Exception) else (outcome, length)))
 
-        self._writer.submit(lambda: excerpt(self.disk.folder, extents, owner, folder), copied)
+        self._writer.submit(lambda: export_segments(self.disk.folder, extents, owner, folder), copied)
         return None
 
     def _newest_segment(self, session: SessionCache | None) -> Segment | None:

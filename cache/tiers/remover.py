@@ -33,11 +33,11 @@ class Remover:
         self.left: dict[Path, int] = {}  # could not be unlinked
         self._disk = disk
         self._queue = queue
-        self._resting_until = 0.0
+        self._paused_until = 0.0
 
-    def pump(self) -> None:
+    def begin(self) -> None:
         """Begin to unlink obsolete files, unless that has just failed."""
-        if (self.left or self._disk.obsolete) and time.monotonic() >= self._resting_until:
+        if (self.left or self._disk.obsolete) and time.monotonic() >= self._paused_until:
             self.remove()
 
     def remove(self, owner: Owner | None = None, callback: Callable[[], None] | None = None) -> None:
@@ -53,7 +53,7 @@ class Remover:
             if left:
                 self.left |= left
                 self.errors += 1
-                self._resting_until = time.monotonic() + _PAUSE
+                self._paused_until = time.monotonic() + _PAUSE
             if callback is not None and (
                 owner is None or folder_of(owner) not in {path.parent.name for path in self.left}
             ):

@@ -101,7 +101,7 @@ class WriteBehind:
         """Whether ``session`` will be written soon."""
         return any(session in wanted for wanted in self._wanted[:2])
 
-    def rest(self, idle: bool) -> None:
+    def set_idle(self, idle: bool) -> None:
         """Record whether no turn runs or waits now."""
         if not idle:
             self._idle_since = None
@@ -134,7 +134,7 @@ class WriteBehind:
         for wanted in (*self._wanted, self._cold):
             wanted.pop(session, None)
 
-    def pump(self, everything: bool = False) -> None:
+    def begin_writes(self, everything: bool = False) -> None:
         """Begin as many writes as the limit allows; with ``everything``, all of them, also of sessions in the host
         tier.
         """

@@ -97,9 +97,9 @@ class Grammars:
             self._unavailable = "This model's tokenizer does not go with grammars."
             log.warning("no grammars: %s", error)
 
-    def ask(self, grammar: str) -> Future[LLMatcher]:
+    def submit(self, grammar: str) -> Future[LLMatcher]:
         """A future of the compiled grammar, which must be copied and not used; its exception is ``GrammarError``. The
-        caller must call ``leave`` once, when it has the result or no longer needs it.
+        caller must call ``release`` once, when it has the result or no longer needs it.
         """
         found = self._kept.get(grammar)
         if found is None:
@@ -111,8 +111,8 @@ class Grammars:
         self._users[found] += 1
         return found
 
-    def leave(self, grammar: str, asked: Future[LLMatcher]) -> None:
-        """One caller of ``ask`` no longer waits. A compilation for which nobody waits is cancelled if it has not
+    def release(self, grammar: str, asked: Future[LLMatcher]) -> None:
+        """One caller of ``submit`` no longer waits. A compilation for which nobody waits is cancelled if it has not
         begun.
         """
         self._users[asked] -= 1
@@ -124,7 +124,7 @@ class Grammars:
             self._bytes -= len(grammar)
 
     def constraint(self, compiled: LLMatcher) -> Constraint:
-        """For one turn, of what ``ask`` has given."""
+        """For one turn, of what ``submit`` has given."""
         assert self._tokenizer is not None
         return Constraint(compiled.deep_copy(), -(-self._tokenizer.vocab_size // _WORD))
 

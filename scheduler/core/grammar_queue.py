@@ -26,7 +26,7 @@ class GrammarQueue:
         """Start compiling the grammar of a turn that has one."""
         assert turn.request.grammar is not None
         turn.compiling = True
-        self._turns.append((turn, self._grammars.ask(turn.request.grammar)))
+        self._turns.append((turn, self._grammars.submit(turn.request.grammar)))
 
     def poll(self) -> list[tuple[Turn, BaseException]]:
         """Remove the turns that have ended and those whose compile has finished, and set the constraints of the latter.
@@ -38,7 +38,7 @@ class GrammarQueue:
                 still.append((turn, future))
                 continue
             assert turn.request.grammar is not None
-            self._grammars.leave(turn.request.grammar, future)
+            self._grammars.release(turn.request.grammar, future)
             if turn.finish_reason is not None:  # cancelled meanwhile
                 continue
             if (error := future.exception()) is not None:

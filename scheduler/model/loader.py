@@ -271,7 +271,7 @@ def prepare(
             verdict = _packed(model, layers, rope, found, _compiling(model, tell), context)
             _remember(known, _Known(describe(verdict.mode), found.answers))
         else:
-            followers.listen(model)
+            followers.mirror(model)
             verdict = probe(model, layers, PAGE_SIZE, rope, followers=followers, context=context)
     except UnsupportedModel as error:
         raise LoadFailed(first_line(error)) from error

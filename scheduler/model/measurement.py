@@ -120,7 +120,7 @@ class Measurement:
         slots = sum(-(-n // size) for n in _LENGTHS)
         tier = MemoryTier(slots, size, self.model.device)
         if self.followers is not None:
-            self.followers.room(slots, 0, size, known=False)
+            self.followers.create_tiers(slots, 0, size, known=False)
         pool = PagePool(tier, MemoryTier(0, size, torch.device("cpu")))
         threshold = self.rope.threshold if self.rope is not None else None
         runner = ModelRunner(mode, tier, self.rope, followers=self.followers)

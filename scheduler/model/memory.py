@@ -53,7 +53,7 @@ def build_store(
     """
     budget = config.kv_memory
     if budget is None:
-        budget = spare(device) if followers is None else min(spare(device, len(followers)), followers.spare())
+        budget = spare(device) if followers is None else min(spare(device, len(followers)), followers.free_memory())
     stateful = verdict.mode.stateful
     page_bytes = max(1, page_size * verdict.token_bytes)
     cuda = device.type == "cuda"
@@ -108,7 +108,7 @@ def _pages(
     if followers is None:
         tier = MemoryTier(slots, page_size, device, shapes, scratch=cuda)
         return PagePool(tier, MemoryTier(host_slots, page_size, cpu, below, pinned=cuda))
-    followers.room(slots, host_slots, page_size, known=True)
+    followers.create_tiers(slots, host_slots, page_size, known=True)
     ranked = RankedTier(followers, DEVICE, slots, page_size, device, shapes=shapes)
     return PagePool(ranked, RankedTier(followers, HOST, host_slots, page_size, cpu, shapes=below, pinned=cuda))
 

@@ -82,4 +82,4 @@ class Scatter(msgspec.Struct, tag=True, frozen=True):
 
 
 Ordered = PlainForward | SetMode | PackedForward | CreateTiers | FreeMemory | CopyPages
-Beside = Gather | Scatter
+FileCommand = Gather | Scatter

@@ -54,7 +54,7 @@ class Followers(Ranks):
         addresses = [RankAddress(rank, config.tensor_parallel, port) for rank in range(config.tensor_parallel)]
         started = [_start(address) for address in addresses[1:]]
         self._processes = [process for process, _, _ in started]
-        super().__init__([ordered for _, ordered, _ in started], [beside for _, _, beside in started])
+        super().__init__([ordered for _, ordered, _ in started], [files for _, _, files in started])
         threading.Thread(target=self._watch, daemon=True).start()
         try:
             for _, ordered, _ in started:
@@ -66,7 +66,7 @@ class Followers(Ranks):
 
     # -- what the model is called with ------------------------------------------------------------------------------
 
-    def listen(self, model: Any) -> None:
+    def mirror(self, model: Any) -> None:
         """Run every later call of ``model`` on all ranks."""
         model.register_forward_pre_hook(self._plain, with_kwargs=True)
 
@@ -101,13 +101,13 @@ class Followers(Ranks):
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
-    def spare(self) -> int:
+    def free_memory(self) -> int:
         """Bytes for KV that each of them has at least."""
-        return min(int(answer) for answer in self.ask(FreeMemory()))
+        return min(int(answer) for answer in self.call(FreeMemory()))
 
-    def room(self, slots: int, host_slots: int, page_size: int, *, known: bool) -> None:
+    def create_tiers(self, slots: int, host_slots: int, page_size: int, *, known: bool) -> None:
         """Let them make tiers of that many pages. Raises ``MemoryError`` where one of them cannot."""
-        wrong = [answer for answer in self.ask(CreateTiers(slots, host_slots, page_size, known)) if answer]
+        wrong = [answer for answer in self.call(CreateTiers(slots, host_slots, page_size, known)) if answer]
         if wrong:
             raise MemoryError(wrong[0])
 
@@ -148,14 +148,14 @@ class Followers(Ranks):
 
 def _start(address: RankAddress) -> tuple[subprocess.Popen[bytes], RankLink, RankLink]:
     """The process of one rank, and the lines to it: for what comes in order, and for files."""
-    (ordered, there), (beside, far) = line_pair(), line_pair()
+    (ordered, there), (files, far) = line_pair(), line_pair()
     ends = (there.fileno(), far.fileno())
     command = [sys.executable, "-P", "-m", "scheduler.follower", str(os.getpid()), *map(str, ends)]
     with there, far:  # the process has its own
         process = subprocess.Popen(
             command, pass_fds=ends, env=os.environ | address.environment, stdin=subprocess.DEVNULL, stdout=2
         )
-    return process, ordered, beside
+    return process, ordered, files
 
 
 def _end() -> None:

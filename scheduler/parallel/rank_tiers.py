@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from cache.memory.tier import MemoryTier, PageShape
-from scheduler.parallel.commands import DEVICE, Beside, CopyPages, CreateTiers, Gather
+from scheduler.parallel.commands import DEVICE, CopyPages, CreateTiers, FileCommand, Gather
 from scheduler.parallel.rank_link import RankLink
 
 
 class RankTiers:
     """The tiers of this rank, used by two threads: the one that does what comes in order, and ``serve``.
 
-    ``tiers`` change only where nobody reads or writes files. ``done`` is called after each command in order, and what
-    is asked beside waits for those that came before it.
+    ``tiers`` change only where nobody reads or writes files. ``done`` is called after each command in order; a command
+    for files waits for those that came before it.
     """
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class RankTiers:
             self._changed.wait_for(lambda: self._done >= commands)
 
     def serve(self, line: RankLink) -> None:
-        """Answer what is asked beside the steps, until the line ends."""
-        decode = msgspec.msgpack.Decoder(Beside).decode
+        """Execute the commands for files, which run concurrently with steps, until the line ends."""
+        decode = msgspec.msgpack.Decoder(FileCommand).decode
         while True:
             command = decode(line.receive())
             self._wait(command.after)

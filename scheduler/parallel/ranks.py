@@ -32,12 +32,12 @@ class Ranks:
     ``split`` are the names of the pools of which each rank holds its own heads; other pools are the same on all ranks.
     """
 
-    def __init__(self, ordered: Sequence[RankLink], beside: Sequence[RankLink]) -> None:
+    def __init__(self, ordered: Sequence[RankLink], files: Sequence[RankLink]) -> None:
         self.split: frozenset[str] = frozenset()
         self._ordered = tuple(ordered)
-        self._beside = tuple(beside)
+        self._file_links = tuple(files)
         self._sent = 0
-        self._one = threading.Lock()  # an exchange on the lines beside
+        self._one = threading.Lock()  # an exchange on the file links
         self._since: dict[int, float] = {}  # which thread waits for the others, and since when
         self._encode = msgspec.msgpack.Encoder().encode
 
@@ -72,7 +72,7 @@ class Ranks:
             for line in self._ordered:
                 line.send(data)
 
-    def ask(self, command: Ordered) -> list[Any]:
+    def call(self, command: Ordered) -> list[Any]:
         """The answers of all of them."""
         with self.waiting():
             self.broadcast(command)
@@ -80,7 +80,7 @@ class Ranks:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """On the lines beside, one at a time. One that is broken off would leave bytes that belong to no other: it is
+        """On the file links, one at a time. One that is broken off would leave bytes that belong to no other: it is
         the last.
         """
         with self._one, self.waiting():
@@ -98,11 +98,11 @@ class Ranks:
         """
         with self._exchange():
             command = self._encode(Gather(self._sent, tier, list(names), rows.numpy().tobytes()))
-            for line in self._beside if names else ():
+            for line in self._file_links if names else ():
                 line.send(command)
             own = mine()
             theirs = (
-                {name: line.receive_tensor(torch.empty_like(own[name])) for name in names} for line in self._beside
+                {name: line.receive_tensor(torch.empty_like(own[name])) for name in names} for line in self._file_links
             )
             return [own, *theirs]
 
@@ -114,11 +114,11 @@ class Ranks:
         """
         with self._exchange():
             command = self._encode(Scatter(self._sent, tier, name, rows.numpy().tobytes()))
-            for line, part in zip(self._beside, parts, strict=True):
+            for line, part in zip(self._file_links, parts, strict=True):
                 line.send(command)
                 line.send_tensor(part)
             mine()
-            for line in self._beside:
+            for line in self._file_links:
                 line.receive()
 
     def compare(self, tier: MemoryTier, rows: torch.Tensor) -> None:
@@ -128,7 +128,7 @@ class Ranks:
 
     def close(self) -> None:
         """The others read the end of their lines, and end."""
-        for line in (*self._ordered, *self._beside):
+        for line in (*self._ordered, *self._file_links):
             line.close()
 
 

@@ -41,7 +41,7 @@ class EngineTurns:
     @property
     def in_hand(self) -> int:
         """Turns that run, or have ended while their answer is still being committed and written."""
-        return sum(not turn.let_go for turn in self._in_hand)
+        return sum(not turn.released for turn in self._in_hand)
 
     async def wait_empty(self) -> None:
         """Wait until every turn has ended."""

@@ -39,7 +39,7 @@ class Mailbox:
         self._deltas: list[Delta] = []  # what came last, fewer than ``MERGE_AT``
         self._failure: Exception | None = None
         self._closed = False  # nothing more will be pushed
-        self.let_go = False  # the reader is done with it, its answer included
+        self.released = False  # the reader is done with it, its answer included
         self.stopped = False
         self.spoke = False
 
@@ -101,7 +101,7 @@ class Mailbox:
 
     def stop(self) -> bool:
         """See ``TurnStream``."""
-        if self.let_go or self._closed:
+        if self.released or self._closed:
             return False
         self.stopped = True
         self._cancel(self.name)
@@ -109,9 +109,9 @@ class Mailbox:
 
     def cancel(self) -> None:
         """See ``TurnStream``."""
-        if not self.let_go and not self._closed:
+        if not self.released and not self._closed:
             self._cancel(self.name)
-        self.let_go = True
+        self.released = True
 
 
 def unheard(delta: Delta) -> None:

@@ -43,7 +43,7 @@ def resident(pid: int) -> int:
 def last_line(said: IO[bytes]) -> str:
     """The last line that a process has printed to a file."""
     said.seek(0)
-    return (said.read().decode(errors="replace").strip().splitlines() or ["no word"])[-1]
+    return (said.read().decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def listener(port: int) -> int | None:

@@ -30,7 +30,7 @@ DEAD_SECONDS = 10.0  # without one until a server is dead to the others
 PATIENCE_SECONDS = 1.0  # at least, for a session that a living server holds; at most until its next heartbeat
 FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25  # seconds between two looks at a lease
 OLD_SECONDS = 86400.0  # without a heartbeat until a server is forgotten
-HURRY = "SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '100ms', true)"
+WITHOUT_WAITING = "SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '100ms', true)"
 # The statements of every turn are built once: that costs more than to run them.
 TAKE = sql.insert(leases)
 OF_ROW = sql.and_(
@@ -41,7 +41,7 @@ OF_ROW = sql.and_(
 LOCK = sql.select(leases.c.id).where(OF_ROW).with_for_update()
 FREE = sql.delete(leases).where(OF_ROW)
 
-SPENT = 0  # in place of a number: what the lease was for is written, and it is gone
+RELEASED = 0  # in place of a number: the lease was released in the transaction that it was for
 
 
 @dataclass(frozen=True)
@@ -132,28 +132,28 @@ class Leases:
         if row is not None and connection.execute(LOCK, row).one_or_none() is None:
             raise SessionMoved
 
-    def spend(self, connection: sql.Connection, key: Key) -> None:
-        """Like ``check``, and release the lease in the same transaction; call ``spent`` after the commit."""
+    def check_and_release(self, connection: sql.Connection, key: Key) -> None:
+        """Like ``check``, and release the lease in the same transaction; call ``mark_released`` after the commit."""
         row = self._row(key)
         if row is not None and not connection.execute(FREE, row).rowcount:
             raise SessionMoved
 
-    def spent(self, key: Key) -> None:
-        """The transaction of ``spend`` is committed: nothing more is written under this claim."""
+    def mark_released(self, key: Key) -> None:
+        """The transaction of ``check_and_release`` is committed: nothing more is written under this claim."""
         if key in self._numbers:
-            self._numbers[key] = SPENT
+            self._numbers[key] = RELEASED
 
-    def let_go(self, key: Key) -> None:
+    def release(self, key: Key) -> None:
         """Release the lease of the session, if it is still held. If its row cannot be deleted now, a later heartbeat
         deletes it.
         """
         row = self._row(key)
-        number = self._numbers.pop(key, SPENT)
-        if row is not None and number != SPENT:
+        number = self._numbers.pop(key, RELEASED)
+        if row is not None and number != RELEASED:
             with suppress(LogUnavailable, IntegrityError):
-                self.database.write(lambda connection: hurried(connection).execute(FREE, row))
+                self.database.write(lambda connection: without_waiting(connection).execute(FREE, row))
 
-    def elsewhere(self, connection: sql.Connection) -> frozenset[Key]:
+    def held_by_others(self, connection: sql.Connection) -> frozenset[Key]:
         """The sessions that other live servers hold."""
         if not self.shared:
             return frozenset()
@@ -167,13 +167,13 @@ class Leases:
         lives = sql.or_(leases.c.server == self.server, leases.c.server.in_(living))
         return sql.exists().where(leases.c.name == name, leases.c.server == server, lives)
 
-    def is_run(self, connection: sql.Connection, key: Key, server: str) -> bool:
+    def held_elsewhere(self, connection: sql.Connection, key: Key, server: str) -> bool:
         """Whether another live server holds the session, so that a response it runs there can still complete."""
         if server == self.server:
             return False
         return bool(connection.execute(sql.select(self.held_by(connection, name_of(key), server))).scalar())
 
-    def wish_ended(self, connection: sql.Connection, key: Key, response: str) -> None:
+    def request_end(self, connection: sql.Connection, key: Key, response: str) -> None:
         """Ask the server that holds the session to end the response with this key."""
         connection.execute(sql.update(leases).where(leases.c.name == name_of(key)).values(unwanted=response))
 
@@ -194,7 +194,7 @@ class Leases:
         has not been heard of for long enough."""
 
         def work(connection: sql.Connection) -> bool | Holder:
-            hurried(connection)
+            without_waiting(connection)
             found = connection.execute(holder_query(connection.dialect.name), {"of_name": name_of(key)}).one_or_none()
             lives = False
             if found is not None:
@@ -224,7 +224,7 @@ class Leases:
         def work(connection: sql.Connection) -> Mapping[int, Any]:
             now = clock(connection.dialect.name)
             alive = sql.update(heartbeats).where(heartbeats.c.server == self.server).values(beat=now)
-            if not hurried(connection).execute(alive).rowcount:
+            if not without_waiting(connection).execute(alive).rowcount:
                 connection.execute(sql.insert(heartbeats).values(server=self.server, beat=now))
             rows = connection.execute(sql.select(leases).where(leases.c.server == self.server)).all()
             return {row.id: row for row in rows}
@@ -235,9 +235,9 @@ class Leases:
         strays = rows.keys() - {*before.values(), *now.values()}
         if gone := strays & self._strays:  # not such as are just being noted
             free = sql.delete(leases).where(leases.c.id.in_(gone))
-            self.database.write(lambda connection: hurried(connection).execute(free))
+            self.database.write(lambda connection: without_waiting(connection).execute(free))
         self._strays = frozenset(strays)
-        lost = (key for key, number in before.items() if number != SPENT and number not in rows)
+        lost = (key for key, number in before.items() if number != RELEASED and number not in rows)
         return LeaseChanges(
             frozenset(key for key in lost if now.get(key) == before[key]),
             frozenset((*key_of(row.name), row.unwanted) for row in rows.values() if row.unwanted is not None),
@@ -282,16 +282,16 @@ def age(dialect: str) -> sql.ColumnElement[float]:
     return sql.func.abs(clock(dialect) - heartbeats.c.beat)
 
 
-def hurried(connection: sql.Connection) -> sql.Connection:
+def without_waiting(connection: sql.Connection) -> sql.Connection:
     """On PostgreSQL, sets the transaction to commit without waiting for the disk (a lost lease can be taken again), and
     to raise LogLocked instead of waiting for locked rows.
     """
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(HURRY)
+        connection.exec_driver_sql(WITHOUT_WAITING)
     return connection
 
 
 def remove_old(connection: sql.Connection) -> None:
     """Delete the heartbeats of servers that have been dead for a day, and leases of servers without a heartbeat."""
-    hurried(connection).execute(sql.delete(heartbeats).where(age(connection.dialect.name) > OLD_SECONDS))
+    without_waiting(connection).execute(sql.delete(heartbeats).where(age(connection.dialect.name) > OLD_SECONDS))
     connection.execute(sql.delete(leases).where(leases.c.server.not_in(sql.select(heartbeats.c.server))))

@@ -168,7 +168,9 @@ class ResponseLog:
                 return FoundResponse(row, response)
             here = responses.c.session_id == row.id, responses.c.key == key
             server = connection.execute(sql.select(responses.c.server).where(*here)).scalar_one()
-            return FoundResponse(row, response, server, self._leases.is_run(connection, (tenant, session), server))
+            return FoundResponse(
+                row, response, server, self._leases.held_elsewhere(connection, (tenant, session), server)
+            )
 
         def work(connection: sql.Connection) -> StoredResponse | None:
             row, response, server, runs = look(connection, lock=True)
@@ -176,7 +178,7 @@ class ResponseLog:
                 return response
             if runs:
                 if unwanted:
-                    self._leases.wish_ended(connection, (tenant, session), key)
+                    self._leases.request_end(connection, (tenant, session), key)
                 return response
             self._leases.revoke(connection, (tenant, session), server)
             put(connection, row, self._server, as_failed(response))

@@ -76,5 +76,5 @@ class SessionLocks:
         if not self._leases.shared:
             return False
         # Also where the wait is cut off while the lease is being taken.
-        stack.callback(self._thread.submit, partial(self._leases.let_go, key))
+        stack.callback(self._thread.submit, partial(self._leases.release, key))
         return await self._leases.take(key, self._thread, force=force)

@@ -134,7 +134,7 @@ class SessionLog(SessionTable, SessionLocks):
         def work(connection: sql.Connection) -> list[Key]:
             due = sql.select(sessions).where(sessions.c.expires <= int(moment)).order_by(sessions.c.expires)
             rows = connection.execute(due.with_for_update(skip_locked=True)).all()
-            busy = held | self._leases.elsewhere(connection) if rows else held
+            busy = held | self._leases.held_by_others(connection) if rows else held
             over = [row for row in rows if (row.tenant, row.session) not in busy][:EXPIRED_AT_ONCE]
             for row in over:
                 delete_session(connection, row)

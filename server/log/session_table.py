@@ -170,7 +170,7 @@ class SessionTable:
 
         def work(connection: sql.Connection) -> TurnRecord:
             row = find_session(connection, tenant, session, lock=True)
-            self._leases.spend(connection, (tenant, session))
+            self._leases.check_and_release(connection, (tenant, session))
             moment = now()
             if row is not None and is_expired(row, moment) and expect != version_of(row):
                 delete_session(connection, row)
@@ -194,7 +194,7 @@ class SessionTable:
 
         def commit() -> TurnRecord:
             record = self._written(tenant, session, work)
-            self._leases.spent((tenant, session))
+            self._leases.mark_released((tenant, session))
             return record
 
         return await self._thread.run(commit)

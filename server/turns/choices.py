@@ -111,5 +111,5 @@ def explain_early_end(delta: Delta, stream: TurnStream) -> ApiError | None:
 
 def turn_cancelled() -> ApiError:
     """499: the turn was cancelled. Clients do not retry this status."""
-    message = "This turn was cancelled before it said anything; nothing of it is kept."
+    message = "This turn was cancelled before its first token; nothing of it is kept."
     return ApiError(499, message, code="turn_cancelled")

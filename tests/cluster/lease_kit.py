@@ -58,7 +58,7 @@ def rows(log: SessionLog) -> Sequence[Any]:
 
 def elsewhere(log: SessionLog) -> frozenset[tuple[str, str]]:
     """The sessions that other servers hold, which live."""
-    return log._database.read(log._leases.elsewhere)
+    return log._database.read(log._leases.held_by_others)
 
 
 async def hold_once(log: SessionLog, session: str = "s") -> None:

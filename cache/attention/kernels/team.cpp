@@ -126,7 +126,7 @@ private:
 }  // namespace
 
 // `waited`: nanoseconds that the caller has waited for others within the work, once that is done; null: it does not wait.
-extern "C" void warmturn_together(Work work, void* data, unsigned threads, const int64_t* waited) {
+extern "C" void warmturn_run_parallel(Work work, void* data, unsigned threads, const int64_t* waited) {
     static Team* team = new Team;  // never deleted: helpers look at it until the process ends
     team->run(work, data, threads, waited);
 }

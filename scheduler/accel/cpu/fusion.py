@@ -49,7 +49,7 @@ class FusedModule:
         self._chain: LayerChain | None = None  # that it is the first of
         self._behind: list[FusedModule] = []  # those after it
         self._hooks: list[Any] = []  # the hook dictionaries of all modules of the chain
-        self._ahead: ChainResult | None = None  # what the first one has computed for it
+        self._computed: ChainResult | None = None  # what the first one has computed for it
         self._own = vars(module)
         self._forward = self.forward
 
@@ -62,13 +62,13 @@ class FusedModule:
         """Restore the module's own forward."""
         self.module.__dict__.pop("forward", None)
         self.module.__dict__.pop("_compiled_call_impl", None)
-        self._ahead = None
+        self._computed = None
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
         """Replaces the module's ``__call__``. Returns the result that a chain has computed ahead, unless the module has
         hooks, its forward was replaced, or the arguments are others.
         """
-        ahead, self._ahead = self._ahead, None
+        ahead, self._computed = self._computed, None
         own = self._own
         passed_over = own.get("forward") is not self._forward or own["_forward_hooks"] or own["_forward_pre_hooks"]
         if ahead is not None and not passed_over and ahead.fits(args, kwargs):
@@ -86,11 +86,11 @@ class FusedModule:
         if self._limit is not None and rows > self._limit:
             return self._original(*args, **kwargs)
         for fused in self._behind:  # of a step that has failed
-            fused._ahead = None
+            fused._computed = None
         results = self._chain.run(cache, inputs, rows) if self._chain is not None and not self._hooked else None
         if results is not None:
             for fused, (hidden, result) in zip(self._behind, pairwise(results), strict=True):
-                fused._ahead = ChainResult(hidden, (args, kwargs), result)
+                fused._computed = ChainResult(hidden, (args, kwargs), result)
             return results[0]
         if self._layer is not None:
             outputs = self._layer.run(cache, inputs, rows)
@@ -125,7 +125,7 @@ class FusedModule:
         """
         return any(self._hooks) or bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
-    def leads_to(self, other: FusedModule) -> bool:
+    def can_precede(self, other: FusedModule) -> bool:
         """Whether ``other`` can directly follow this module in a chain."""
         if self._layer is None or other._layer is None or self._limit != other._limit:
             return False
@@ -133,7 +133,7 @@ class FusedModule:
         same = (mine.shape, mine.axis, mine.dtype) == (theirs.shape, theirs.axis, theirs.dtype)
         return same and self._recording.is_like(other._recording)
 
-    def lead(self, behind: list[FusedModule]) -> None:
+    def set_chain(self, behind: list[FusedModule]) -> None:
         """Make this module the first of a chain with the modules ``behind`` it; of no chain if there are none."""
         layers = [one._layer for one in (self, *behind) if one._layer is not None]
         self._behind, self._chain = behind, LayerChain(layers, self._kernel) if behind else None
@@ -182,7 +182,7 @@ class Fusion:
     def unlink(self) -> None:
         """Remove all chains: every module is computed when it is called."""
         for fused in self._fused:
-            fused.lead([])
+            fused.set_chain([])
 
     def _link(self, steps: Callable[[], Iterator[None]]) -> None:
         """Make chains of modules that are called one after the other, each once per step."""
@@ -191,7 +191,7 @@ class Fusion:
             for _ in steps():
                 times = Counter(call.fused for call in calls)
                 for one, other in pairwise(calls):
-                    if one.leads_to(other) and times[one.fused] == times[other.fused] == 1:
+                    if one.can_precede(other) and times[one.fused] == times[other.fused] == 1:
                         after[one.fused] = other.fused
                 calls.clear()
         for first in after.keys() - set(after.values()):
@@ -199,7 +199,7 @@ class Fusion:
             while last in after:
                 last = after[last]
                 behind.append(last)
-            first.lead(behind)
+            first.set_chain(behind)
 
     def _record(self, modules: list[torch.nn.Module], steps: Callable[[], Iterator[None]]) -> dict[Any, FusedModule]:
         found: dict[Any, FusedModule] = {}
@@ -223,11 +223,11 @@ class FusedCall(NamedTuple):
     kwargs: dict[str, Any]
     out: Any
 
-    def leads_to(self, other: FusedCall) -> bool:
+    def can_precede(self, other: FusedCall) -> bool:
         """Whether ``other`` was called with this call's result and otherwise the same arguments."""
         got = bool(other.args) and other.args[0] is self.out
         same = same_arguments((self.args, self.kwargs), (other.args, other.kwargs))
-        return got and same and self.fused.leads_to(other.fused)
+        return got and same and self.fused.can_precede(other.fused)
 
 
 @contextmanager

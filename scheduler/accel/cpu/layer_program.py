@@ -94,7 +94,7 @@ class LayerProgram:
         """The plan for the current step; None if there is no step, or the backend does not take all of it."""
         step = self._attention.step
         plan = self._backend.plan(step, self._layer, step.numbers, last=True) if step is not None else None
-        return plan if plan is not None and not plan.rest else None
+        return plan if plan is not None and not plan.unhandled else None
 
     def fits(self, cache: PackedCache) -> bool:
         """Whether the layer's keys are read in place, from pages with its shapes and dtype."""

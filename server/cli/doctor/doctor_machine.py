@@ -77,7 +77,7 @@ def torch(config: DoctorConfig, command: Sequence[str] = CHECKUP) -> Iterator[Fi
         yield fault("torch", f"importing it took more than {CHECKUP_SECONDS:.0f} seconds", "check the disk")
         return
     if ran.returncode:
-        last = (ran.stderr.strip().splitlines() or ["no word"])[-1]
+        last = (ran.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         yield fault("torch", f"it cannot be used: {last}", f"reinstall it: {TORCH_PAGE}")
         return
     facts = msgspec.json.decode(ran.stdout)

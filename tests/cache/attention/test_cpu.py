@@ -161,7 +161,7 @@ def test_long_spans_by_matrix_units(
 ) -> None:
     scene = Scene(PageShape(3, 64, 3, 32, torch.bfloat16), 9, [(0, 150), (700, 33), (70, 100), (30, 1)], hide=hide)
     scores = ScoreOptions(scale, softcap, None)
-    assert not CpuPlan(scene.step, layer, scene.step.numbers).rest
+    assert not CpuPlan(scene.step, layer, scene.step.numbers).unhandled
     assert error(scene.run(kernel, layer, scores), scene.wanted(layer, scores)) < BOUNDS[torch.bfloat16]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cache.memory.host_offload import runs
-from cache.memory.stream import HostCopy, beside, put
+from cache.memory.stream import HostCopy, concurrent_stream, put
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,6 @@ def test_runs(slots: list[int], want: list[tuple[int, int, int]]) -> None:
 
 
 def test_on_a_cpu_nothing_is_in_between() -> None:
-    with beside(torch.device("cpu")):
+    with concurrent_stream(torch.device("cpu")):
         there = put(np.array([1, 2, 3]), torch.device("cpu"))
     assert HostCopy(there, there + 1).wait()[1].tolist() == [2, 3, 4]

@@ -147,7 +147,7 @@ def test_a_read_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
 
 def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path)
-    clerk = SessionCommands(kit.store, kit.fingerprint)
+    commands = SessionCommands(kit.store, kit.fingerprint)
     for session in ("s", "t"):
         kit.ask(TALK if session == "s" else [1, *TALK], 4, session=session)
     kit.settle()
@@ -162,17 +162,17 @@ def test_files_that_cannot_be_unlinked_are_tried_again(tmp_path: Path, monkeypat
         patch.setattr(files, "remove", stubborn)
         for _ in range(2):  # asking again does not make it true
             for session in ("s", "t"):
-                clerk.forget(Forget("a", session))
+                commands.forget(Forget("a", session))
             kit.settle()
-            assert set(clerk.take()) == {Forgotten("a", "t")}
+            assert set(commands.take()) == {Forgotten("a", "t")}
             assert len(files_of(tmp_path)) == 1
-    kit.archive.remover._resting_until = 0.0  # five seconds later
+    kit.archive.remover._paused_until = 0.0  # five seconds later
     kit.step()
     kit.settle()
     assert files_of(tmp_path) == []
-    clerk.forget(Forget("a", "s"))
+    commands.forget(Forget("a", "s"))
     kit.settle()
-    assert clerk.take() == [Forgotten("a", "s")]
+    assert commands.take() == [Forgotten("a", "s")]
 
 
 def test_damage_that_is_found_at_the_start_is_told_once(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_file_that_cannot_be_read_at_the_start_is_there_at_the_next(
 
 def test_a_session_on_the_host_is_exported_while_it_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(pages=32, host_pages=24, folder=tmp_path / "here")
-    clerk = SessionCommands(kit.store, kit.fingerprint)
+    commands = SessionCommands(kit.store, kit.fingerprint)
     kit.archive.write_behind._paused_until = 1e18
     first = kit.ask(TALK, 6, session="s")
     kit.ask(list(range(100, 200)), 1, session="large")  # "s" goes to the host, unwritten
@@ -245,17 +245,17 @@ def test_a_session_on_the_host_is_exported_while_it_moves(tmp_path: Path, monkey
     kit.archive.write_behind._paused_until = 0.0
     with held(monkeypatch, MemoryTier, "gather") as go:
         threading.Timer(0.05, go.set).start()
-        clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
+        commands.export(Export("r", "a", "s", str(tmp_path / "capsule")))
         kit.engine.check_integrity()
         check(kit, [*TALK, *first.tokens, 1], session="s")  # it comes up again, others take its place on the host
         check(kit, list(range(60, 160)), 1)
     kit.settle()
-    assert clerk.take() == [Exported("r", 1, len(TALK) + 5)]
+    assert commands.take() == [Exported("r", 1, len(TALK) + 5)]
     other = Kit(folder=tmp_path / "there")
-    clerk = SessionCommands(other.store, other.fingerprint)
-    clerk.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
+    commands = SessionCommands(other.store, other.fingerprint)
+    commands.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
     other.settle()
-    assert clerk.take() == [Imported("q", len(TALK) + 5)]
+    assert commands.take() == [Imported("q", len(TALK) + 5)]
     check(other, [*TALK, *first.tokens, 2], tenant="b", session="s")
 
 
@@ -266,34 +266,34 @@ def test_forgotten_is_told_when_nobody_reads_the_files_any_more(
     kit.ask(TALK, 6, session="s")
     kit.leave()
     fresh = Kit(folder=tmp_path)
-    clerk = SessionCommands(fresh.store, fresh.fingerprint)
+    commands = SessionCommands(fresh.store, fresh.fingerprint)
     with held(monkeypatch, SegmentReader, "read"):
         fresh.send([*TALK, 1], 3, session="s")
         fresh.step()
         fresh.engine.end("a", "s")
-        clerk.forget(Forget("a", "s"))
+        commands.forget(Forget("a", "s"))
         for _ in range(20):
             fresh.step()
             time.sleep(0.001)
-        assert clerk.take() == []
+        assert commands.take() == []
         assert len(files_of(tmp_path)) == 1
     fresh.settle()
-    assert clerk.take() == [Forgotten("a", "s")]
+    assert commands.take() == [Forgotten("a", "s")]
     assert files_of(tmp_path) == []
 
 
 def test_an_import_that_is_deleted_while_it_is_read_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kit = Kit(folder=tmp_path / "kv")
-    clerk = SessionCommands(kit.store, kit.fingerprint)
+    commands = SessionCommands(kit.store, kit.fingerprint)
     kit.ask(TALK, 6, session="s")
-    clerk.export(Export("r", "a", "s", str(tmp_path / "capsule")))
+    commands.export(Export("r", "a", "s", str(tmp_path / "capsule")))
     kit.settle()
-    clerk.take()
+    commands.take()
     with held(monkeypatch, SegmentReader, "read"):
-        clerk.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
+        commands.take_in(Import("q", "b", "s", str(tmp_path / "capsule")))
         while not kit.archive._arriving:
             kit.step()
-        clerk.forget(Forget("b", "s"))
+        commands.forget(Forget("b", "s"))
     kit.settle()
     assert kit.store.find("b", "s") is None
     assert reused(kit.ask([*TALK, 1], tenant="b", session="s")) == (0, 0)
@@ -426,16 +426,16 @@ def test_a_session_that_is_deleted_while_it_is_recalled_is_gone(
     kit.settle()
     kit.leave()
     other = Kit(folder=tmp_path / "two", remote=url)
-    clerk = SessionCommands(other.store, other.fingerprint)
+    commands = SessionCommands(other.store, other.fingerprint)
     sync = other.archive.syncs[0]
     with held(monkeypatch, sync.lower, "get"):
         other.send([*TALK, 1], 3, session="s")
         other.step()
         other.engine.end("a", "s")
-        clerk.forget(Forget("a", "s"))
+        commands.forget(Forget("a", "s"))
         other.step()
     other.settle()
-    assert clerk.take() == [Forgotten("a", "s")]
+    assert commands.take() == [Forgotten("a", "s")]
     assert files_of(tmp_path / "two") == files_of(tmp_path / "remote") == []
     assert sync._asked == {}
     assert reused(other.ask([*TALK, 1], session="s")) == (0, 0)

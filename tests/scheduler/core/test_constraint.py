@@ -90,7 +90,7 @@ def test_masks_are_those_of_a_slow_reference() -> None:
     tokenizer = pairs_tokenizer()
     grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (8,), len(tokenizer)))
     language = ["abcd", "abd", "cab", "abcdcd"]
-    compiled = grammars.ask(HEAD + "start: " + " | ".join(map(json.dumps, language))).result()
+    compiled = grammars.submit(HEAD + "start: " + " | ".join(map(json.dumps, language))).result()
     texts = {number: tokenizer.decode([number]) for number in range(8)}
     paths: list[list[int]] = [[]]
     looked_at = 0
@@ -109,7 +109,7 @@ def test_masks_are_those_of_a_slow_reference() -> None:
 
 def test_what_is_unwanted_goes_unless_nothing_else_is_left() -> None:
     kit = Kit()
-    constraint = kit.grammars.constraint(kit.grammars.ask(HEAD + "start: /[ab]c/").result())
+    constraint = kit.grammars.constraint(kit.grammars.submit(HEAD + "start: /[ab]c/").result())
     assert ids_of(constraint.compute_mask([97, 500])) == {98}
     assert ids_of(constraint.compute_mask([97, 98])) == {97, 98}
 
@@ -123,7 +123,7 @@ def turn_with(constraint: Constraint, **fields: Any) -> Turn:
 
 def test_logits_wider_than_the_vocabulary_are_never_drawn() -> None:
     kit = Kit()
-    compiled = kit.grammars.ask(HEAD + "start: /[ab]+/").result()
+    compiled = kit.grammars.submit(HEAD + "start: /[ab]+/").result()
     turns = [turn_with(kit.grammars.constraint(compiled), sampling=drawn(seed)) for seed in range(40)]
     logits = torch.zeros(40, 400)
     logits[:, 300:] = 50.0
@@ -133,7 +133,7 @@ def test_logits_wider_than_the_vocabulary_are_never_drawn() -> None:
 def test_logits_narrower_than_the_vocabulary_do() -> None:
     tokenizer = make_tokenizer()
     grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (98,), 99))
-    compiled = grammars.ask(HEAD + "start: /[ax]+/").result()
+    compiled = grammars.submit(HEAD + "start: /[ax]+/").result()
     turn = turn_with(grammars.constraint(compiled), sampling=Sampling(temperature=0.0))
     assert Sampler((98,)).draw(torch.zeros(1, 99), [turn]).read()[0].token == 97
 
@@ -217,7 +217,7 @@ def test_a_limit_cuts_a_reply() -> None:
 def test_a_model_without_ends_stops_where_the_grammar_must() -> None:
     tokenizer = make_tokenizer()
     grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (), 259))
-    constraint = grammars.constraint(grammars.ask(HEAD + "start: /ab?/").result())
+    constraint = grammars.constraint(grammars.submit(HEAD + "start: /ab?/").result())
     assert not constraint.accept(97)
     assert ids_of(constraint.compute_mask()) == {98, 259}  # no logit is 259
     assert constraint.accept(98)
@@ -261,16 +261,16 @@ def test_choices_compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_grammars_are_kept() -> None:
     grammars = Kit().grammars
-    first = grammars.ask(LETTERS)
-    assert grammars.ask(LETTERS) is first
+    first = grammars.submit(LETTERS)
+    assert grammars.submit(LETTERS) is first
     for number in range(70):
-        grammars.ask(f'start: "{number}"')
-    assert grammars.ask(LETTERS) is not first
+        grammars.submit(f'start: "{number}"')
+    assert grammars.submit(LETTERS) is not first
     large = 'start: "' + "a" * 600_000 + '"'
-    kept = grammars.ask(large)
-    assert grammars.ask(large + " ") is not kept
-    assert grammars.ask(LETTERS) is grammars.ask(LETTERS)
-    assert grammars.ask(large) is not kept
+    kept = grammars.submit(large)
+    assert grammars.submit(large + " ") is not kept
+    assert grammars.submit(LETTERS) is grammars.submit(LETTERS)
+    assert grammars.submit(large) is not kept
 
 
 def test_a_grammar_that_is_none_refuses_its_turn_alone() -> None:
@@ -360,7 +360,7 @@ def pieces_tokenizer(decoder: Any) -> PreTrainedTokenizerFast:
 def test_tokenizers_of_pieces_are_spelled_out() -> None:
     tokenizer = pieces_tokenizer(decoders.Metaspace())
     grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (1,), len(tokenizer) + 5))
-    constraint = grammars.constraint(grammars.ask(HEAD + "start: /a( ab| c)d?/").result())
+    constraint = grammars.constraint(grammars.submit(HEAD + "start: /a( ab| c)d?/").result())
     word = tokenizer.convert_tokens_to_ids("\u2581ab")
     assert not constraint.accept(tokenizer.convert_tokens_to_ids("a"))
     space = tokenizer.convert_tokens_to_ids("\u2581")
@@ -373,4 +373,4 @@ def test_tokenizers_whose_tokens_do_not_add_up_are_refused() -> None:
     tokenizer = pieces_tokenizer(decoders.WordPiece())
     grammars = Grammars(lambda: grammar_tokenizer(tokenizer, (1,), len(tokenizer)))
     with pytest.raises(GrammarError, match="tokenizer"):
-        grammars.ask(LETTERS).result()
+        grammars.submit(LETTERS).result()

@@ -52,7 +52,7 @@ def test_a_turn_may_leave_while_its_grammar_compiles(gate: Event, grammar: str) 
     kit.step()
     kit.cancel(late)
     gate.set()
-    kit.grammars.ask(grammar).exception()
+    kit.grammars.submit(grammar).exception()
     kit.step()
     assert kit.outcomes[late].finish_reason is FinishReason.CANCELLED
     assert not kit.refused

@@ -34,8 +34,8 @@ class Other:
         self.hold = threading.Event()
         self.hold.set()
         self.ordered, ordered = line_pair()
-        self.beside, beside = line_pair()
-        self._ends = [RankLink(ordered), RankLink(beside)]
+        self.files, files = line_pair()
+        self._ends = [RankLink(ordered), RankLink(files)]
         self._threads = [threading.Thread(target=work) for work in (self._obey, self._serve)]
         for thread in self._threads:
             thread.start()
@@ -78,8 +78,8 @@ class Scene:
 
     def __init__(self) -> None:
         self.others = [Other() for _ in range(RANKS - 1)]
-        self.ranks = Ranks([other.ordered for other in self.others], [other.beside for other in self.others])
-        assert self.ranks.ask(CreateTiers(12, 12, SIZE, False)) == ["", ""]
+        self.ranks = Ranks([other.ordered for other in self.others], [other.files for other in self.others])
+        assert self.ranks.call(CreateTiers(12, 12, SIZE, False)) == ["", ""]
         for other in self.others:
             for tier in other.share.tiers:
                 for layer, shape in SHAPES.items():
@@ -183,13 +183,13 @@ def test_what_ranks_have_of_their_own_is_found_out(scene: Scene) -> None:
 
 
 def test_answers_come_from_all(scene: Scene) -> None:
-    assert scene.ranks.ask(FreeMemory()) == [7, 7]
+    assert scene.ranks.call(FreeMemory()) == [7, 7]
 
 
 def test_a_rank_that_is_gone_is_noticed(scene: Scene) -> None:
     scene.others[1].leave()
     with pytest.raises(RankLost):
-        scene.ranks.ask(FreeMemory())
+        scene.ranks.call(FreeMemory())
     with pytest.raises(RankLost):
         scene.pool.device.gather(torch.arange(4))
 
@@ -214,7 +214,7 @@ def test_an_exchange_that_is_broken_off_is_the_last(scene: Scene, monkeypatch: p
 def test_it_is_known_for_how_long_others_have_been_waited_for(scene: Scene) -> None:
     assert scene.ranks.waited <= 0
     scene.others[0].hold.clear()
-    asking = threading.Thread(target=lambda: scene.ranks.ask(FreeMemory()))
+    asking = threading.Thread(target=lambda: scene.ranks.call(FreeMemory()))
     asking.start()
     deadline = time.monotonic() + 20
     while scene.ranks.waited < 0.1:

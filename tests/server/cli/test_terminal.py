@@ -174,9 +174,9 @@ def test_ctrl_c_at_a_server_that_cannot_stop_a_turn(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_turn_that_is_stopped_before_its_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = {"error": {"message": "This turn was cancelled before it said anything.", "code": "turn_cancelled"}}
+    gone = {"error": {"message": "This turn was cancelled before its first token.", "code": "turn_cancelled"}}
     shown = talk(monkeypatch, Server(httpx.Response(499, json=gone), reply("Fine.")), "count\nenough\n")
-    assert "\nThis turn was cancelled before it said anything.\nFine.\n" in shown
+    assert "\nThis turn was cancelled before its first token.\nFine.\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from cache.segments.chain import Extent, Owner
 from cache.segments.segment_file import SegmentReader, lengths_of, timeline_hash, write
 
 
-def excerpt(files: Path, extents: Iterable[Extent], owner: Owner, folder: Path) -> int:
+def export_segments(files: Path, extents: Iterable[Extent], owner: Owner, folder: Path) -> int:
     """Write the timeline of ``extents``, whose files are below ``files``, to the new ``folder`` as 000000.kv,
     000001.kv... Returns the number of files. A file that belongs to ``owner`` as a whole is linked, others are cut.
     Raises CorruptFile or OSError.
