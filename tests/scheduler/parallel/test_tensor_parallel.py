@@ -17,6 +17,7 @@ from cache.tiers import transfer
 from scheduler.model.loader import LoadedModel, LoadFailed, load
 from scheduler.model.memory import TooSmall
 from scheduler.parallel.division import obstacle
+from scheduler.sampling_params import ThinkingBudget
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="ranks on a CPU are for machines without a GPU")
@@ -78,6 +79,24 @@ def test_forks_and_rewinds(pair: Pair) -> None:
         assert driver.outcomes[turn].tokens == greedy(model_of(name), prompt, 5)
     receipts = [driver.outcomes[turn].receipt for turn in sent]
     assert [r.cached for r in receipts if r is not None] == [41, 29, 37, 11]
+
+
+def test_tokens_that_are_forced_are_those_of_every_rank(pair: Pair) -> None:
+    name, found, model = pair
+    driver = Driver(found, config_of(model, 2, pages=6))
+    end = tuple(b"</think>")
+    budget = ThinkingBudget(tokens=5, openings=("<think>",), closings=("</think>",), end=end, opened=True)
+    prompts = [prompt_of(30, i) for i in range(3)]
+    sent = [driver.send(prompt, 30, thinking=budget) for prompt in prompts]
+    driver.run()
+    assert driver.engine.stats().preemptions
+    for turn, prompt in zip(sent, prompts, strict=True):
+        tokens = driver.outcomes[turn].tokens
+        cut = next(at for at in range(30) if tuple(tokens[at : at + len(end)]) == end)
+        before = tokens[:cut]
+        assert 5 <= cut <= 8  # a character is completed
+        assert before == greedy(model_of(name), prompt, cut)
+        assert tokens == [*before, *end, *greedy(model_of(name), [*prompt, *before, *end], 30 - cut - len(end))]
 
 
 def test_log_probabilities_of_a_prompt(pair: Pair) -> None:

@@ -94,6 +94,15 @@ async def test_a_stream_tells_it_at_its_end(site: Site) -> None:
 
 
 @served(tokens=thinking)
+async def test_every_choice_has_the_budget(site: Site) -> None:
+    site.engine.reply = f"{REASONING}\n</think>\n\nYes."
+    body = (await site.chat(thinking_budget=2, n=3)).json()
+    told = {(choice["message"]["reasoning_content"], choice["message"]["content"]) for choice in body["choices"]}
+    assert told == {(f"{first(2)}\n\n{MESSAGE}", "Yes.")}
+    assert [made.thinking is not None for made in site.engine.submitted] == [True] * 3
+
+
+@served(tokens=thinking)
 async def test_minus_one_is_no_limit(site: Site) -> None:
     await site.chat(reasoning_budget=-1)
     assert budget(site) is None
