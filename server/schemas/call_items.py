@@ -151,12 +151,10 @@ def shell_action(value: object) -> dict[str, Any]:
     command = given.get("command")
     if not isinstance(command, list):
         command = ["bash", "-lc", str(command)] if command else []
-    timeout, folder = given.get("timeout_ms"), given.get("working_directory")
+    kinds: dict[str, type] = {"timeout_ms": int, "user": str, "working_directory": str}
     return {
         "type": "exec",
         "command": [str(part) for part in command],
         "env": given["env"] if isinstance(given.get("env"), Mapping) else {},
-        "timeout_ms": timeout if isinstance(timeout, int) else None,
-        "user": given["user"] if isinstance(given.get("user"), str) else None,
-        "working_directory": folder if isinstance(folder, str) else None,
+        **{key: given[key] for key, kind in kinds.items() if isinstance(given.get(key), kind)},
     }

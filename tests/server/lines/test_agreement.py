@@ -49,6 +49,7 @@ def test_what_clients_leave_out_or_write_anew_is_the_same(message: LoggedMessage
         LoggedMessage("assistant", "Hi.", tool_calls=calls('{"a": 1, "b": "x"}', name="g")),
         LoggedMessage("assistant", "Hi."),
         LoggedMessage("user", "Hi."),
+        LoggedMessage("assistant", "Hi.", tool_calls=calls('{"a": 1, "b": "x"}'), added_tools=[{"type": "function"}]),
     ],
 )
 def test_other_content_is_not_the_same(message: LoggedMessage) -> None:

@@ -54,6 +54,11 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
         {"type": "custom_tool_call", "namespace": "agents", "name": "tell", "input": "go"},
     ),
     (
+        "apply_patch",
+        '{"patch": "x"}',
+        {"type": "custom_tool_call", "name": "apply_patch", "input": "x"},
+    ),
+    (
         "tool_search",
         '{"query": "mail"}',
         {"type": "tool_search_call", "execution": "client", "arguments": {"query": "mail"}},
@@ -68,12 +73,11 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
                 "command": ["ls", "-l"],
                 "env": {},
                 "timeout_ms": 50,
-                "user": None,
-                "working_directory": None,
             },
         },
     ),
 ]
+AS_TOLD = [call for call in CALLS if 'patch":' not in call[1]]  # with the argument that the model was told of
 OUTPUTS: dict[str, dict[str, Any]] = {
     "custom_tool_call": {"type": "custom_tool_call_output", "output": "Done."},
     "function_call": {"type": "function_call_output", "output": "Done."},
@@ -101,14 +105,14 @@ async def test_a_call_is_an_item_of_its_tools_kind(
             deltas = [e["delta"] for e in told if e["type"] == "response.custom_tool_call_input.delta"]
             (whole,) = (e["input"] for e in told if e["type"] == "response.custom_tool_call_input.done")
             assert "".join(deltas) == whole == made["input"]
-            assert len(deltas) > 1
+            assert len(deltas) > 1 or len(whole) == 1
     else:
         (made,) = (await respond(site, tools=TOOLS))["output"]
     assert {key: made.get(key) for key in item} == item
     assert made["status"] == "completed"
 
 
-@pytest.mark.parametrize(("name", "arguments", "item"), CALLS)
+@pytest.mark.parametrize(("name", "arguments", "item"), [call for call in CALLS if 'patch":' not in call[1]])
 @served()
 async def test_a_call_that_comes_back_is_rendered_as_it_was_generated(
     site: Site, name: str, arguments: str, item: dict[str, Any]
@@ -123,7 +127,7 @@ async def test_a_call_that_comes_back_is_rendered_as_it_was_generated(
     assert second["usage"]["input_tokens_details"]["cached_tokens"] >= first["usage"]["total_tokens"] - 1
 
 
-@pytest.mark.parametrize(("name", "arguments", "item"), CALLS)
+@pytest.mark.parametrize(("name", "arguments", "item"), AS_TOLD)
 @served()
 async def test_the_log_keeps_what_kind_of_call_it_was(
     site: Site, name: str, arguments: str, item: dict[str, Any]
