@@ -10,6 +10,7 @@ from opentelemetry.trace import TracerProvider
 from starlette.types import ASGIApp
 
 from server.api import routers
+from server.api.anthropic.diagnostics import DiagnosticsTable
 from server.api.responses.background import BackgroundResponses
 from server.api.sessions.transfers import Transfers
 from server.chat.template import UNMEASURED, Stability
@@ -87,6 +88,7 @@ def create_app(
     context.metrics.log_opened(log.salvage, log.older)
     app.state.context = context
     app.state.background = BackgroundResponses(log)
+    app.state.diagnostics = DiagnosticsTable()
     if vllm_names:
         context.metrics.registry.register(VllmNames(context.metrics, served_name))
     app.state.transfers = transfers

@@ -67,6 +67,30 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+ChangedPart = Literal["model_changed", "system_changed", "tools_changed", "messages_changed"]
+
+
+class ChangeReason(msgspec.Struct, frozen=True):
+    """A part of the request differs from that of an earlier one. ``cache_missed_input_tokens``: tokens of the earlier
+    prompt that were computed again.
+    """
+
+    type: ChangedPart
+    cache_missed_input_tokens: int
+
+
+class UnknownReason(msgspec.Struct, frozen=True):
+    """Nothing can be said: the earlier message is not known, or the difference is another one."""
+
+    type: Literal["previous_message_not_found", "unavailable"]
+
+
+class Diagnostics(msgspec.Struct, frozen=True):
+    """Why less was reused than of the request of an earlier message."""
+
+    cache_miss_reason: ChangeReason | UnknownReason
+
+
 class AppliedEdits(msgspec.Struct, frozen=True):
     """Which edits of the request's ``context_management`` have changed its history."""
 
@@ -86,6 +110,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     session_id: str | UnsetType = UNSET
     cache: CacheReceipt | UnsetType | None = UNSET
     context_management: AppliedEdits | UnsetType = UNSET
+    diagnostics: Diagnostics | UnsetType | None = UNSET
 
 
 class TokenCount(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from pydantic_core import from_json
 from scheduler.protocol import Delta
 from server import surrogates
 from server.api.anthropic import objects as objects
+from server.api.anthropic.diagnostics import Diagnosis
 from server.chat.partial_reply import PartialReply
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
@@ -28,7 +29,7 @@ HOUR = 3600  # seconds
 class AnthropicReply(Reply):
     """Writes a message. ``keep_seconds``: how long the request asks its KV to be kept; ``limit``: its most tokens;
     ``shows_thoughts``: whether blocks of reasoning have their text; ``stops``: its stop sequences; ``edits``: those of
-    its history that were applied, where it asks for some.
+    its history that were applied, where it asks for some; ``diagnosis``: that of its prompt, likewise.
     """
 
     done = b""
@@ -42,6 +43,7 @@ class AnthropicReply(Reply):
         shows_thoughts: bool,
         stops: Sequence[str] = (),
         edits: objects.AppliedEdits | UnsetType = UNSET,
+        diagnosis: Diagnosis | None = None,
     ) -> None:
         super().__init__(head, AT_ALL_TIMES)
         self._request_id = request_id
@@ -50,6 +52,7 @@ class AnthropicReply(Reply):
         self._shows_thoughts = shows_thoughts
         self._stops = stops
         self._edits = edits
+        self._diagnosis = diagnosis
         self._blocks = 0  # begun so far
         self._open: type[Part] | None = None  # what the last of them is made of
 
@@ -60,7 +63,7 @@ class AnthropicReply(Reply):
         return named_event(error_body(error.status_code, error.detail, self._request_id))
 
     def open_choice(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
-        return [objects.MessageStart(self._message([], self._usage(usage))), objects.Ping()]
+        return [objects.MessageStart(self._diagnosed(self._message([], self._usage(usage)))), objects.Ping()]
 
     def write_delta(
         self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
@@ -89,7 +92,7 @@ class AnthropicReply(Reply):
             content.append(objects.TextBlock(partial_reply.content))
         content += [objects.ToolUseBlock(call.id, call.name, input_of(call.arguments)) for call in partial_reply.calls]
         whole = self._message(content, self._usage(usage), *self._stop_reason(partial_reply), cache)
-        return msgspec.structs.replace(whole, context_management=self._edits)
+        return self._diagnosed(msgspec.structs.replace(whole, context_management=self._edits))
 
     # --- the pieces of it -----------------------------------------------------------------------------------
 
@@ -105,6 +108,15 @@ class AnthropicReply(Reply):
         return objects.Message(
             head.id, head.model, content, usage, reason, sequence, session_id=head.session, cache=cache
         )
+
+    def _diagnosed(self, message: objects.Message) -> objects.Message:
+        """``message`` with the answer to the request's ``diagnostics``, if it has any."""
+        if self._diagnosis is None:
+            return message
+        usage = message.usage
+        cached = usage.cache_read_input_tokens
+        tokens = usage.input_tokens + usage.cache_creation_input_tokens + cached
+        return msgspec.structs.replace(message, diagnostics=self._diagnosis.answer(message.id, tokens, cached))
 
     def _write_part(self, part: Part) -> Iterator[msgspec.Struct]:
         match part:
