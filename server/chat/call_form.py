@@ -14,7 +14,7 @@ import regex
 
 from server import surrogates
 
-NAME = r"(?P<name>[a-zA-Z0-9_-]{1,64})"
+NAME = r"(?P<name>[a-zA-Z0-9_-]{1,128})"
 SPACE = r"\s{0,64}"  # bounded, as are names: a head that does not end is none
 OBJECT = regex.compile(r'(?P<before>.*)\{\s*"(?P<key>\w+)"\s*:\s*"\Z', regex.DOTALL)
 MIDDLE = regex.compile(r'"\s*,\s*"(?P<key>\w+)"\s*:\s*\Z')

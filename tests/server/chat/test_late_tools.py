@@ -63,3 +63,14 @@ def test_the_last_definition_of_a_name_holds() -> None:
     added = LoggedMessage("developer", "", added_tools=[tool("b", "new"), tool("c")])
     found = callable_tools([tool("a"), tool("b", "old")], [ASKS, added])
     assert found == [tool("a"), tool("b", "new"), tool("c")]
+
+
+@pytest.mark.parametrize("style", sorted(STYLES))
+def test_calls_of_the_longest_names_are_read(style: str) -> None:
+    dialect = tokens_with(STYLES[style]).dialect
+    assert dialect.form is not None
+    name = "n" * 128
+    written = example_call(dialect.form).replace("<name>", name).replace("<arguments as a JSON object>", "{}")
+    parser = dialect.make_parser("", CallRules([tool(name)]), reasons=False)
+    parts = [part for letter in written for part in parser.feed(letter)] + parser.finish()
+    assert [part.name for part in parts if isinstance(part, CallStart)] == [name]
