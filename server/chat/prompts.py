@@ -205,11 +205,17 @@ def rendering_change_of(body: ReplyRequest, tokens: ChatTokenizer) -> RenderingC
                 f"{param} has names that this model's chat template does not use.", param, "invalid_value"
             )
     template = {
-        **effort_variables(body.reasoning_effort, tokens),
+        **switch_variables(body.reasons, tokens),
+        **effort_variables(body.effort, tokens),
         **verbosity_variables(body.verbosity, tokens, "verbosity"),
         **body.chat_template_kwargs,
     }
     return RenderingChange(tools, template, body.reasoning_history == "drop", body.goes_on)
+
+
+def switch_variables(reasons: bool | None, tokens: ChatTokenizer) -> dict[str, Scalar]:
+    """The chat template's variables that switch reasoning on or off, of those that the template reads."""
+    return {} if reasons is None else dict.fromkeys(sorted(THINKING_SWITCHES & tokens.variables), reasons)
 
 
 def effort_variables(effort: str | None, tokens: ChatTokenizer) -> dict[str, Scalar]:

@@ -10,10 +10,12 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from server import surrogates
 from server.errors import bad_request
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
+from server.schemas.adaptations import adapt
 from server.schemas.strict import Harmless, Strict, missing, wrong
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 4096
+MAX_PARTS = 10_000  # of a content
 MAX_ID = 256  # characters
 NAME = r"^[a-zA-Z0-9_-]{1,128}$"
 PART_TYPES = frozenset({"image_url", "input_audio", "file", "video_url", "audio_url", "image"})
@@ -39,9 +41,11 @@ class TextPart(Strict):
     LATER: ClassVar[Harmless] = dict.fromkeys(
         sorted(PART_TYPES), ()
     )  # parts of another kind hold their content under its name
+    IDLE: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     type: Annotated[Literal["text", "refusal"], BeforeValidator(only_text)]
     text: str | None = None
     refusal: str | None = None
+    cache_control: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def has_its_text(self) -> Self:
@@ -60,11 +64,21 @@ class TextPart(Strict):
 
 Content = Annotated[
     Annotated[str, Tag("<text>")]
-    | Annotated[Annotated[list[TextPart], Field(min_length=1, max_length=1000), Field(fail_fast=True)], Tag("<parts>")],
+    | Annotated[Annotated[list[TextPart], Field(max_length=MAX_PARTS), Field(fail_fast=True)], Tag("<parts>")],
     Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
 ]
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 CallArguments = Annotated[str, AfterValidator(surrogates.mended)]  # a JSON text if all went well
+
+
+def seen_as_text(part: object) -> object:
+    """A part of a tool message, with text in place of what is no text."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in PART_TYPES:
+        return part
+    shown = "image" if "image" in kind else "file"
+    adapt(f"{shown}_replaced", "tool")
+    return {"type": "text", "text": f"[{shown}]"}
 
 
 def plain_text(content: str | list[TextPart]) -> str:
@@ -80,12 +94,15 @@ class SentFunction(Strict):
 
 
 class SentCall(Strict):
-    """A call in an earlier reply. ``index`` is accepted, as clients that assemble calls from a stream send it back."""
+    """A call in an earlier reply. Clients that assemble calls from a stream send back its ``index`` too."""
 
+    IDLE: ClassVar[frozenset[str]] = frozenset({"index", "extra_content", "cache_control"})
     id: Id
     type: Literal["function"] = "function"
     function: SentFunction
     index: int | None = None
+    extra_content: object = None
+    cache_control: dict[str, Any] | None = None
 
     def plain(self) -> LoggedCall:
         """The logged call."""
@@ -97,7 +114,10 @@ class ChatMessageParam(Strict):
     reply are accepted.
     """
 
-    LATER: ClassVar[Harmless] = {"audio": (), "function_call": (), "annotations": ([],)}
+    LATER: ClassVar[Harmless] = {"audio": (), "function_call": ()}
+    IDLE: ClassVar[frozenset[str]] = frozenset(
+        {"annotations", "cache_control", "id", "provider_specific_fields", "reasoning_details"}
+    )
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(only_roles)]
     content: Content | None = None
     name: Annotated[str, Field(pattern=r"^[^\s<|\\/>]{1,64}$")] | None = None
@@ -108,8 +128,29 @@ class ChatMessageParam(Strict):
         default_factory=list
     )
     tool_call_id: Id | None = None
-    provider_specific_fields: dict[str, Any] | None = None  # what LiteLLM keeps of a reply; nobody looks at it
+    provider_specific_fields: dict[str, Any] | None = None  # what LiteLLM keeps of a reply
+    reasoning_details: object = None  # OpenRouter's form of reasoning, beside the text
+    annotations: list[object] | None = None
+    cache_control: dict[str, Any] | None = None
+    id: str | None = None
     prefix: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def readable(cls, data: object) -> object:
+        """A tool message's parts that are no text are named in brackets; reasoning among the parts of a reply is its
+        reasoning.
+        """
+        if not isinstance(data, dict) or not isinstance(data.get("content"), list):
+            return data
+        if data.get("role") == "tool":
+            return {**data, "content": [seen_as_text(part) for part in data["content"]]}
+        thoughts = [part for part in data["content"] if isinstance(part, dict) and part.get("type") == "thinking"]
+        if data.get("role") != "assistant" or not thoughts:
+            return data
+        texts = [part["thinking"] for part in thoughts if isinstance(part.get("thinking"), str)]
+        rest = [part for part in data["content"] if part not in thoughts]
+        return {"reasoning_content": "\n".join(texts), **data, "content": rest}
 
     @model_validator(mode="after")
     def fits_its_role(self) -> Self:
@@ -125,8 +166,7 @@ class ChatMessageParam(Strict):
         thoughts = {self.reasoning, self.reasoning_content} - {None, ""}
         if len(thoughts) > 1:
             raise wrong("reasoning", "differs from reasoning_content")
-        says_more = self.tool_calls or self.refusal is not None or self.thought
-        if self.content is None and not says_more:
+        if self.content is None and self.role != "assistant":
             raise missing("content")
         return self
 

@@ -20,6 +20,7 @@ from server.log.logged_message import LoggedMessage
 from server.schemas.formats import Formatted
 from server.schemas.messages import MAX_MESSAGES, Content, Messages
 from server.schemas.metadata import Metadata
+from server.schemas.routed_fields import Effort, RoutedFields
 from server.schemas.strict import Harmless, Strict, wrong
 from server.schemas.thinking_fields import ThinkingFields
 from server.schemas.tools import Tooled
@@ -89,6 +90,9 @@ def default(otherwise: str) -> str:
     return f"default: the model's (`--generation-config`), else {otherwise}"
 
 
+Limit = Annotated[  # -1: no limit, as llama.cpp and others have it
+    Annotated[int, Field(ge=1, le=INT32)] | None, BeforeValidator(lambda value: None if value == -1 else value)
+]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(ge=0, le=1)]
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
@@ -287,13 +291,6 @@ class GenerationRequest(Formatted, VendorFields, TurnRequest):
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     stream_options: StreamOptions | None = None
 
-    @model_validator(mode="after")
-    def streams(self) -> Self:
-        """What is said about a stream needs one."""
-        if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("value_error", "needs stream: true", {"field": "stream_options"})
-        return self
-
     @property
     def candidates(self) -> int:
         return self.n
@@ -310,12 +307,11 @@ class Prediction(Strict):
     content: Content
 
 
-class ReplyRequest(Tooled, ThinkingFields, GenerationRequest):
+class ReplyRequest(Tooled, RoutedFields, ThinkingFields, GenerationRequest):
     """The fields of a chat without its messages."""
 
     PROMPT: ClassVar[str] = "messages"
     LATER: ClassVar[Harmless] = {
-        **LATER_EVERYWHERE,
         **LATER_OF_VENDORS,
         "functions": (),
         "function_call": (),
@@ -324,18 +320,19 @@ class ReplyRequest(Tooled, ThinkingFields, GenerationRequest):
         "web_search_options": (),
         "moderation": (),
     }
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    IDLE: ClassVar[frozenset[str]] = RoutedFields.IDLE | {"service_tier"}
+    reasoning_effort: Effort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_history: Literal["keep", "drop"] = "keep"
     chat_template_kwargs: Annotated[dict[str, str | int | float | bool], Field(max_length=16)] = Field(
         default_factory=dict
     )
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: Annotated[str, Field(max_length=64)] | None = None
     store: bool = False
     metadata: Metadata | None = None
     prediction: Prediction | None = None
-    max_tokens: int | None = Field(None, ge=1, le=INT32)
-    max_completion_tokens: int | None = Field(None, ge=1, le=INT32)
+    max_tokens: Limit = None
+    max_completion_tokens: Limit = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -346,9 +343,6 @@ class ReplyRequest(Tooled, ThinkingFields, GenerationRequest):
             raise PydanticCustomError("value_error", "needs logprobs: true", {"field": "top_logprobs"})
         if self.n_probs and self.top_logprobs not in (None, self.n_probs):
             raise wrong("n_probs", "differs from top_logprobs")
-        both = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(both) == 2:
-            raise PydanticCustomError("value_error", "differs from max_completion_tokens", {"field": "max_tokens"})
         return self
 
     @property
@@ -361,7 +355,11 @@ class ReplyRequest(Tooled, ThinkingFields, GenerationRequest):
 
     @property
     def effort(self) -> str | None:
-        return self.reasoning_effort
+        return self.reasoning_effort or self.switched_effort
+
+    @property
+    def thinking_limit(self) -> tuple[str, int] | None:
+        return super().thinking_limit or self.routed_limit
 
     @property
     def goes_on(self) -> bool:
@@ -370,7 +368,8 @@ class ReplyRequest(Tooled, ThinkingFields, GenerationRequest):
 
     @property
     def token_limit(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        given = (self.max_tokens, self.max_completion_tokens)
+        return min((limit for limit in given if limit is not None), default=None)
 
     @property
     def token_logprobs(self) -> int | None:

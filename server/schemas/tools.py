@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from server.schemas.adaptations import adapt
 from server.schemas.messages import MAX_TOOLS, NAME
 from server.schemas.strict import Harmless, Strict, wrong
 
 MAX_DESCRIPTION = 262_144  # characters
+VENDOR_TOOLS = re.compile(  # that only a vendor can run
+    r"(code_interpreter|computer_use_preview|file_search|image_generation|tool_search"
+    r"|(openrouter:)?web_search(_preview)?)(_[0-9_]{1,12})?\Z"
+)
 
 
 def only_functions(value: object) -> object:
@@ -42,18 +48,22 @@ FunctionName = Annotated[str, Field(pattern=NAME)]
 class Function(Strict):
     """What can be called. ``parameters`` is a JSON schema; without one it takes any object."""
 
+    IDLE: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     name: FunctionName
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+    cache_control: dict[str, Any] | None = None
 
 
 class Tool(OfFunctions):
     """One entry of ``tools``."""
 
     LATER: ClassVar[Harmless] = {"custom": ()}
+    IDLE: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     type: FunctionType
     function: Function
+    cache_control: dict[str, Any] | None = None
 
     def plain(self) -> dict[str, Any]:
         """The tool as chat templates and the log take it."""
@@ -64,6 +74,20 @@ class Tool(OfFunctions):
         if self.function.strict:
             function["strict"] = True
         return {"type": "function", "function": function}
+
+
+def offered(value: object) -> object:
+    """The tools without those that only a vendor can run."""
+    if not isinstance(value, list):
+        return value
+    kept = []
+    for tool in value:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and VENDOR_TOOLS.match(kind):
+            adapt("tool_left_out", kind)
+        else:
+            kept.append(tool)
+    return kept
 
 
 def distinct(value: Sequence[Tool]) -> Sequence[Tool]:
@@ -123,7 +147,14 @@ class Tooled(Strict):
     """
 
     tools: (
-        Annotated[list[Tool], Field(max_length=MAX_TOOLS), Field(fail_fast=True), AfterValidator(distinct)] | None
+        Annotated[
+            list[Tool],
+            Field(max_length=MAX_TOOLS),
+            Field(fail_fast=True),
+            AfterValidator(distinct),
+            BeforeValidator(offered),
+        ]
+        | None
     ) = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True

@@ -17,13 +17,13 @@ from server.api.openai.stored_chats import BEGUN, request_fields, request_messag
 from server.chat.prompts import Prompt, chat_prompt, check_room, conversation, new_messages, rendering_change_of
 from server.chat.rendering import PLAIN
 from server.chat.tokenizer import ChatTokenizer
-from server.errors import bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.lines.hints import names_conversation
 from server.lines.recognition import Conversation, recognise
 from server.log.identity import Session, named_session
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
+from server.schemas.adaptations import adapt
 from server.schemas.requests import ChatRequest, ReplyRequest
 from server.schemas.vendor_fields import NO_TOKEN_OPTIONS, TokenOptions
 from server.turns.pending_turn import PendingTurn, open_turn
@@ -60,9 +60,7 @@ async def chat(
     """Reply to the messages of ``body``. ``make_reply`` makes another endpoint's reply objects; None: a chat
     completion's."""
     if body.metadata and session is None and not names_conversation(body.hints):
-        raise bad_request(
-            "metadata is stored with a session: name a session, or set store: true.", "metadata", "invalid_value"
-        )
+        adapt("metadata_left_out", "metadata")  # it is stored with a session
     with ExitStack() as claim:
         turn = await open_turn(request, body, session, claim)
         if (answer := await replay_chat(turn, body, make_reply)) is not None:
@@ -122,7 +120,12 @@ def chat_reply(
     does not have.
     """
     tokens = NO_TOKEN_OPTIONS if prompt is None else TokenOptions.of(body, body.token_logprobs)
-    return ChatReply(head, UsageOptions.of(body), tokens, prompt, body.echoed, body.service_tier, body.metadata, stored)
+    return ChatReply(head, UsageOptions.of(body), tokens, prompt, body.echoed, tier_of(body), body.metadata, stored)
+
+
+def tier_of(body: ReplyRequest) -> str | None:
+    """The service tier that a reply names: there is one."""
+    return body.service_tier if body.service_tier in (None, "auto", "default") else "default"
 
 
 def stored_request(turn: PendingTurn, body: ReplyRequest, prompt: Prompt) -> StoredRequest:

@@ -143,7 +143,7 @@ async def test_what_is_said_of_the_cache(site: Site) -> None:
     named = await site.chat(headers={"X-Session-ID": "s"}, cache_salt="x")
     assert named.json()["error"]["param"] == "cache_salt"
     explicit = await site.chat(prompt_cache_options={"mode": "explicit"})
-    assert explicit.json()["error"]["param"] == "prompt_cache_options.mode"
+    assert explicit.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
