@@ -13,12 +13,12 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from server.errors import ApiError, ClientLeft
+from server.http.body_size import MAX_BYTES
 from server.schemas import strict
 from server.schemas.adaptations import begin_adaptations
 from server.schemas.json_body import parse
 
 logger = logging.getLogger("warmturn.http")
-MAX_BYTES = 64 * 1024 * 1024
 INLINE_BYTES = 32 * 1024  # larger bodies are parsed on a thread
 
 

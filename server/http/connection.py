@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.errors import ApiError, bad_request, unavailable
-from server.http.body import MAX_BYTES
+from server.http.body_size import MAX_BYTES
 
 HEAD_BYTES = 64 * 1024  # of a request's line and headers
 FIELD_BYTES = 32  # what a header takes beside its text

@@ -6,7 +6,7 @@ import pytest
 from http_context import HELLO, Call, Site, served
 
 from server.errors import ApiError
-from server.http.body import MAX_BYTES
+from server.http.body_size import MAX_BYTES
 from server.schemas.json_body import MAX_DEPTH, MAX_PARTS, parse
 
 CHAT = "/v1/chat/completions"
