@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import responses_kit
 from http_context import Site, served
+from msgspec.structs import replace
 from openai_document import document
 from responses_kit import adapted, prompt
 
@@ -170,3 +171,19 @@ def test_every_type_of_the_document_is_known() -> None:
     assert {type for type in types_in(request, "tools") if vendor_tool(type) is None} == ours
     later = {"compaction", "compaction_trigger"}
     assert types_in(request, "input") - KINDS - VENDOR_ITEMS == later
+
+
+@served()
+async def test_there_can_be_many_tools_with_long_names_and_descriptions(site: Site) -> None:
+    assert site.engine.facts is not None
+    site.engine.facts = replace(site.engine.facts, max_context=400_000, pages=30_000)
+    tools = [{**TOOL, "name": f"{'n' * 120}_{number}", "description": "d" * 20_000} for number in range(3)]
+    made = await responses_kit.respond(site, tools=[*tools, *({**TOOL, "name": f"f{n}"} for n in range(200))])
+    assert len(made["tools"]) == 203
+
+
+@served()
+async def test_where_all_tools_are_left_out_none_can_be_required(site: Site) -> None:
+    body = {"input": "Hello", "tools": [{"type": "web_search"}], "tool_choice": "required"}
+    answer = await site.http.post("/v1/responses", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
