@@ -6,7 +6,6 @@ to be executed, and nearly all of the tokens that a prompt has in common with ea
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from agents import report
 from agents.agent import AGENTS, Agent
 from agents.conversation import FIRST, GROUND, SECOND, compact, connect, interrupt, script_for, send
 from agents.desk import Desk, ScriptedServer, desk
+from agents.recording import record
 from agents.reuse import measure
 
 pytestmark = pytest.mark.slow
@@ -70,9 +70,8 @@ def test_a_scripted_session(at_work: tuple[Agent, str, Desk, ScriptedServer]) ->
     late = measure(made.exchanges, since=first_turn)
     early = measure(made.exchanges, since=first_turn, until=steady)
     refused = [exchange for exchange in made.exchanges if exchange.status >= 400 and exchange.method != "HEAD"]
-    if "AGENTS_DUMP" in os.environ:
-        whole = json.dumps([vars(exchange) for exchange in made.exchanges], indent=1)
-        Path(os.environ["AGENTS_DUMP"], f"{agent.name}-{template}.json").write_text(whole)
+    if "AGENTS_RECORD" in os.environ:
+        record(agent.name, made.exchanges, made.folder)
     report.add(agent, template, made.exchanges, late, early)
     assert [(exchange.path, exchange.status, exchange.answer[:500]) for exchange in refused] == []
     assert "first line" in (made.project / FIRST).read_text()
