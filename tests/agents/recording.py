@@ -16,6 +16,7 @@ from agents.proxy import Exchange
 
 FOLDER = Path(__file__).with_name("recordings")
 LONGEST = 150  # characters of a text
+SHORT = 50  # the same within tools
 FEW = 3  # tools of a request whose tools are those of one before
 DROPPED = {"host", "content-length", "connection", "accept-encoding", "authorization", "x-api-key"}
 FORMS = {"type", "role"}  # fields whose values are part of a request's form
@@ -98,14 +99,17 @@ def record(client: str, exchanges: list[Exchange], folder: Path) -> None:
         (place / f"session_{number:02}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def _cut(value: Any) -> Any:
+def _cut(value: Any, longest: int = LONGEST) -> Any:
     """Long texts without their middle; what is JSON in a text stays whole."""
     if isinstance(value, dict):
-        return {key: part if key in ("arguments", "user_id") else _cut(part) for key, part in value.items()}
+        return {
+            key: part if key in ("arguments", "user_id") else _cut(part, SHORT if key == "tools" else longest)
+            for key, part in value.items()
+        }
     if isinstance(value, list):
-        return [_cut(part) for part in value]
-    if isinstance(value, str) and len(value) > LONGEST:
-        return f"{value[: LONGEST * 2 // 3]} [...] {value[-LONGEST // 3 :]}"
+        return [_cut(part, longest) for part in value]
+    if isinstance(value, str) and len(value) > longest:
+        return f"{value[: longest * 2 // 3]} [...] {value[-longest // 3 :]}"
     return value
 
 
