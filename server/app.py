@@ -20,6 +20,7 @@ from server.dispatch import Dispatch
 from server.engine.engine import Engine
 from server.http import error_responses, page_routes
 from server.http.body import only_known_parameters
+from server.http.body_memory import BodyMemory
 from server.log.session_log import SessionLog
 from server.middleware.access import Access, LastResort
 from server.middleware.auth import Guard, Hosts, Keyring
@@ -94,6 +95,7 @@ def create_app(
     app.state.transfers = transfers
     app.state.telemetry = own
     app.state.ignore_unknown = ignore_unknown
+    app.state.bodies = BodyMemory()
     for router in routers():
         app.include_router(router, dependencies=[Depends(only_known_parameters)])
     app.include_router(page_routes.router)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, TypeGuard, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +14,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from server.errors import ApiError, ClientLeft
+from server.http.body_memory import SMALL, BodyMemory
 from server.http.body_size import MAX_BYTES
 from server.schemas import strict
 from server.schemas.adaptations import begin_adaptations
@@ -71,9 +73,10 @@ class JsonRoute(APIRoute):
 
 async def read_json_object(request: Request) -> dict[str, Any]:
     """The JSON object in a request's body. Also sets whether unknown fields are ignored when it is validated."""
-    check_headers(request)
-    data = await read_bytes(request)
-    value = parse(data) if len(data) <= INLINE_BYTES else await run_in_threadpool(parse, data)
+    size = check_headers(request)
+    async with AsyncExitStack() as held:
+        data = await read_bytes(request, size, held)
+        value = parse(data) if len(data) <= INLINE_BYTES else await run_in_threadpool(parse, data)
     strict.ignore_unknown(request.app.state.ignore_unknown)
     begin_adaptations()
     return value
@@ -95,8 +98,10 @@ async def only_known_parameters(request: HTTPConnection) -> None:
         raise RequestValidationError([{"type": "unknown", "loc": ("query",), "msg": "", "ctx": {"field": name}}])
 
 
-def check_headers(request: Request) -> None:
-    """Refuse any content type but plain JSON: web pages can send forms and text without a CORS preflight."""
+def check_headers(request: Request) -> int | None:
+    """Refuse any content type but plain JSON: web pages can send forms and text without a CORS preflight. Returns the
+    body's length in bytes; None for a chunked body.
+    """
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
     if media_type.strip().lower() != "application/json":
         raise ApiError(415, "The body must be JSON: Content-Type: application/json.")
@@ -105,19 +110,30 @@ def check_headers(request: Request) -> None:
         raise ApiError(415, "The body must be UTF-8.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "Compressed bodies are not supported.")
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > MAX_BYTES:
+    length = request.headers.get("content-length", "")
+    if not length.isdecimal():
+        return None
+    if int(length[:20]) > MAX_BYTES:
         raise request_too_large()
+    return int(length)
 
 
-async def read_bytes(request: Request) -> bytes:
-    """The whole body. Its size is counted while reading, as chunked bodies have no length."""
+async def read_bytes(request: Request, size: int | None, held: AsyncExitStack) -> bytes:
+    """The whole body, of ``size`` bytes. A chunked body has no size (None): it is counted while it is read. The memory
+    of a large one is held until ``held`` is closed.
+    """
+    bodies: BodyMemory = request.app.state.bodies
+    if size is not None:
+        await held.enter_async_context(bodies.hold(size))
     data = bytearray()
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
         data += message.get("body", b"")
+        if size is None and len(data) > SMALL:
+            size = MAX_BYTES
+            await held.enter_async_context(bodies.hold(size))
         if len(data) > MAX_BYTES:
             raise request_too_large()
         if not message.get("more_body", False):

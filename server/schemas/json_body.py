@@ -11,10 +11,16 @@ from server.errors import NAME, ApiError, bad_request
 MAX_DEPTH = 64
 MAX_PARTS = 100_000
 MAX_INTEGER = 1 << 63
+LARGE_BYTES = 8 * 1024 * 1024  # a larger body is mostly text: files, pictures
+MAX_MARKS = 4_000_000  # commas and opening brackets of a larger body, in its texts too
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """The JSON object in a body. Refuses bad UTF-8, NaN, infinities, lone surrogates and overlong integers."""
+    """The JSON object in a body. Refuses bad UTF-8, NaN, infinities, lone surrogates and overlong integers; and a large
+    body of many values before they take many times its size in memory.
+    """
+    if len(data) > LARGE_BYTES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_MARKS:
+        raise bad_request(f"The body has more than {MAX_MARKS} commas and brackets.", code="invalid_json")
     try:
         value = msgspec.json.decode(data)
     except UnicodeDecodeError:
