@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from server.chat.rendering import Rendering, rendering_in_force
 from server.lines.agreement import agreement, count_kept_reasoning, differs_in_front, with_logged_ids
@@ -35,6 +37,11 @@ class Branch:
     def is_whole(self) -> bool:
         """Whether the request goes on where the line ends."""
         return self.past is self.record
+
+    @property
+    def without_tools(self) -> SessionRecord:
+        """``past`` as if the line had no tools; its tokens have them."""
+        return replace(self.past, messages=[structs.replace(message, tools=None) for message in self.past.messages])
 
     @property
     def rendering(self) -> Rendering:

@@ -89,10 +89,12 @@ class Recognition:
 
     async def _continue(self, found: Branches) -> tuple[Branch | None, Prompt | None]:
         """The first branch whose tokens are the beginning of the prompt, and that prompt. A template that writes a line
-        anew with every turn is no reason to leave it; reasoning that leaves no room for a reply is."""
+        anew with every turn is no reason to leave it; reasoning that leaves no room for a reply is. A summary that is
+        asked for without the tools has those of the line at the front of its prompt."""
         for branch in found.agreeing[:MOST_TRIED]:
+            past = branch.without_tools if self._lacks_tools(branch) else branch.past
             try:
-                prompt = await self.turn.context.tokens.run(self.conversation.make_prompt, branch.past, branch.new)
+                prompt = await self.turn.context.tokens.run(self.conversation.make_prompt, past, branch.new)
                 check_room(prompt, self.turn.body, self.turn.context.facts)
             except ApiError:
                 continue  # then the request alone says what is wrong with it
@@ -106,13 +108,19 @@ class Recognition:
         turn, conversation = self.turn, self.conversation
         if is_marked(turn.request.headers, turn.body.token_limit):
             return True
-        if branch is not None:
-            return False
-        if found.agreeing:  # the conversation without its tools: a summary of it
-            return not conversation.rendering.tools and bool(found.agreeing[0].rendering.tools)
+        if branch is not None or found.agreeing:
+            return self._lacks_tools(branch or found.agreeing[0])
         return found.fronted is None and is_aside(
             self.hint, conversation.messages, conversation.rendering, found.records
         )
+
+    def _lacks_tools(self, branch: Branch) -> bool:
+        """Whether the request is the conversation without its tools, as a summary of it is asked for; with a reply that
+        the line does not have, it goes on without them.
+        """
+        if self.conversation.rendering.tools or not branch.rendering.tools:
+            return False
+        return not any(message.role == "assistant" for message in branch.new)
 
     async def _append(self, branch: Branch) -> PendingTurn | None:
         """The turn at the end of a line; None if the line is busy or has changed."""
@@ -172,6 +180,8 @@ class Recognition:
         """The turn without a line; its prompt begins with the tokens of ``branch``."""
         if branch is not None:
             note_kept_reasoning(branch)
+            if self._lacks_tools(branch):
+                adapt("tools_kept", "tools")
         record = None if branch is None else branch.past
         line = LineTurn(self._receipt(outcome, branch), side=outcome == "side")
         return replace(self.turn, record=record, line=line)

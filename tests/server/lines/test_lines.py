@@ -170,7 +170,21 @@ async def test_a_summary_without_the_tools_is_a_side_call(site: Site) -> None:
     client = Client(site)
     await client.ask(user("one"))
     answer = (await site.chat(messages=[*client.messages, user("Sum up.")], headers=HINT)).json()
-    assert line_of(answer)["outcome"] == "side"
+    assert (line_of(answer)["outcome"], line_of(answer)["turns"]) == ("side", 1)
+    assert answer["cache"]["adapted"] == [{"rule": "tools_kept", "param": "tools", "count": 1}]
+    assert goes_on(site)
+    assert line_of(await client.ask(user("two")))["turns"] == 1
+
+
+@served(tokens=hermes)
+async def test_a_conversation_that_goes_on_without_its_tools_is_a_line(site: Site) -> None:
+    client = Client(site)
+    await client.ask(user("one"))
+    client.body["tools"] = []
+    assert line_of(await client.ask(user("two")))["outcome"] == "side"
+    assert line_of(await client.ask(user("three")))["outcome"] == "rewritten"
+    assert '"read"' not in site.engine._tokens.decode(ids_of(site.engine.submitted[-1]))
+    assert line_of(await client.ask(user("four")))["outcome"] == "continued"
 
 
 @served(tokens=hermes)
