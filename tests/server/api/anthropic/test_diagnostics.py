@@ -73,6 +73,15 @@ async def test_a_conversation_that_appends_has_nothing_to_tell(site: Site) -> No
     left = {"role": "system", "content": "900 tokens left"}
     third = await message(site, second["id"], system=system, messages=[*history, left])
     assert third["diagnostics"] is None
+    system[0]["text"] = "x-anthropic-billing-header: cch=3;"
+    fourth = await message(site, third["id"], system=system, messages=[{"role": "user", "content": "Else?"}])
+    assert fourth["diagnostics"]["cache_miss_reason"]["type"] == "messages_changed"
+
+
+@served()
+async def test_a_change_that_cost_nothing_is_not_told(site: Site) -> None:
+    first = await message(site)
+    assert (await message(site, first["id"], model="demo"))["diagnostics"] is None
 
 
 @served()
