@@ -54,6 +54,7 @@ class Dialect:
     answer (None: unknown, it writes no reasoning). ``takes_system``: it takes system messages. ``special``: the marks
     are special tokens, which a reply's text has to show. ``places``: where it takes system messages;
     ``reasoning_switch``: variables of the template with which it keeps the reasoning of older replies.
+    ``typed_tools``: it writes a tool as a JSON object of a type and a function.
     """
 
     form: CallForm | None = IN_WORDS
@@ -70,6 +71,7 @@ class Dialect:
     special: bool = False
     places: SystemPlaces = ANYWHERE
     reasoning_switch: Mapping[str, bool] = field(default_factory=dict)
+    typed_tools: bool = False
 
     def make_parser(self, tail: str, calls: CallRules = NO_CALLS, *, reasons: bool = True) -> ReplyParser:
         """A parser for one reply to a prompt that ends with ``tail``. ``reasons`` false: the reply begins with content,
@@ -92,7 +94,9 @@ class Dialect:
 
     def to_template_messages(self, messages: Sequence[LoggedMessage], rendering: Rendering) -> list[TemplateMessage]:
         """Logged messages in the form that the template takes."""
-        whole, _ = place_messages([*write_added_tools(messages, self.form, told=bool(rendering.tools))], self.places)
+        whole, _ = place_messages(
+            [*write_added_tools(messages, self.form, told=bool(rendering.tools), typed=self.typed_tools)], self.places
+        )
         made = [self._to_template_message(message) for message in whole]
         if self.native:
             return made

@@ -1,10 +1,12 @@
 """Measures what of a conversation a chat template moves, drops or refuses: system messages that are not in front, user
-messages in a row, and the reasoning of earlier replies. Runs once, after the dialect is measured; takes some 10 ms.
+messages in a row, and the reasoning of earlier replies; and how it writes tools. Runs once, after the dialect is
+measured; takes some 10 ms.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -81,6 +83,12 @@ def measure_reasoning_switch(template: ProbedTemplate, dialect: Dialect, variabl
             if same_front and same_end and are_in_order(kept, [THOUGHT, SAID, AGAIN]):
                 return {name: value}
     return {}
+
+
+def measure_typed_tools(template: ProbedTemplate) -> bool:
+    """Whether the template writes a tool as it is given: as a JSON object of its type and its function."""
+    listed = template.render(USER, tools=True) or ""
+    return re.search(rf'"type":\s*"function",\s*"function":\s*\{{\s*"name":\s*"{FUNCTION}"', listed) is not None
 
 
 def render_prompt(

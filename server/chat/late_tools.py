@@ -42,14 +42,16 @@ def tools_in_front(rendering: Rendering, messages: Sequence[LoggedMessage]) -> t
     ]
 
 
-def write_added_tools(messages: Iterable[LoggedMessage], form: CallForm | None, told: bool) -> Iterator[LoggedMessage]:
+def write_added_tools(
+    messages: Iterable[LoggedMessage], form: CallForm | None, told: bool, typed: bool = False
+) -> Iterator[LoggedMessage]:
     """The messages with the definitions of the tools they add at the end of their content, and the names of those they
     remove. ``told``: the prompt says how calls are written already; otherwise the first definitions say it, if ``form``
-    is known.
+    is known. ``typed``: see ``describe_tools``.
     """
     for message in messages:
         if message.added_tools:
-            text = ADDED.format(tools=describe_tools(message.added_tools))
+            text = ADDED.format(tools=describe_tools(message.added_tools, typed))
             if not told and form is not None:
                 text += f"\n{FORM}{example_call(form)}"
             told = True
@@ -65,9 +67,9 @@ def append_text(message: LoggedMessage, text: str) -> LoggedMessage:
     return structs.replace(message, content=f"{message.content}\n\n{text}" if message.content else text)
 
 
-def describe_tools(tools: Iterable[Mapping[str, Any]]) -> str:
-    """The definitions, one JSON object per line."""
-    return "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+def describe_tools(tools: Iterable[Mapping[str, Any]], typed: bool = False) -> str:
+    """The definitions, one JSON object per line: functions, or with ``typed`` objects of a type and a function."""
+    return "\n".join(json.dumps(tool if typed else tool["function"], ensure_ascii=False) for tool in tools)
 
 
 def example_call(form: CallForm) -> str:

@@ -19,7 +19,7 @@ import jinja2.nodes
 
 from server.chat.dialect import Dialect
 from server.chat.dialect_probe import FILL_INS, ProbedTemplate, measure
-from server.chat.front_probe import measure_places, measure_reasoning_switch
+from server.chat.front_probe import measure_places, measure_reasoning_switch, measure_typed_tools
 from server.chat.late_tools import tools_in_front
 from server.chat.rendering import PLAIN, Rendering
 from server.config.prompt_rules import MESSAGES_JOINED, PROMPT_RULES, REASONING_KEPT, SYSTEM_IN_PLACE, TOOLS_IN_PLACE
@@ -177,7 +177,12 @@ class ChatTokenizer:
             places = replace(places, leading=True, several=True, inside=True)
         if REASONING_KEPT in self.rules:
             kept = measure_reasoning_switch(template, found, self.variables)
-        return replace(found, places=replace(places, joins=MESSAGES_JOINED in self.rules), reasoning_switch=kept)
+        return replace(
+            found,
+            places=replace(places, joins=MESSAGES_JOINED in self.rules),
+            reasoning_switch=kept,
+            typed_tools=measure_typed_tools(template),
+        )
 
     @cached_property
     def fill_in(self) -> tuple[str, str, str] | None:

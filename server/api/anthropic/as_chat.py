@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -68,7 +68,7 @@ def as_chat(request: PromptRequest) -> MessagesChat:
     check_results(request)
     messages = messages_of(request)
     made: dict[str, Any] = {"messages": messages, "kept": request.keep_seconds, "model": request.model}
-    made |= tool_changes(messages, {tool.name: tool_of(tool) for tool in request.functions if tool.defer_loading})
+    made |= tool_changes(messages, request.functions)
     made["session_id"] = request.session_id
     if request.messages[-1].role == "assistant":
         made["continue_final_message"] = True
@@ -161,18 +161,18 @@ def result_text(block: ToolResultBlockParam) -> str:
     return "\n".join([*texts, *found])
 
 
-def tool_changes(messages: Sequence[dict[str, Any]], deferred: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Which ``deferred`` tools the messages add, by their number, each where it is first named, and which tools they
-    remove. What says so is taken out of the messages. A tool that is not deferred, or not offered any more, is not
-    added.
+def tool_changes(messages: Sequence[dict[str, Any]], tools: Sequence[AnthropicTool]) -> dict[str, Any]:
+    """Which of ``tools`` the messages add, by their number, each where it is first named, and which ones they remove.
+    What says so is taken out of the messages. Tools that are at the front, or are not offered any more, are not added.
     """
+    known = {tool.name: tool_of(tool) for tool in tools}
     added: dict[int, list[dict[str, Any]]] = {}
     removed: dict[int, list[str]] = {}
-    there: set[str] = set()
+    there = {tool.name for tool in tools if not tool.defer_loading}
     for number, message in enumerate(messages):
-        names = [name for name in dict.fromkeys(message.pop(ADDS, ())) if name in deferred and name not in there]
+        names = [name for name in dict.fromkeys(message.pop(ADDS, ())) if name in known and name not in there]
         if names:
-            added[number] = [deferred[name] for name in names]
+            added[number] = [known[name] for name in names]
         if gone := message.pop(REMOVES, []):
             removed[number] = gone
         there = (there | {*names}) - {*gone}

@@ -74,3 +74,12 @@ def test_calls_of_the_longest_names_are_read(style: str) -> None:
     parser = dialect.make_parser("", CallRules([tool(name)]), reasons=False)
     parts = [part for letter in written for part in parser.feed(letter)] + parser.finish()
     assert [part.name for part in parts if isinstance(part, CallStart)] == [name]
+
+
+@pytest.mark.parametrize("style", ["hermes", "strict", "llama", "mistral", "pairs", "no tools"])
+def test_definitions_look_as_at_the_front(style: str) -> None:
+    tokens = tokens_with(STYLES[style])
+    typed = style not in ("pairs", "no tools")  # these write only the name, or the function
+    assert tokens.dialect.typed_tools == typed
+    text = tokens.render([ASKS, SAYS, ADDS], generation_prompt=True)
+    assert ('{"type": "function", "function": {"name": "weather"' in text) == typed

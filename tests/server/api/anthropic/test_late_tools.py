@@ -97,6 +97,15 @@ async def test_a_system_message_adds_a_tool_and_takes_it_away(site: Site) -> Non
 
 
 @served(tokens=lambda: ALL)
+async def test_a_tool_at_the_front_can_be_taken_away_and_come_back(site: Site) -> None:
+    site.engine.reply = '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>'
+    history: list[Any] = [ASKED, change("tool_removal", "search")]
+    assert (await message(site, history))["content"][0]["type"] == "text"
+    history += [DONE, AGAIN, change("tool_addition", "search")]
+    assert (await message(site, history))["content"][0]["type"] == "tool_use"
+
+
+@served(tokens=lambda: ALL)
 async def test_a_tool_is_defined_once_and_an_unknown_one_not_at_all(site: Site) -> None:
     twice = [ASKED, SEARCHED, found("weather", "weather"), change("tool_addition", "weather"), DONE, AGAIN]
     await message(site, twice)
