@@ -74,7 +74,7 @@ test-clients: $(STAMP) $(CLIENTS_STAMP)
 	SERVER_PYTHON='$(abspath $(BIN)/python)' $(CLIENTS)/python -m pytest -c tests/clients/clients.ini tests/clients $(ARGS)
 
 # Claude Code, Codex, OpenCode, Qwen Code, pi and aider against a real server with a scripted model, about twenty minutes.
-# AGENTS_RECORD=1 writes their requests to tests/agents/recordings anew.
+# AGENTS_RECORD=1 writes their requests to tests/agents/recordings anew; AGENTS_FLAGS are further flags of the server.
 test-agents: $(DEV_STAMP) $(AGENTS_STAMP)
 	$(BIN)/python -m pytest -m slow tests/agents $(ARGS)
 
@@ -153,12 +153,13 @@ $(CLIENTS_STAMP): pyproject.toml constraints-clients.txt
 	$(CLIENTS)/python -m pip install -q -c constraints-clients.txt --no-deps instructor
 	@touch $(CLIENTS_STAMP)
 
-# npm runs no scripts of packages here: the one that places Claude Code's program is run by name.
+# `npm ci` would want the packages of every platform in the lock. npm runs no scripts of packages here: the one that
+# places Claude Code's program is run by name.
 $(AGENTS_STAMP): tests/agents/package.json tests/agents/package-lock.json constraints-agents.txt
 	@command -v npm >/dev/null || { echo "make test-agents needs node 20 or newer, with npm" >&2; exit 1; }
 	mkdir -p .agents
 	cp tests/agents/package.json tests/agents/package-lock.json .agents/
-	cd .agents && npm ci --no-audit --no-fund --ignore-scripts
+	cd .agents && npm install --no-save --no-audit --no-fund --ignore-scripts
 	cd .agents && node node_modules/@anthropic-ai/claude-code/install.cjs
 	test -x .agents/venv/bin/python || $(PYTHON) -m venv .agents/venv
 	.agents/venv/bin/python -m pip install -q -c constraints-agents.txt aider-chat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,11 @@ from server_process import free_port
 START = 180.0  # seconds until a server that does not start fails its test
 RUN = 240.0  # seconds until a client that hangs fails its test
 FLAGS = ("--kv-memory", "256M", "--disk-space", "1G", "--served-model-name", MODEL)
+
+
+def more_flags() -> list[str]:
+    """Flags of the server that whoever runs the tests asks for: ``AGENTS_FLAGS="--prompt-rules none"``."""
+    return shlex.split(os.environ.get("AGENTS_FLAGS", ""))
 
 
 @dataclass
@@ -125,7 +131,7 @@ class ScriptedServer:
     def start(self) -> None:
         """Until it is healthy."""
         command = [sys.executable, "-m", "agents.scripted_server", self.model, self.folder / "script.json"]
-        command += ["--port", str(self.port), "--data-dir", self.folder / "data", *FLAGS, *self.flags]
+        command += ["--port", str(self.port), "--data-dir", self.folder / "data", *FLAGS, *self.flags, *more_flags()]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("WARMTURN_")}
         kept |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
         with self.log.open("ab") as log:

@@ -6,19 +6,23 @@ import json
 import subprocess
 
 from agents.agent import ROOT, Agent
+from agents.desk import more_flags
 from agents.proxy import Exchange
 from agents.reuse import Reuse
 
 PATH = ROOT / ".agents" / "report.json"
-HEAD = "| client | version | template | requests | 4xx/5xx | prompt reused | of reusable | before compaction |"
+HEAD = (
+    "| client | version | template and flags | requests | 4xx/5xx | prompt reused | of reusable | before compaction |"
+)
 
 
 def add(agent: Agent, template: str, exchanges: list[Exchange], late: Reuse, early: Reuse) -> None:
     """A line for a session; one of the same client and template is replaced."""
     lines = json.loads(PATH.read_text()) if PATH.exists() else {}
     refused = sum(exchange.status >= 400 for exchange in exchanges)
-    lines[f"{agent.name} {template}"] = (
-        f"| {agent.name} | {_version(agent)} | {template} | {len(exchanges)} | {refused} "
+    told = " ".join([template, *more_flags()])
+    lines[f"{agent.name} {told}"] = (
+        f"| {agent.name} | {_version(agent)} | {told} | {len(exchanges)} | {refused} "
         f"| {late.reused / max(late.prompt, 1):.1%} | {late.share:.1%} | {early.share:.1%} |"
     )
     PATH.write_text(json.dumps(lines, indent=1))

@@ -1,6 +1,6 @@
 """What of a client's prompts could have been reused, and what was: measured on its requests.
 
-A request is a list of parts: tools, system texts, messages, calls, results. Whatever it has in common at its beginning
+A request is a list of parts: system texts, tools, messages, calls, results. Whatever it has in common at its beginning
 with an earlier request, together with the reply to that one, could have been reused.
 """
 
@@ -35,9 +35,13 @@ class Reuse:
 def parts_of(body: dict[str, Any]) -> list[Part]:
     """The parts of a request of any of the three APIs, in the order in which a template writes them."""
     tools = sorted(_text(tool) for tool in body.get("tools") or [])
-    parts = [("tools", text) for text in tools]
-    for system in (body.get("instructions"), body.get("system")):
-        parts += [("system", text) for text in _contents(system) if BILLING not in text]
+    parts = [
+        ("system", text)
+        for system in (body.get("instructions"), body.get("system"))
+        for text in _contents(system)
+        if BILLING not in text
+    ]
+    parts += [("tools", text) for text in tools]
     messages = body.get("messages") if "messages" in body else body.get("input")
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
