@@ -1,12 +1,12 @@
-// The server's REST, relative to where the page lies, so that it also works below a prefix.
+// Calls of the server's API, relative to the page's address, so that they also work below a prefix.
 
 const ROOT = new URL("../", document.baseURI);
 const KEY = "warmturn-api-key";
 const BROKEN = "The connection broke before the answer was complete.";
 
-let memory = ""; // where the browser keeps nothing
+let memory = ""; // used where the browser has no storage
 
-// Whether a key can be sent: what a header cannot hold would fail like a server that is gone.
+// Whether a key can be sent in a header: otherwise the request would fail as if the server were gone.
 export const isKey = (text) => /^[\x21-\x7e]+$/.test(text);
 
 export const apiKey = {
@@ -22,21 +22,21 @@ export const apiKey = {
     try {
       sessionStorage.setItem(KEY, value);
     } catch {
-      // then until the page is left
+      // no storage: kept until the page is closed
     }
   },
-  // And all that was written under it.
+  // Clear the whole storage: drafts and settings were written under the key too.
   forget: () => {
     memory = "";
     try {
       sessionStorage.clear();
     } catch {
-      // nothing was kept
+      // no storage: there are no drafts
     }
   },
 };
 
-// What went wrong with a request. `status` is 0 where nothing came back; `retryAfter` is in seconds, or null.
+// A failed request. `status` is 0 if there was no answer; `retryAfter` is in seconds, or null.
 export class Failure extends Error {
   constructor(status, { code = null, message = BROKEN, retryAfter = null } = {}) {
     super(message);
@@ -46,7 +46,7 @@ export class Failure extends Error {
   }
 }
 
-let keyAsked = null; // one question for all requests that meet a 401
+let keyAsked = null; // one dialog for all requests that get a 401
 let askForKey = async () => "";
 
 export function onKeyNeeded(ask) {
@@ -55,7 +55,7 @@ export function onKeyNeeded(ask) {
 
 let lost = () => {};
 
-// `told` hears of every request that got no answer at all.
+// `told` is called for every request that got no answer.
 export function onLost(told) {
   lost = told;
 }
@@ -106,7 +106,7 @@ async function failureOf(response) {
   }
 }
 
-// The events of a stream, parsed. Throws Failure where the stream says so or ends too early.
+// The parsed events of a stream. Throws Failure if the stream has an error event or ends too early.
 export async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -135,7 +135,7 @@ export async function* eventsOf(response) {
   }
 }
 
-// Random, also where the page did not come over HTTPS.
+// A random id. Works also if the page was not loaded over HTTPS.
 export function randomId(bytes = 10) {
   const alphabet = "abcdefghijklmnopqrstuvwxyz234567";
   return [...crypto.getRandomValues(new Uint8Array(bytes))].map((byte) => alphabet[byte & 31]).join("");

@@ -1,4 +1,4 @@
-// The page: its three parts, the keyboard, and what happens when the server comes and goes.
+// The page: its three parts, the keyboard, and the health of the server.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { apiKey, onKeyNeeded, onLost, url } from "./api.js";
@@ -13,12 +13,12 @@ import { keepRunning, shownTitle, stop, takeUp } from "./talk.js";
 import { Tree } from "./tree.js";
 
 const PANELS = { turns: "Turns and branches", live: "The server now" };
-const LIST = "(min-width: 820px)"; // where the list stands beside the chat
+const LIST = "(min-width: 820px)"; // wide enough for the list beside the chat
 const BANNERS = {
   loading: "The model is loading. This page goes on by itself.",
   down: "The server does not answer. What was finished is kept; this page goes on by itself.",
 };
-const LOOK = 2000; // milliseconds between two looks at a server that does not answer
+const LOOK = 2000; // milliseconds between two health checks while the server does not answer
 
 function useMedia(query) {
   const [matches, setMatches] = useState(() => matchMedia(query).matches);
@@ -35,9 +35,9 @@ function App() {
   const { drawer, panel: chosen, tree, current, turns } = useStore();
   const beside = useMedia(BESIDE);
   const list = useMedia(LIST);
-  const isEmpty = current === null || (!tree && turns.has(current)); // no turn that a tree could show
+  const isEmpty = current === null || (!tree && turns.has(current)); // there is no turn that the tree could show
   const panel = beside && chosen === "turns" && isEmpty ? null : chosen;
-  const over = (drawer && !list) || (panel && !beside); // something lies over the chat
+  const over = (drawer && !list) || (panel && !beside); // a drawer covers the chat
   return html`
     <a class="skip" href="#composer" onClick=${toComposer}>Skip to the message</a>
     <div class=${`page ${panel && beside ? "with-panel" : ""}`} inert=${Boolean(over)}>
@@ -54,7 +54,7 @@ function App() {
   `;
 }
 
-// What lies over the chat has the focus while it is there, and gives it back.
+// A drawer over the chat. It has the focus while it is open, and then returns it.
 function Drawer({ side, label, children }) {
   const before = useRef(document.activeElement);
   const box = useRef(null);
@@ -79,7 +79,7 @@ function Main({ list, panel, isEmpty }) {
   useEffect(() => {
     document.title = current ? `${title} · warmturn` : "warmturn";
   }, [title, current]);
-  const isTold = unread || turns.get(current)?.status === "failed"; // below, in a box
+  const isTold = unread || turns.get(current)?.status === "failed"; // shown below, in a box
   return html`<main>
     <header class="head">
       ${!list && html`<${IconButton} icon="menu" label="Conversations" onClick=${() => update({ drawer: true })} />`}
@@ -124,12 +124,12 @@ function Toast() {
 
 // --- the server ----------------------------------------------------------------------------------------------
 
-let looking = 0; // the timer of the next look
-let lookingNow = null; // one at a time
-let answered = -LOOK; // when it was well last, by performance.now()
+let looking = 0; // the timer of the next health check
+let lookingNow = null; // the check in progress: one at a time
+let answered = -LOOK; // when the server was last healthy, by performance.now()
 
-// Whether it answers, and can: looked at while it does not, when the page is shown, and when a request has failed.
-// `anew`: others may have been there since.
+// Check the server's health: repeated while it is not healthy, and when the page is shown or a request has failed.
+// `anew`: other clients may have changed sessions since.
 function look(anew = false) {
   clearTimeout(looking);
   looking = 0;
@@ -154,13 +154,13 @@ async function lookOnce(anew) {
 
 const later = () => (looking ||= setTimeout(look, LOOK));
 
-// A request got no answer. Where the server was well a moment ago, it was that request.
+// A request got no answer. If the server was healthy a moment ago, the fault is that request's.
 function onBroken() {
   if (lookingNow || performance.now() - answered < LOOK) later();
   else look();
 }
 
-// What it tells may be newer than what is shown, of which there may be nothing yet.
+// Read model and sessions again: they may be newer than what is shown, or nothing is shown yet.
 async function catchUp() {
   const begins = !state.listed;
   try {
@@ -174,7 +174,7 @@ async function catchUp() {
   }
 }
 
-// What the address names, unless somebody has begun to talk already.
+// Open the session in the address, unless the user has already begun a turn.
 async function openFirst() {
   const id = addressed();
   const place = await takeUp(id);
@@ -185,7 +185,7 @@ function addressed() {
   try {
     return decodeURIComponent(location.hash.replace(/^#\/?/, "")) || null;
   } catch {
-    return null; // somebody's typing
+    return null; // the user is typing
   }
 }
 
@@ -198,7 +198,7 @@ const comeBack = () => document.visibilityState === "visible" && performance.now
 function onKey(event) {
   if (event.key !== "Escape" || event.defaultPrevented || event.isComposing || hasDialog()) return;
   const field = event.target.matches("input, textarea:not(#composer)");
-  if (field && event.target.value) return; // it clears that, or is an editor's business
+  if (field && event.target.value) return; // Escape clears the field, or belongs to an editor
   if (state.drawer) update({ drawer: false });
   else if (state.panel && !matchMedia(BESIDE).matches) update({ panel: null });
   else if (!field && state.turns.has(state.current) && state.turns.get(state.current).status !== "failed") stop();
@@ -219,7 +219,7 @@ addEventListener("hashchange", fromAddress);
 addEventListener("pagehide", () => {
   keepRunning();
   remember("panel", state.panel);
-  state.toast?.close(); // what is deleted stays deleted
+  state.toast?.close(); // carries out deletions that could still be undone
 });
 addEventListener("pageshow", (event) => event.persisted && keepRunning(false));
 addEventListener("focus", comeBack);

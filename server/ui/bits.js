@@ -1,4 +1,4 @@
-// Small things that every part of the page uses: icons, numbers, times, dialogs.
+// Helpers of every part of the page: icons, numbers, times, dialogs.
 
 import { Component, h, html, useEffect, useRef } from "./vendor/htm-3.1.1/standalone.module.js";
 
@@ -34,11 +34,11 @@ const PATHS = {
 export const Icon = ({ name }) =>
   html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>`;
 
-// A button that shows only an icon; `label` is what it is called.
+// A button that shows only an icon; `label` is its accessible name.
 export const IconButton = ({ icon, label, ...more }) =>
   html`<button type="button" class="icon-button" aria-label=${label} title=${label} ...${more}><${Icon} name=${icon} /></button>`;
 
-// A component that is drawn anew only when one of its properties is another one.
+// A component that is rendered again only when one of its properties has changed.
 export function memo(View) {
   return class Memo extends Component {
     shouldComponentUpdate(next) {
@@ -97,8 +97,8 @@ export async function copyText(text) {
   }
 }
 
-// A modal dialog of the browser's own: it keeps the focus, Escape calls `onClose`. Without that it stays: a browser
-// closes a dialog at the second Escape whatever the page says, so then it is opened again.
+// The browser's modal dialog: it keeps the focus, Escape calls `onClose`. Without `onClose` it stays open: browsers
+// close a dialog at the second Escape whatever the page does, so it is opened again.
 export function Dialog({ title, onClose = null, children, ...more }) {
   const box = useRef(null);
   const pressed = useRef(null);
@@ -112,7 +112,7 @@ export function Dialog({ title, onClose = null, children, ...more }) {
     onClose?.();
   };
   const closed = () => box.current && (onClose ? onClose() : box.current.showModal());
-  // A drag that only ends out there, as when somebody selects text, is none.
+  // A drag that only ends outside the dialog, as when text is selected, does not close it.
   const outside = (event) => event.target === box.current && pressed.current === box.current && onClose?.();
   return html`<dialog ref=${box} onCancel=${cancel} onClose=${closed} onClick=${outside}
     onPointerDown=${(event) => (pressed.current = event.target)} aria-labelledby="dialog-title" ...${more}>

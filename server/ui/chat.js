@@ -1,4 +1,4 @@
-// The conversation: messages, what each turn cost, and the place to write.
+// The conversation: messages, the cost of each turn, and the input field.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { Icon, IconButton, copyText, memo, plural } from "./bits.js";
@@ -30,7 +30,7 @@ function EditBox({ message, begun, frozen, close }) {
   const [text, setText] = useState(begun ?? message.content);
   const area = useRef(null);
   const ready = Boolean(text.trim()) && !frozen;
-  useLayoutEffect(() => { // before anybody can write into it
+  useLayoutEffect(() => { // before the user can type
     area.current.focus();
     area.current.setSelectionRange(text.length, text.length);
   }, []);
@@ -67,7 +67,7 @@ function CopyButton({ text }) {
   return html`<${IconButton} icon=${done ? "check" : "copy"} label=${done ? "Copied" : "Copy"} onClick=${copy} />`;
 }
 
-// Turns that stand where this one does: other messages, and other replies to the same one.
+// The siblings of a turn: other messages at the same place, and other replies to the same message.
 function Variants({ node, family }) {
   const all = variantsOf(node);
   if (all.length < 2) return null;
@@ -76,7 +76,7 @@ function Variants({ node, family }) {
     if (!all[at + step]) return;
     await open(latestOf(family, all[at + step]));
     const same = `[data-turn="${node.turn.number}"] .variants [aria-label="${label}"]`;
-    setTimeout(() => document.querySelector(same)?.focus()); // it is another button now
+    setTimeout(() => document.querySelector(same)?.focus()); // the button was rendered anew
   };
   const step = (icon, label, by) => html`<${IconButton} icon=${icon} label=${label}
     aria-disabled=${!all[at + by]} onClick=${() => go(label, by)} />`;
@@ -87,7 +87,7 @@ function Variants({ node, family }) {
   </span>`;
 }
 
-// `begun` is text that was to take its place and could not.
+// `begun` is text of an edit that could not be sent.
 const UserMessage = memo(({ message, frozen, begun }) => {
   const [editing, setEditing] = useState(false);
   const close = () => {
@@ -141,7 +141,7 @@ const Other = memo(
     </details>`,
 );
 
-// The turn that runs now, or could not.
+// The turn that is running, or has failed.
 function Running({ turn }) {
   const waiting = turn.status === "sending" || (turn.status === "streaming" && !turn.reply && !turn.thought);
   return html`
@@ -178,7 +178,7 @@ function Trouble({ turn }) {
   </div>`;
 }
 
-// A session that cannot be shown, or is no more.
+// A session that cannot be shown, or was deleted.
 function Unread({ id, error }) {
   return html`<div class="trouble">
     <p role="alert"><strong>${said(error)}</strong></p>
@@ -264,9 +264,9 @@ export function Messages() {
   </div>`;
 }
 
-// --- the place to write --------------------------------------------------------------------------------------
+// --- the input field -----------------------------------------------------------------------------------------
 
-// Whether there is a keyboard with a way to begin a line. What is touched has a key for Enter alone.
+// Whether there is a keyboard that can type a line break. Touch keyboards have only Enter.
 const hasKeys = () => matchMedia("(hover: hover)").matches;
 
 export function Composer() {
@@ -275,7 +275,7 @@ export function Composer() {
   const area = useRef(null);
   const turn = turns.get(current);
   const runs = turn && turn.status !== "failed";
-  // Nobody answers what is not on the screen.
+  // Nothing can be sent while a turn runs, the server is down, or the conversation is not shown.
   const ready = !turn && health === "ok" && !unread && !(opening && current !== null);
   useLayoutEffect(() => setText(draftOf(current)), [current, Boolean(turn), drafts]);
   useEffect(() => {
@@ -298,7 +298,7 @@ export function Composer() {
   };
   const onKeyDown = (event) => {
     const wanted = hasKeys() ? !event.shiftKey : event.ctrlKey || event.metaKey;
-    const composes = event.isComposing || event.keyCode === 229; // Safari's way to say so
+    const composes = event.isComposing || event.keyCode === 229; // how Safari reports composition
     if (event.key === "Enter" && wanted && !composes) submit(event);
     if (event.key === "ArrowUp" && text === "" && !turn) {
       event.preventDefault();

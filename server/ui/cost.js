@@ -1,4 +1,4 @@
-// What a turn cost, as a bar and in words.
+// The cost of a turn, as a bar and in words.
 
 import { html } from "./vendor/htm-3.1.1/standalone.module.js";
 import { count, milliseconds, plural } from "./bits.js";
@@ -20,7 +20,7 @@ export function partsOf(cost) {
   ].filter(({ tokens }) => tokens > 0);
 }
 
-// Tokens from left to right, those of a turn or of any `cost`; `scale` is the number of tokens that fill the bar.
+// A bar of the tokens of a turn, or of any `cost`; `scale` is the number of tokens that fill the bar.
 export function CostBar({ turn, cost = costOf(turn), scale = null }) {
   const whole = scale ?? totalOf(cost);
   return html`<span class="cost-bar" aria-hidden="true">
@@ -28,7 +28,7 @@ export function CostBar({ turn, cost = costOf(turn), scale = null }) {
   </span>`;
 }
 
-// A turn's cost in a few words.
+// The cost of a turn in a few words.
 export function summaryOf(turn) {
   const cost = costOf(turn);
   const reused = reusedOf(cost);
@@ -43,7 +43,7 @@ export function summaryOf(turn) {
 
 const loadedIn = (cost) => (loadedOf(cost) ? ` (${count(loadedOf(cost))} loaded)` : "");
 
-// What all turns of a branch cost, in a few words.
+// The cost of all turns of a branch, in a few words.
 export function branchSummaryOf(spent) {
   const words = [`${count(reusedOf(spent))} reused${loadedIn(spent)}`];
   if (spent.recomputed) words.push(`${count(spent.recomputed)} computed again`);

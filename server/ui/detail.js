@@ -1,4 +1,4 @@
-// One turn of the tree: what it cost, what its branch cost, where the branch's KV is, and what can be done there.
+// One turn of the tree: its cost, the cost of its branch, the tiers with the branch's KV, and its actions.
 
 import { html } from "./vendor/htm-3.1.1/standalone.module.js";
 import { Icon, bytes, count, milliseconds, plural } from "./bits.js";
@@ -8,7 +8,7 @@ import { fork, open, remove } from "./sessions.js";
 import { update, useStore } from "./store.js";
 import { inOrder, nameOf } from "./tiers.js";
 
-// `leave` gives the focus back to the tree.
+// `leave` returns the focus to the tree.
 export function Detail({ box, node, family, isOpen, setOpen, leave }) {
   const { current } = useStore();
   const { turn } = node;
@@ -73,7 +73,7 @@ function Figures({ node }) {
     ${miss && html`<p class="miss">${miss}</p>`}`;
 }
 
-// What all turns of the branch cost. It can be deleted where no other branch has this turn.
+// The cost of all turns of the branch. It can be deleted if no other branch has this turn.
 function BranchTotal({ id, node, family }) {
   const { current } = useStore();
   const path = family.paths.get(id);
@@ -98,7 +98,7 @@ function BranchTotal({ id, node, family }) {
   </section>`;
 }
 
-// Where the branch's KV is now, tier by tier.
+// The tiers that hold the branch's KV now.
 function Tiers({ session }) {
   if (!session.kv) return html`<p class="hint">The engine is not there to tell where the cache is.</p>`;
   const held = inOrder(new Set(Object.keys(session.kv)));

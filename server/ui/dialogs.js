@@ -1,4 +1,4 @@
-// The questions that the page asks.
+// The page's dialogs.
 
 import { html, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { apiKey, isKey } from "./api.js";
@@ -21,7 +21,7 @@ export function Dialogs() {
   return html`<${Kind} key=${dialog.kind} ...${dialog} />`;
 }
 
-// Asks for the API key, for all requests that wait for one.
+// Asks for the API key, once for all requests that wait for it.
 export const askForKey = (wasWrong) =>
   new Promise((resolve) => {
     update({
@@ -110,8 +110,8 @@ function RewindDialog({ id, turn, lost }) {
   <//>`;
 }
 
-// The page begins anew: nothing of what was read or written with the key before stays in the tab. Another key may be
-// somebody else's.
+// Reload the page: nothing that was read or written with the old key stays in the tab, as the new key may belong to
+// another user.
 function beginAnew(key = null) {
   update({ turns: new Map(), toast: null });
   apiKey.forget();
@@ -120,11 +120,11 @@ function beginAnew(key = null) {
 }
 
 function forgetKey() {
-  state.toast?.close(); // what is being deleted is deleted with the key
+  state.toast?.close(); // carries out deletions that wait, with the old key
   beginAnew();
 }
 
-// What holds where nothing is chosen here, in words.
+// The default of a setting, in words.
 function heldBy({ source, temperature, top_p: topP, top_k: topK, min_p: minP, repetition_penalty: penalty, stop }) {
   const told = [
     temperature === 0 ? "always the likeliest token" : `temperature ${temperature}`,

@@ -1,6 +1,6 @@
 // A session and its forks as one tree of turns. Two sessions share a turn where it has the same id in both.
 
-// What a turn's tokens cost: those `reused`, by tier, and those computed. They add up to prompt and reply.
+// The cost of a turn: tokens `reused`, by tier, and tokens computed. Together they are its prompt and reply.
 export function costOf(turn) {
   const { cache } = turn;
   const parts = cache
@@ -57,7 +57,7 @@ export function familyOf(tree, removed) {
     }
     paths.set(session.id, path);
   }
-  for (const node of [...nodes.values()].reverse()) node.parent.size += node.size; // children come behind their parent
+  for (const node of [...nodes.values()].reverse()) node.parent.size += node.size; // children come after their parent
   for (const node of [root, ...nodes.values()])
     node.children.sort((one, other) => one.turn.created_at - other.turn.created_at);
   return { root, nodes, paths, sessions: new Map(shown.map(({ session }) => [session.id, session])) };
@@ -69,19 +69,19 @@ export function latestOf(family, node) {
   return node.sessions.reduce((best, id) => (used(id) > used(best) ? id : best));
 }
 
-// The turns that stand where this one does, itself among them.
+// The siblings of a turn, itself included.
 export const variantsOf = (node) => node.parent.children;
 
-// Whether another turn there asks the same: only the reply tells them apart.
+// Whether a sibling has the same user message, so that only the replies differ.
 export const isTwin = (node) =>
   variantsOf(node).some((other) => other !== node && other.turn.preview === node.turn.preview);
 
 const SHOWN_OF_SIDE = 3; // turns of a side branch that are shown; more are folded
 
-// The tree as rows from top to bottom. Side branches stand right below the turn that they leave, one lane further in;
-// the branch of `current` goes straight on. Each row: { node, lane, from, through, hidden, last, current, at, among }:
-// `from` is the lane of its parent, `through` tells of the lines that pass it, { lane, current }, `hidden` the number of
-// turns that are folded below it, and it is the `at`th `among` those that stand beside it in that lane.
+// The tree as rows from top to bottom. Side branches are right below the turn where they begin, one lane further in;
+// the branch of `current` stays in its lane. Each row: { node, lane, from, through, hidden, last, current, at, among }:
+// `from` is the lane of its parent, `through` are the lines that pass it, { lane, current }, `hidden` the number of
+// turns that are folded below it, and it is number `at` of the `among` rows beside it in that lane.
 export function rowsOf(family, current, unfolded) {
   const rows = [];
   const main = new Set((family.paths.get(current) ?? []).map((node) => node.id));

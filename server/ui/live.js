@@ -1,4 +1,4 @@
-// What the server does now.
+// The server's figures: running turns, speed, latency, tiers.
 
 import { html } from "./vendor/htm-3.1.1/standalone.module.js";
 import { bytes, count, milliseconds } from "./bits.js";
@@ -6,10 +6,10 @@ import { SPAN, history, lastOf, roomsOf, useMetrics } from "./metrics.js";
 import { Plot } from "./plot.js";
 import { ALWAYS, nameOf } from "./tiers.js";
 
-const FRESH = 5; // seconds for which a figure counts as that of now
+const FRESH = 5; // seconds for which a figure counts as current
 const NO_TURN = ["No turn since this page began to look.", "No turn in the last five minutes."];
 
-// Proxies in front of several servers keep each one's figures to themselves.
+// A proxy in front of several servers does not pass on /metrics.
 const reasonOf = (error) => (error.status === 404 ? "The server's figures cannot be read from here." : error.message);
 const short = (value) => (value < 1000 ? String(Math.round(value)) : `${Math.round(value / 100) / 10}k`);
 
@@ -47,7 +47,7 @@ function Rooms({ rooms }) {
   </section>`;
 }
 
-// A tier of no room that holds nothing is not there; one that holds something has no limit.
+// A tier without room that holds nothing does not exist; one that holds something has no limit.
 function Room({ tier, used, whole, isPaged }) {
   const name = capital(nameOf(tier));
   const isOff = whole === 0 && !used;
@@ -71,9 +71,9 @@ function Minutes({ rooms }) {
   const linesOf = (tiers) => lines(...tiers.map(({ tier }) => [tier, nameOf(tier)]));
   const pages = linesOf(rooms.filter(({ isPaged }) => isPaged));
   const kept = linesOf(rooms.filter(({ isPaged }) => !isPaged));
-  const turns = lines(["waiting", "waiting"], ["running", "running"]); // the last is drawn above
+  const turns = lines(["waiting", "waiting"], ["running", "running"]); // the last one is drawn on top
   const isIdle = ["rate", "first", "running", "waiting"].every((of) => lastOf(of) === null);
-  const isFull = Date.now() / 1000 - history.at[0] > 0.95 * SPAN; // nobody knows what was before the first look
+  const isFull = Date.now() / 1000 - history.at[0] > 0.95 * SPAN; // there are no figures from before the first sample
   return html`<section aria-labelledby="live-time">
     <h3 id="live-time">Last five minutes</h3>
     ${

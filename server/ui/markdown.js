@@ -1,5 +1,5 @@
-// Text of models as HTML that can do nothing: HTML in it is shown as text, pictures become links, and what is left
-// passes DOMPurify with a list of what may stay. The browser takes nothing else (trusted types).
+// Renders a model's Markdown as safe HTML: HTML in it is shown as text, images become links, and the result
+// passes DOMPurify with a list of allowed elements. The browser accepts no other HTML (trusted types).
 
 import DOMPurify from "./vendor/dompurify-3.4.18/purify.es.mjs";
 import { Marked } from "./vendor/marked-18.2.1/marked.esm.js";
@@ -62,7 +62,7 @@ async function copyCode(event) {
   setTimeout(() => (button.textContent = "Copy"), 1500);
 }
 
-// One block. It is sanitised anew only when its source has changed: in a stream, that is the last one.
+// One block. It is sanitised again only when its source has changed: in a stream, that is the last block.
 const Block = memo(({ source, links }) => {
   const place = useRef(null);
   const trusted = useMemo(() => {
@@ -78,7 +78,7 @@ const Block = memo(({ source, links }) => {
 
 export const Markdown = memo(({ text }) => {
   const tokens = useMemo(() => marked.lexer(text), [text]);
-  const links = JSON.stringify(tokens.links); // of the whole text, and the same for as long as they are
+  const links = JSON.stringify(tokens.links); // of the whole text; as a string, so that equal links compare equal
   const blocks = tokens.filter((token) => token.type !== "space");
   return html`<div class="markdown" onClick=${copyCode}>
     ${blocks.map((token, index) => html`<${Block} key=${index} source=${token.raw} links=${links} />`)}

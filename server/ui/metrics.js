@@ -1,14 +1,14 @@
-// The server's figures of the last five minutes, read from /metrics while anybody looks.
+// The server's figures of the last five minutes, read from /metrics while a component shows them.
 
 import { useEffect, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { call } from "./api.js";
 import { ALWAYS, inOrder } from "./tiers.js";
 
-const LOOK = 2000; // milliseconds between two looks
-const GAP = 60; // seconds without a look, over which no rate is told
-export const SPAN = 300; // seconds that are kept
+const LOOK = 2000; // milliseconds between two samples
+const GAP = 60; // seconds without a sample after which no rate is computed
+export const SPAN = 300; // seconds of history
 
-// Prometheus' text as a function from name and labels to the sum of what matches; null where nothing does.
+// Prometheus' text as a function from name and labels to the sum of the matching samples; null if there are none.
 function metricsOf(text) {
   const lines = [...text.matchAll(/^warmturn_(\w+)(?:\{(.*)\})? (\S+)$/gm)];
   const sumOf = (name, labels = "") => {
@@ -19,7 +19,7 @@ function metricsOf(text) {
   return sumOf;
 }
 
-// The tiers, nearest first, each as { tier, used, whole, isPaged }: pages, or bytes. Null is not known; a `whole` of 0:
+// The tiers, nearest first, each as { tier, used, whole, isPaged }: pages, or bytes. Null: unknown; a `whole` of 0:
 // there is no such tier, or it has no limit.
 export const roomsOf = (metric) =>
   inOrder(new Set([...ALWAYS, ...(metric?.tiers ?? [])])).map((tier) => {
@@ -30,12 +30,12 @@ export const roomsOf = (metric) =>
       : { tier, used: pages, whole: told("pages_capacity", `tier="${tier}"`), isPaged: true };
   });
 
-// What was seen, one value for each look: `at` in Unix seconds, `rate` in tokens a second, `first` in milliseconds, and
-// under each tier's name pages or bytes. Null where there is nothing to tell.
+// The history, one value per sample: `at` in Unix seconds, `rate` in tokens a second, `first` in milliseconds, and
+// under each tier's name pages or bytes. Null where there is no value.
 export const history = { at: [], rate: [], first: [], running: [], waiting: [] };
 
 let before = null;
-let latest = null; // the figures that came last: a panel that is opened again begins with them
+let latest = null; // the latest figures: a panel that is opened again begins with them
 
 function note(metric) {
   const now = {
@@ -45,7 +45,7 @@ function note(metric) {
     firsts: metric("time_to_first_token_seconds_count"),
   };
   const passed = before ? now.at - before.at : 0;
-  const told = passed > 0 && passed < GAP && now.made >= before.made; // a server that began anew counts from 0
+  const told = passed > 0 && passed < GAP && now.made >= before.made; // the counters of a restarted server begin at 0
   const firsts = told ? now.firsts - before.firsts : 0;
   const point = {
     at: now.at,
@@ -70,7 +70,7 @@ export function lastOf(name) {
   return at < 0 ? null : { value: history[name][at], age: Date.now() / 1000 - history.at[at] };
 }
 
-// { metric, error }: the figures as they came last, null before the first; and why the last look brought none.
+// { metric, error }: the latest figures, null before the first; and why the last sample failed.
 export function useMetrics() {
   const [seen, setSeen] = useState({ metric: latest, error: null });
   useEffect(() => {

@@ -9,18 +9,18 @@ const STEPS = [1, 2, 5]
   .sort((one, other) => one - other);
 
 // `lines`: those that have anything but 0, as [{ name, of }], where `of` is in the history and `name` is the key. `told`
-// makes words of a value. Where there are none, `empty` is said instead.
+// formats a value. Without lines, the text `empty` is shown instead.
 export function Plot({ title, lines, told, empty, dots = false }) {
   const now = lines.map(({ name, of }) => `${name} ${told(history[of].findLast((value) => value !== null) ?? 0)}`);
-  const names = lines.map(({ of }) => of).join(); // others are another chart
-  const keyed = lines.some(({ name }) => !title.toLowerCase().includes(name)); // the title does not tell it
+  const names = lines.map(({ of }) => of).join(); // other lines need another chart
+  const keyed = lines.some(({ name }) => !title.toLowerCase().includes(name)); // the title does not name the line
   return html`<figure class="plot">
     <figcaption>${title}${keyed && lines.map(({ name, of }) => html`<span class="key"><i class=${`line-of ${of}`}></i>${name}</span>`)}</figcaption>
     ${lines.length ? html`<${Chart} key=${names} label=${`${title}, the last five minutes; now ${now.join(", ")}`} lines=${lines} told=${told} dots=${dots} />` : html`<p class="hint">${empty}</p>`}
   </figure>`;
 }
 
-// What the colours on a canvas depend on.
+// The settings that the canvas's colours depend on.
 function useColours() {
   const media = matchMedia("(prefers-color-scheme: dark)");
   const [dark, setDark] = useState(media.matches);
@@ -63,7 +63,7 @@ function Chart({ label, lines, told, dots }) {
 
 function optionsOf(place, lines, told, dots) {
   const colour = (name) => {
-    const probe = document.createElement("i"); // as a canvas takes it
+    const probe = document.createElement("i"); // in the form that a canvas takes
     probe.style.color = `var(${name})`;
     place.append(probe);
     const found = getComputedStyle(probe).color;
@@ -71,7 +71,7 @@ function optionsOf(place, lines, told, dots) {
     return found;
   };
   const axis = { stroke: colour("--muted"), ticks: { show: false }, font: "11px system-ui" };
-  const minutes = Array.from({ length: SPAN / 60 }, (_, index) => SPAN / 60 - 1 - index); // 4 to 0 of them ago
+  const minutes = Array.from({ length: SPAN / 60 }, (_, index) => SPAN / 60 - 1 - index); // from 4 minutes ago to 0
   return {
     width: place.clientWidth,
     height: HEIGHT,

@@ -1,4 +1,4 @@
-// The list of sessions, and what can be done with them.
+// The list of sessions, and the actions on them.
 
 import { apiKey, call, getJson, randomId, url } from "./api.js";
 import { plural } from "./bits.js";
@@ -6,7 +6,7 @@ import { familyOf } from "./family.js";
 import { BESIDE, state, toast, update } from "./store.js";
 
 const PAGE = 60;
-const PIN_SECONDS = 7 * 86_400; // the longest that there is
+const PIN_SECONDS = 7 * 86_400; // the server's maximum
 const TITLE = 60; // characters
 
 const path = (id, rest = "") => `v1/sessions/${encodeURIComponent(id)}${rest}`;
@@ -20,7 +20,7 @@ export function titleFor(text) {
   return `${line.slice(0, TITLE).replace(/\s+\S*$/, "")}…`;
 }
 
-// What went wrong, as people say it.
+// An error as a sentence for the user.
 export function said(error) {
   const words = {
     session_not_found: "This conversation is no longer there.",
@@ -51,8 +51,8 @@ export async function loadModel() {
   update({ model: models.data[0] });
 }
 
-// The next sessions of the list, or with `fresh` the first ones: what should be among these and is not is no more.
-// What the page learnt of a session while it waited is newer than what it waited for.
+// Load the next sessions of the list, or with `fresh` the first ones: known sessions missing there were deleted.
+// Changes of a session that the page made while it waited are newer than the answer.
 export async function loadSessions(fresh = false) {
   const before = state.sessions;
   const query = new URLSearchParams({ limit: PAGE });
@@ -70,7 +70,7 @@ export async function loadSessions(fresh = false) {
   update({ sessions, more: page.has_more, after: page.last_id, listed: true });
 }
 
-// Forks belong to what they come from, which may stand further down the list.
+// Load the parents of forks, which may be further down the list.
 async function addParents(read) {
   const there = (name) => read.has(name) || state.sessions.has(name) || gone.has(name);
   for (let round = 0; round < 20; round += 1) {
@@ -90,9 +90,9 @@ async function addParents(read) {
   }
 }
 
-const gone = new Set(); // parents that are no more
+const gone = new Set(); // parents that were deleted
 
-// The sessions as conversations: a session with its forks is one. Pinned ones first, then the one used last.
+// The sessions as conversations, each a session with its forks: pinned ones first, then by last use.
 export function conversations() {
   if (listed.sessions !== state.sessions || listed.removed !== state.removed) {
     listed = { sessions: state.sessions, removed: state.removed, groups: grouped() };
@@ -126,7 +126,7 @@ export const conversationOf = (id) => conversations().find(({ members }) => memb
 
 // --- one session ---------------------------------------------------------------------------------------------
 
-// Show a session; `null` is a new one. Another branch of what is open takes its place when it is here.
+// Show a session; `null` is a new one. Another branch of the open conversation is shown once it is loaded.
 export async function open(id) {
   const hash = id === null ? "#/" : `#/${encodeURIComponent(id)}`;
   if ((location.hash || "#/") !== hash) history.pushState(null, "", hash);
@@ -135,7 +135,7 @@ export async function open(id) {
   if (!matchMedia(BESIDE).matches) update({ panel: null });
   const turn = state.turns.get(id);
   if (id === null || isBeginning(turn)) {
-    update({ ...emptyOf(id), messages: turn?.fork?.shown ?? [], opening: false }); // there is nothing to be read yet
+    update({ ...emptyOf(id), messages: turn?.fork?.shown ?? [], opening: false }); // the server has nothing of it yet
     return;
   }
   update({ opening: true });
@@ -153,14 +153,14 @@ export async function open(id) {
   }
 }
 
-// Whether a turn is the first one of a session that no list has yet.
+// Whether a turn is the first of a session that is not in the list yet.
 export const isBeginning = (turn) => Boolean(turn && (turn.metadata || turn.fork) && !state.sessions.has(turn.id));
 
 const emptyOf = (id) => ({ current: id, messages: [], tree: null, shown: null });
 
 // Read messages and tree.
 async function show(id) {
-  const later = state.current !== id && state.tree?.family.sessions.has(id); // what is open stays until then
+  const later = state.current !== id && state.tree?.family.sessions.has(id); // the open branch is shown until then
   const [messages] = await Promise.all([getJson(path(id, "/messages")), later ? null : loadTree(id)]);
   if (state.wanted !== id) return;
   update({ current: id, messages: messages.data, opening: false, unread: null });
@@ -170,13 +170,13 @@ async function show(id) {
 
 const lastTurnOf = (id) => state.tree?.family.paths.get(id)?.at(-1)?.id ?? null;
 
-// What is shown is what the page made of the turn that was just read. Where others were there too, it is read anew.
+// The page already shows the turn that it has just streamed. If other clients added turns, read the session again.
 export async function settle(id, messages) {
   if (state.sessions.get(id).messages !== messages.length) return show(id);
   return update({ messages, shown: lastTurnOf(id) });
 }
 
-// Look at the open session again: others may have gone on in it, or deleted it. Failures are met at the next look.
+// Read the open session again: other clients may have continued or deleted it. Failures are ignored.
 export async function follow() {
   const id = state.current;
   const isIdle = () => state.current === id && state.wanted === id && !state.opening && !state.turns.has(id);
@@ -190,14 +190,14 @@ export async function follow() {
   }
 }
 
-// A session is no more. What is shown of it stays, for whoever wants to copy it.
+// A session was deleted. Its messages stay on the screen, so that they can be copied.
 export function lose(id, error) {
   const sessions = new Map(state.sessions);
   sessions.delete(id);
   update({ sessions, ...(state.current === id ? { unread: { id, error } } : {}) });
 }
 
-// Read the tree again: what turns cost, and where their KV is now. One that is too large has the open session too.
+// Read the tree again, with costs and tiers. A tree that is too large still has the open session.
 export async function loadTree(id = state.current) {
   let text = await (await call(path(id, "/tree"))).text();
   let tree = JSON.parse(text);
@@ -213,7 +213,7 @@ export async function loadTree(id = state.current) {
   if (state.current === id) update({ tree: { ...tree, text, family: familyOf(tree, state.removed) } });
 }
 
-// All sessions of a conversation, also those that stand further down the list.
+// All sessions of a conversation, also those further down the list.
 export async function everyOf(members) {
   const { data } = await getJson(path(members[0].id, "/tree")).catch((error) => unlessGone(error) ?? { data: [] });
   const all = [...members, ...data.map(({ session }) => session)];
@@ -241,7 +241,7 @@ function hide(removed) {
   update({ removed, tree: tree && { ...tree, family: familyOf(tree, removed) } });
 }
 
-// Hide sessions now, and delete them when the chance to undo is over.
+// Hide sessions now, and delete them when the time to undo is over.
 export function remove(ids, text) {
   const removed = new Set([...state.removed, ...ids]);
   const opened = ids.includes(state.current) ? state.current : null;
@@ -307,9 +307,9 @@ export async function exportSession(id, kv) {
   link.download = `${id}.zip`;
   try {
     if (apiKey.get()) {
-      link.href = URL.createObjectURL(await (await call(from)).blob()); // a link of its own could carry no key
+      link.href = URL.createObjectURL(await (await call(from)).blob()); // a plain link could not send the key
     } else {
-      await call(path(id)); // a download of the browser's own fails in silence
+      await call(path(id)); // the browser's own download would fail silently
       link.href = url(from);
     }
     link.click();

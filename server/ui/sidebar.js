@@ -18,7 +18,7 @@ import { remember, remembered, state, update, useStore } from "./store.js";
 
 const NOTHING_FOUND = "Nothing is called that.";
 const NOTHING_YET = "Conversations stay here, also after a restart.";
-const MOST_SEARCHED = 20; // pages that a search reads on, to look at older conversations
+const MOST_SEARCHED = 20; // pages of older conversations that a search loads
 
 export function Sidebar({ modal }) {
   const { current, more, listed, turns } = useStore();
@@ -81,7 +81,7 @@ function goTo(id) {
   update({ write: state.write + 1 });
 }
 
-// Groups under the days on which they were used last: [day, groups].
+// Groups by the day of their last use: [day, groups].
 function byDay(groups) {
   const midnight = new Date().setHours(0, 0, 0, 0) / 1000;
   const days = { Today: midnight, Yesterday: midnight - 86_400, "The last 7 days": midnight - 7 * 86_400, Before: 0 };
@@ -94,7 +94,7 @@ function byDay(groups) {
 
 const doingOf = (turn) => turn && (turn.status === "failed" ? "Not sent" : "Answering…");
 
-// A conversation or branch whose first turn runs, or could not.
+// A conversation or branch whose first turn is running, or has failed.
 function Begun({ turn, active }) {
   return html`<li class=${`row ${active ? "active" : ""}`}>
     <button type="button" class="row-main" aria-current=${active ? "page" : undefined} onClick=${() => goTo(turn.id)}>
@@ -138,13 +138,13 @@ async function removeGroup({ members }, row) {
   try {
     const ids = (await everyOf(members)).map(({ id }) => id);
     remove(ids, ids.length > 1 ? `Deleted, all ${count(ids.length)} branches.` : "Deleted.");
-    next.focus(); // the row that had the focus is gone
+    next.focus(); // the focused row was removed
   } catch (error) {
     report(error);
   }
 }
 
-// A button that opens a menu, which has the focus before the next key comes. Arrow keys go through it, Escape closes it.
+// A button that opens a menu, which gets the focus at once. Arrow keys move in it, Escape closes it.
 function Menu({ label, children }) {
   const [isOpen, setOpen] = useState(false);
   const place = useRef(null);

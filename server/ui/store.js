@@ -1,9 +1,9 @@
-// What the page knows, in one object. Whoever changes it calls `update`; every component that uses it is drawn anew.
+// The page's state, in one object. `update` changes it and renders every component that uses it.
 
 import { useEffect, useReducer } from "./vendor/htm-3.1.1/standalone.module.js";
 
-export const BESIDE = "(min-width: 1160px)"; // where the panel stands beside the chat
-const SPOKEN = 10_000; // milliseconds after which a screen reader that comes by finds nothing old
+export const BESIDE = "(min-width: 1160px)"; // wide enough for the panel beside the chat
+const SPOKEN = 10_000; // milliseconds after which an announcement is removed, so that screen readers find nothing old
 
 const listeners = new Set();
 let told = false;
@@ -16,23 +16,23 @@ export const state = {
   after: null,
   listed: false,
   current: null, // id of the session that is open; null: a new one
-  wanted: null, // id of the session that is about to be
+  wanted: null, // id of the session that is being opened
   opening: false,
   unread: null, // { id, error } of a session that could not be opened
   messages: [],
   shown: null, // id of the last turn that `messages` are read up to
-  tree: null, // of /v1/sessions/{id}/tree, with what family.js makes of it
-  turns: new Map(), // session id -> the turn that runs or has failed there, see talk.js
+  tree: null, // of /v1/sessions/{id}/tree, with the nodes of family.js
+  turns: new Map(), // session id -> its running or failed turn, see talk.js
   selected: null, // id of the turn whose cost is shown
   panel: null, // turns | live | null
-  editing: null, // { id, index, text } of a message that is to be written anew
-  drafts: 0, // counts the times that text was given back
-  write: 0, // counts the times that the place to write is to have the focus
-  drawer: false, // the list of sessions, where there is no room beside the chat
+  editing: null, // { id, index, text } of a message that is being edited
+  drafts: 0, // counts how often text was returned to the input field
+  write: 0, // counts how often the input field shall get the focus
+  drawer: false, // whether the list of sessions covers the chat
   dialog: null, // { kind, ...}
   toast: null, // { text, action, run }
-  spoken: "", // what screen readers are told
-  removed: new Set(), // ids that are hidden, and deleted when the chance to undo is over
+  spoken: "", // the text for screen readers
+  removed: new Set(), // ids that are hidden, and deleted when the time to undo is over
   settings: { temperature: "", maxTokens: "", system: "" },
 };
 
@@ -57,7 +57,7 @@ export function useStore() {
 
 let spokenTimer = 0;
 
-// Tell screen readers.
+// Announce a text to screen readers.
 export function speak(text) {
   clearTimeout(spokenTimer);
   spokenTimer = setTimeout(() => update({ spoken: "" }), SPOKEN);
@@ -66,8 +66,8 @@ export function speak(text) {
 
 let toastTimer = 0;
 
-// Say something at the foot of the page for some seconds, which begin anew when the pointer or the focus leaves it;
-// `after` is called when it goes unless `run` was.
+// Show a message at the foot of the page for some seconds, which start again when the pointer or the focus leaves it;
+// `after` is called when it disappears, unless `run` was.
 export function toast(text, { action = null, run = null, after = null, seconds = 6 } = {}) {
   state.toast?.after?.();
   clearTimeout(toastTimer);
@@ -96,8 +96,8 @@ export function toast(text, { action = null, run = null, after = null, seconds =
   speak(action ? `${text} ${action} is a button at the end of the page.` : text);
 }
 
-// Kept over reloads, where the browser keeps anything. What somebody wrote is in `sessionStorage`, beside the key:
-// whoever comes next with another key is somebody else.
+// Kept over reloads if the browser has storage. Drafts are in `sessionStorage` with the key, as another key may belong
+// to another user.
 export function remembered(name, fallback, place = "localStorage") {
   try {
     return JSON.parse(window[place].getItem(`warmturn-${name}`)) ?? fallback;
@@ -110,6 +110,6 @@ export function remember(name, value, place = "localStorage") {
   try {
     window[place].setItem(`warmturn-${name}`, JSON.stringify(value));
   } catch {
-    // then until the page is left
+    // no storage: kept until the page is closed
   }
 }

@@ -1,4 +1,4 @@
-// Turns: sent, streamed, stopped, tried again, and answers to an earlier message, which begin a branch.
+// Turns: sending, streaming, stopping, retrying, and branching from an earlier message.
 
 import { Failure, call, eventsOf, getJson, randomId } from "./api.js";
 import {
@@ -16,11 +16,11 @@ import {
 import { remember, remembered, speak, state, toast, update } from "./store.js";
 
 const ENDS = { length: " The reply ended at its limit of tokens.", cancelled: " Stopped here." };
-const REDRAW = 40; // milliseconds between two looks at a growing reply
+const REDRAW = 40; // milliseconds between two renderings of a growing reply
 
-// --- what is sent --------------------------------------------------------------------------------------------
+// --- sending -------------------------------------------------------------------------------------------------
 
-// A turn on the open session, or on a new one.
+// Send a turn in the open session, or in a new one.
 export function send(text) {
   const isNew = state.current === null;
   const id = state.current ?? newId();
@@ -31,8 +31,8 @@ export function send(text) {
   if (isNew) begin(id);
 }
 
-// Another message in place of message `index`, and all that comes behind it: on a branch, the old one stays. `again`:
-// it is the same one.
+// Send another message in place of message `index` and everything after it, on a branch: the old messages stay.
+// `again`: it is the same message.
 export async function branch(index, text, again = false) {
   const from = state.current;
   const old = state.messages[index];
@@ -51,7 +51,7 @@ export async function branch(index, text, again = false) {
   update({ wanted: id, current: id, messages: shown, selected: null });
 }
 
-// The same question once more, on a branch.
+// Send the same message again, on a branch.
 export function regenerate(index) {
   const asked = state.messages.slice(0, index).findLastIndex((message) => message.role === "user");
   if (asked >= 0) branch(asked, state.messages[asked].content, true);
@@ -79,14 +79,14 @@ function start(turn) {
   run(turn.id);
 }
 
-// The same request again: under its key it runs once, also where the first try came through after all.
+// Repeat the same request: its key makes it run once, also if the first attempt reached the server after all.
 export function retry(id) {
   const turn = state.turns.get(id);
   put({ ...turn, ...UNSENT, abort: new AbortController() });
   run(id);
 }
 
-// Leave a turn that failed; what it asked goes back to where it was written.
+// Discard a failed turn; its message is returned to the input field.
 export function dismiss(id) {
   const turn = state.turns.get(id);
   const isOpen = state.current === id;
@@ -102,10 +102,10 @@ export function dismiss(id) {
 
 const askedIn = (turn) => turn.messages.at(-1).content;
 
-// Where somebody wrote what a turn asks: the id of a session, null for a new one.
+// The session in whose input field a turn was written: its id, null for a new one.
 const homeOf = (turn) => turn.fork?.from ?? (state.sessions.has(turn.id) ? turn.id : null);
 
-// Text goes back to where it was written, before what was typed there since.
+// Return text to the input field, before what was typed since.
 function giveBack(id, home, text) {
   const all = [text, draftOf(id), home === id ? "" : draftOf(home)].filter(Boolean);
   keepDraft(id, "");
@@ -121,7 +121,7 @@ function drop(id) {
   update({ turns });
 }
 
-// A change of a turn that is still this one.
+// Change the turn, if it is still the session's current one.
 function alter(id, change) {
   const turn = state.turns.get(id);
   if (turn) put({ ...turn, ...change });
@@ -155,14 +155,14 @@ async function run(id) {
   }
 }
 
-// The fork itself is not taken back when it is stopped: it may be there already, so it is deleted when it is.
+// A fork cannot be cancelled: it may exist already, so it is deleted if it does.
 async function forked(turn) {
   const { fork, abort } = turn;
   if (!fork || fork.done) return;
   const stop = new Promise((_, reject) => abort.signal.addEventListener("abort", () => reject(abort.signal.reason)));
   const json = { id: turn.id, turn: fork.turn };
   const made = call(path(fork.from, "/fork"), { method: "POST", json }).catch((error) => {
-    if (error.code !== "session_exists") throw error; // an earlier try came through
+    if (error.code !== "session_exists") throw error; // an earlier attempt succeeded
   });
   try {
     await Promise.race([made, stop]);
@@ -173,8 +173,8 @@ async function forked(turn) {
   fork.done = true;
 }
 
-// The server begins a session that is not there, and goes on in one that others went on in. Nobody who writes an answer
-// to what is shown means that. A turn that was sent once may be in the session itself.
+// The server would create a missing session, and append to one that other clients have continued. The user answers
+// what is shown, so both are errors here. A turn that was sent once may itself be in the session.
 async function isAsShown(turn) {
   if (turn.metadata) return true;
   const session = await getJson(path(turn.id), { signal: turn.abort.signal });
@@ -198,7 +198,7 @@ function wished() {
   return wish;
 }
 
-// Read the stream into the turn; the finish reason.
+// Read the stream into the turn. Returns the finish reason.
 async function read(id, response) {
   let [reply, thought, finish, paused, timer] = ["", "", null, 0, 0];
   const draw = () => {
@@ -213,7 +213,7 @@ async function read(id, response) {
       thought += choice.delta.reasoning_content ?? "";
       finish = choice.finish_reason ?? finish;
       timer ||= setTimeout(draw, REDRAW);
-      // Others may draw and type. A hidden tab has timers once a second only, and nobody who looks.
+      // Let the browser render and handle input. A hidden tab has timers only once a second, and needs no rendering.
       if (performance.now() - paused > REDRAW && !document.hidden) {
         paused = performance.now();
         await new Promise((resume) => setTimeout(resume));
@@ -221,12 +221,12 @@ async function read(id, response) {
     }
   } finally {
     clearTimeout(timer);
-    draw(); // also where it broke: what was read is what can be kept
+    draw(); // also if the stream broke: show what was received
   }
   return finish;
 }
 
-// The turn is in the log: it becomes a part of the conversation.
+// The turn is committed: add it to the conversation.
 async function finished(id, finish) {
   const turn = state.turns.get(id);
   speak(`Reply: ${turn.reply}${ENDS[finish] ?? ""}`);
@@ -257,7 +257,7 @@ const saidIn = (turn) => [
   { role: "assistant", content: turn.reply, reasoning_content: turn.thought || undefined },
 ];
 
-// Messages that had no turn so far belong to the one that is now the last.
+// Messages without a turn belong to the turn that is now the last.
 function counted(id) {
   const last = state.tree.family.paths.get(id).length;
   return (message, index) => ({ ...message, index, turn: message.turn ?? last });
@@ -269,15 +269,15 @@ function failed(id, error) {
   const waits = known.retryAfter !== null;
   alter(id, { status: "failed", error: known, retryAt: waits ? Date.now() + known.retryAfter * 1000 : null });
   if (isGone(known)) lose(id, known);
-  if (state.current !== id) speak(said(known)); // else it is an alert
+  if (state.current !== id) speak(said(known)); // otherwise an alert is shown
 }
 
 export const isGone = (error) => error.status === 404 || error.code === "session_deleted";
 
 // --- stopping ------------------------------------------------------------------------------------------------
 
-// The server is asked to end the reply: its stream comes to its end then, and what was said is a turn. Where it was not
-// asked for a reply yet, cannot end it, or is too slow for somebody who asks again, the connection is broken.
+// Ask the server to end the reply: its stream ends, and the text so far becomes a turn. If the server was not asked
+// for the reply yet, cannot end it, or the user stops a second time, the connection is closed.
 export async function stop(id = state.current) {
   const turn = state.turns.get(id);
   if (!turn) return;
@@ -285,13 +285,13 @@ export async function stop(id = state.current) {
   alter(id, { stopping: true });
   try {
     const { cancelled } = await getJson(path(id, "/cancel"), { method: "POST" });
-    if (!cancelled && state.turns.get(id)?.status === "sending") turn.abort.abort(); // it is not there yet
+    if (!cancelled && state.turns.get(id)?.status === "sending") turn.abort.abort(); // the server does not know it yet
   } catch {
     turn.abort.abort();
   }
 }
 
-// Nothing was said, or the connection was broken before the end: there is no such turn.
+// No token was generated, or the connection was closed before the end: there is no turn.
 function stopped(id) {
   const { reply } = state.turns.get(id);
   dismiss(id);
@@ -311,7 +311,7 @@ export function keepDraft(id, text) {
   remember("drafts", Object.fromEntries([...drafts].slice(-20)), "sessionStorage");
 }
 
-// A turn that runs when the page goes is not committed. What it asks is kept until the page comes again.
+// A turn that runs when the page is closed is not committed. Its message is kept until the page is opened again.
 export function keepRunning(isGoing = true) {
   const left = [...state.turns.values()].map((turn) => {
     const text = turn.fork?.again && !turn.fork.done ? "" : askedIn(turn);
@@ -320,7 +320,7 @@ export function keepRunning(isGoing = true) {
   remember("running", isGoing ? left : [], "sessionStorage");
 }
 
-// The page has come again: what was asked then is written where one can send it. Where to go instead of `id`.
+// The page was opened again: put the kept message into the input field. Returns the session to open instead of `id`.
 export async function takeUp(id) {
   const left = remembered("running", [], "sessionStorage");
   let place = id;
@@ -333,7 +333,7 @@ export async function takeUp(id) {
     const home = session ? name : from;
     left.shift();
     remember("running", left, "sessionStorage");
-    if (session && session.turns > turns) continue; // it was complete after all
+    if (session && session.turns > turns) continue; // the turn was committed after all
     giveBack(name, home, text);
     if (name !== id) continue;
     place = home;

@@ -1,4 +1,4 @@
-// The open session as a tree of turns: what each cost, where its KV is now, and which branches there are.
+// The open conversation as a tree of turns: costs, tiers of the KV, and branches.
 
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-3.1.1/standalone.module.js";
 import { ago, count, plural } from "./bits.js";
@@ -10,14 +10,14 @@ import { remember, remembered, update, useStore } from "./store.js";
 import { ALWAYS, inOrder, letterOf, nameOf } from "./tiers.js";
 
 const LANE = 18; // pixels
-const MOST_LANES = 8; // that are drawn; what is further in stands in the last one
-const ROOT = 30; // pixels: rows are placed by hand, so that of a long conversation only those in sight are drawn
+const MOST_LANES = 8; // that are drawn; further ones share the last
+const ROOT = 30; // pixels: rows have fixed places, so that only visible rows of a long conversation are rendered
 const ROW = 58;
-const LABEL = 16; // more, where a branch begins
-const TOTAL = 20; // and where it ends
-const STEP = 400; // what is drawn changes each time so many pixels have been scrolled, and begins so far out of sight
-const LOOK = 5000; // milliseconds between two looks at where the KV is: it moves by itself
-const LOOK_SHARE = 50; // and so many times what one takes
+const LABEL = 16; // additional height where a branch begins
+const TOTAL = 20; // and where one ends
+const STEP = 400; // rows are rendered in steps of so many pixels, and so far beyond the visible part
+const LOOK = 5000; // milliseconds between two requests for the tiers of the KV
+const LOOK_SHARE = 50; // and at least so many times as long as a request takes
 
 export function Tree() {
   const { tree, current, selected } = useStore();
@@ -56,7 +56,7 @@ export function Tree() {
   </div>`;
 }
 
-// Reads the tree again and again while somebody looks.
+// Reads the tree repeatedly while it is shown.
 function useLooks(current) {
   useEffect(() => {
     let timer = 0;
@@ -97,7 +97,7 @@ const Legend = () =>
     <li class="legend-where">Cached now:${ALWAYS.map((tier) => html`<span><span class="where"><i class="held">${letterOf(tier)}</i></span>${tier}</span>`)}</li>
   </ul>`;
 
-// The branch that a row ends, itself or folded below it: its last turn.
+// The last turn of the branch that ends at a row or is folded below it.
 function endOf({ node, last }) {
   if (!last) return null;
   let end = node;
@@ -118,7 +118,7 @@ function placed(rows) {
   });
 }
 
-// The part of the list that is in sight, in pixels, with something around it.
+// The visible part of the list, in pixels, with a margin.
 function useSight(box) {
   const [sight, setSight] = useState({ from: 0, to: 4 * STEP });
   const look = () => {
@@ -137,14 +137,14 @@ function useSight(box) {
 
 function Rows({ list, rows, chosen, unfolded, unfold, enter }) {
   const box = useRef(null);
-  const had = list.current?.contains(document.activeElement); // the focus: it stays with the chosen row
+  const had = list.current?.contains(document.activeElement); // whether the list had the focus: it moves to the selected row
   const [sight, look] = useSight(box);
   const places = useMemo(() => placed(rows), [rows]);
   const scale = useMemo(() => rows.reduce((most, { node }) => Math.max(most, totalOf(node.cost)), 1), [rows]);
   const at = Math.max(
     1,
     rows.findIndex(({ node }) => node === chosen),
-  ); // a turn that is folded away is not there
+  ); // a folded turn has no row
   useLayoutEffect(() => {
     const { top, height } = places[at];
     const { scrollTop, clientHeight } = box.current;
@@ -174,7 +174,7 @@ function Rows({ list, rows, chosen, unfolded, unfold, enter }) {
   </div>`;
 }
 
-// What the keys do on row `at`, as in every tree.
+// Keyboard handling on row `at`, as in tree views.
 function keysOf(rows, at, { go, enter, unfold, unfolded }) {
   const { node, lane, hidden } = rows[at];
   const right = () => {
@@ -239,14 +239,14 @@ function Row({ row, top, height, scale, chosen, isOpen, unfold }) {
   </li>`;
 }
 
-// What a branch is beside the one that goes straight on.
+// How a side branch differs from the straight one.
 function Side({ node }) {
   const { turn } = node.parent;
   return html`<span class="side"><span class="hidden">Branch off ${turn ? `turn ${turn.number}` : "the beginning"}: </span
     >${isTwin(node) ? "other reply" : "other message"}, ${ago(node.turn.created_at)}</span>`;
 }
 
-// Which tiers hold the cache up to here.
+// The tiers that hold the KV up to this turn.
 function Where({ kv }) {
   const told = kv.size ? `In the cache of ${inOrder(kv).map(nameOf).join(" and ")}` : "In no cache now";
   const shown = inOrder(new Set([...ALWAYS, ...kv]));
