@@ -24,12 +24,12 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class TurnFailed(Exception):
-    """The server did not answer this turn; its text is one line for the person."""
+    """The server did not answer this turn; its message is one line for the user."""
 
 
 @dataclass
 class TurnAnswer:
-    """What one turn gave. Seconds count from the request; ``usage`` is OpenAI's object, ``cache`` the receipt."""
+    """The result of one turn. Seconds count from the request; ``usage`` is OpenAI's object, ``cache`` the receipt."""
 
     started: float = field(default_factory=time.monotonic)
     first_token: float | None = None
@@ -95,7 +95,7 @@ def chat(config: ChatConfig, client: httpx.Client | None = None, terminal: TextI
 
 
 def turn(http: httpx.Client, body: dict[str, Any], out: TextIO) -> bool:
-    """Print one reply as it comes, and what it cost. Whether the turn became part of the session."""
+    """Print one reply as it is generated, and its cost. Returns whether the turn is part of the session."""
     reply = TurnAnswer()
     try:
         with stopping(http, body["session_id"]):
@@ -103,12 +103,12 @@ def turn(http: httpx.Client, body: dict[str, Any], out: TextIO) -> bool:
                 out.write(text)
                 out.flush()
     except KeyboardInterrupt:
-        dim(out, "\nstopped; the session goes on without this turn")
+        dim(out, "\nstopped; this turn is not part of the session")
         return False
     except TurnFailed as error:
         dim(out, f"\n{error}" if reply.first_token else str(error))
         return False
-    stopped = "stopped; what was said is kept · " if reply.finish == "cancelled" else ""
+    stopped = "stopped; the reply so far is kept · " if reply.finish == "cancelled" else ""
     dim(out, f"\n{stopped}{reply.summary()}")
     return True
 
@@ -201,7 +201,7 @@ def explain(response: httpx.Response) -> str:
 
 
 def lines(out: TextIO) -> Iterator[str]:
-    """What the person types, until Ctrl-D; without a prompt when the input is no terminal."""
+    """The user's lines until Ctrl-D; without a prompt if the input is not a terminal."""
     prompt = "> " if sys.stdin.isatty() else ""
     if prompt:
         with contextlib.suppress(ImportError):

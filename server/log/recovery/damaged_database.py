@@ -75,11 +75,11 @@ class FoundRecords:
                 self.numbers[id_].add((number, row_id))
 
     def pairs(self, id_: int) -> dict[str, str]:
-        """The metadata of a session, as ``labels`` or else both of its indexes tell it."""
-        told = [
+        """The metadata of a session, from its ``labels``, or else from both of their indexes."""
+        labels = [
             (key, *self.label_values.get(row_id, ("", ""))) for owner, key, row_id in self.label_keys if owner == id_
         ]
-        pairs = {key: value for key, same, value in told if key == same} | {key: v for _, key, v in self.labels[id_]}
+        pairs = {key: value for key, same, value in labels if key == same} | {key: v for _, key, v in self.labels[id_]}
         return {key: value for key, value in pairs.items() if is_json_text(key) and is_json_text(value)}
 
 
@@ -107,8 +107,8 @@ class DamagedDatabase:
 
     def names(self, id_: int) -> list[Named]:
         """The possible names of a session, the most likely first."""
-        told = [(facts[1], facts[2]) for facts in sorted(self.finds.sessions[id_], key=last_of, reverse=True)]
-        return [*dict.fromkeys([*told, *sorted(self.finds.names[id_])])]
+        likely = [(facts[1], facts[2]) for facts in sorted(self.finds.sessions[id_], key=last_of, reverse=True)]
+        return [*dict.fromkeys([*likely, *sorted(self.finds.names[id_])])]
 
     def rows(self, id_: int, name: Named) -> dict[int, Mapping[str, Any]]:
         """The rows of this session whose checksum is right, by number, as columns of ``turns``."""
@@ -149,8 +149,8 @@ class DamagedDatabase:
 
     def last(self, id_: int, rows: Mapping[int, Any], facts: Mapping[str, Any]) -> int:
         """The highest row number that any record mentions."""
-        told = [number for number, row_id in self.finds.numbers[id_] if self._unknown(row_id)]
-        return max([0, int(facts.get("rows", 0)), *rows, *self.finds.rows[id_], *(n for n in told if n < 2**31)])
+        numbers = [number for number, row_id in self.finds.numbers[id_] if self._unknown(row_id)]
+        return max([0, int(facts.get("rows", 0)), *rows, *self.finds.rows[id_], *(n for n in numbers if n < 2**31)])
 
     def _unknown(self, row_id: int) -> bool:
         """Whether an index points to a row that is not there; where it points to one that is, it tells nothing new."""

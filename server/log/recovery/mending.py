@@ -115,25 +115,25 @@ def is_older(database: Database, path: Path) -> bool:
     log.
     """
 
-    def counted(connection: sql.Connection) -> int:
-        """One more; of servers that start at once each counts for itself."""
-        starts = max(int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()), told) + 1
+    def count_start(connection: sql.Connection) -> int:
+        """Count one more start. Servers that start at the same time count one each."""
+        starts = max(int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()), starts_in_file) + 1
         connection.exec_driver_sql(f"PRAGMA user_version = {starts}")
         return starts
 
     beside = Path(f"{path}-starts")
     text = content(beside)
-    told = int(text) if text.isdigit() and len(text) < 10 else 0
+    starts_in_file = int(text) if text.isdigit() and len(text) < 10 else 0
     count = database.read(lambda connection: int(connection.exec_driver_sql("PRAGMA user_version").scalar_one()))
     with suppress(LogFull, OSError):  # a disk that takes nothing now is no reason not to start
-        starts = database.write(counted)
+        starts = database.write(count_start)
         part = Path(f"{beside}.part")
         part.unlink(missing_ok=True)
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(b"%d" % starts)
         part.rename(beside)
     database.full = False
-    return count < told
+    return count < starts_in_file
 
 
 def is_in_use(path: Path) -> bool:
@@ -153,12 +153,12 @@ def is_in_use(path: Path) -> bool:
 
 def report(salvage: Salvage) -> str:
     """The result of a salvage, as text for the terminal."""
-    told = (
+    text = (
         f"the session log was damaged: it was set aside as {salvage.aside}, and {salvage.whole} sessions go on as they "
         f"were; {salvage.refused} have lost rows and are refused until they are deleted"
     )
     if salvage.nameless:
-        told += f"; {salvage.nameless} have lost their names"
+        text += f"; {salvage.nameless} have lost their names"
     if salvage.torn:
-        told += "; what was written last may be missing"
-    return told
+        text += "; what was written last may be missing"
+    return text

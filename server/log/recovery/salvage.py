@@ -145,10 +145,10 @@ def salvage_log(path: Path, durability: Durability) -> Salvage:
         damaged = DamagedDatabase(image)
         if not damaged.is_ours and not Path(f"{path}-starts").is_file():  # which only a log has beside it
             raise LogDamaged("the session log cannot be opened: file is not a database, or not one of this program")
-        told = max(damaged.finds.formats, default=FORMAT)
-        if told > FORMAT or (told < OLDEST_FORMAT and not damaged.finds.rows):
+        version = max(damaged.finds.formats, default=FORMAT)
+        if version > FORMAT or (version < OLDEST_FORMAT and not damaged.finds.rows):
             raise LogDamaged(
-                f"the session log cannot be opened: it is damaged, and has format {told}, where this version of "
+                f"the session log cannot be opened: it is damaged, and has format {version}, where this version of "
                 f"warmturn can salvage formats {OLDEST_FORMAT} to {FORMAT}: put a backup in its place"
             )
         room(path)
@@ -165,8 +165,8 @@ def salvage_log(path: Path, durability: Durability) -> Salvage:
                 database.close()
         except (OSError, LogUnavailable) as error:
             remove(part)
-            said = error.message if isinstance(error, LogUnavailable) else error.strerror
-            raise LogUnavailable(f"{FULL}: {said}") from error
+            reason = error.message if isinstance(error, LogUnavailable) else error.strerror
+            raise LogUnavailable(f"{FULL}: {reason}") from error
         stamp = new_stamp(path)
         fsync_path(part)
         part.rename(ready := Path(f"{path}.salvaged-{stamp}"))

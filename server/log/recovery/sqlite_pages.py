@@ -45,8 +45,8 @@ class DatabaseImage:
         self.is_database = starts[main].startswith(MAGIC) or bool(logs)
         self.wal = Wal(log, beside[2])
         self.torn = not self.wal.sound
-        told = int.from_bytes(starts[main][16:18], "big") if starts[main].startswith(MAGIC) else 0
-        size = self.wal.page_size or (65536 if told == 1 else told)
+        declared = int.from_bytes(starts[main][16:18], "big") if starts[main].startswith(MAGIC) else 0
+        size = self.wal.page_size or (65536 if declared == 1 else declared)
         self._size = size if size in {2**bits for bits in range(9, 17)} else PAGE_SIZE
         self._main = self._open(main if main != log else None)
         self._log = self._open(log)

@@ -25,34 +25,34 @@ class Wal:
         self.page_size = 0
         data = content(path)
         if not data:
-            told = committed(content(index), None)
-            self.sound = told is None or told.copied >= told.frames
+            known = committed(content(index), None)
+            self.sound = known is None or known.copied >= known.frames
             return
         whole = len(data) >= HEADER and data[:3] == WAL_MAGIC
         order = ">" if whole and data[3] & 1 else "<"
         whole = whole and checksum(order, data[:24]) == struct.unpack_from(">II", data, 24)
         self.page_size = int.from_bytes(data[8:12], "big") if whole else PAGE_SIZE
         salts = data[16:24] if whole else data[HEADER + 8 : HEADER + 16]
-        told = committed(content(index), salts)
-        self.sound = self._read(data, order, salts, None if told is None else told.frames) and whole
+        known = committed(content(index), salts)
+        self.sound = self._read(data, order, salts, None if known is None else known.frames) and whole
 
-    def _read(self, data: bytes, order: str, salts: bytes, told: int | None) -> bool:
-        """Check every frame against what the one before says of itself, so that those behind a damaged one count too.
-        ``told``: how many are committed, where the index knows. Whether none of these is missing."""
+    def _read(self, data: bytes, order: str, salts: bytes, expected: int | None) -> bool:
+        """Check every frame against the checksum of the one before, so that frames after a damaged one are found too.
+        ``expected``: how many are committed, if the index knows. Returns whether none of these is missing."""
         size = self.page_size
         good: list[tuple[int, int, int]] = []  # number of the frame, its page, its offset
         whole = commits = 0  # the first so many frames are good; the number of the last good frame that commits
         for number, at in enumerate(range(HEADER, len(data) - FRAME - size + 1, FRAME + size), 1):
             page, pages, _, _, *sums = struct.unpack_from(">6I", data, at)
             before = struct.unpack_from(">II", data, at - size - 8 if number > 1 else 24)
-            said = data[at : at + 8] + data[at + FRAME : at + FRAME + size]
-            if data[at + 8 : at + 16] != salts or not page or checksum(order, said, *before) != (*sums,):
+            covered = data[at : at + 8] + data[at + FRAME : at + FRAME + size]
+            if data[at + 8 : at + 16] != salts or not page or checksum(order, covered, *before) != (*sums,):
                 continue
             good.append((number, page, at + FRAME))
             whole += whole == number - 1
-            if pages and (told is None or whole == number):
+            if pages and (expected is None or whole == number):
                 commits = number
-        commits = max(commits, told or 0)
+        commits = max(commits, expected or 0)
         self.frames = {page: offset for number, page, offset in good if number <= commits}
         return whole >= commits
 

@@ -157,7 +157,7 @@ def test_ctrl_c_stops_the_reply_which_is_kept(monkeypatch: pytest.MonkeyPatch) -
     server = Stoppable(200, Interrupted(says("One, two"), END, {"choices": [], "usage": USAGE}, "[DONE]"), reply("3"))
     before = signal.getsignal(signal.SIGINT)
     shown = talk(monkeypatch, server, "count\nenough\n", ChatConfig(session="s:1", system="be brief"))
-    assert "One, two\nstopped; what was said is kept · reused 412 of 431 prompt tokens" in shown
+    assert "One, two\nstopped; the reply so far is kept · reused 412 of 431 prompt tokens" in shown
     assert server.stopped == ["/v1/sessions/s:1/cancel"]
     assert [message["role"] for message in server.asked[1]["messages"]] == [
         "user"
@@ -169,7 +169,7 @@ def test_ctrl_c_stops_the_reply_which_is_kept(monkeypatch: pytest.MonkeyPatch) -
 def test_ctrl_c_at_a_server_that_cannot_stop_a_turn(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
     server = Stoppable(answer, Interrupted(says("One, two")), reply("Fine."))
     shown = talk(monkeypatch, server, "count\nenough\n", ChatConfig(session="s1", system="be brief"))
-    assert "One, two\nstopped; the session goes on without this turn\nFine.\n" in shown
+    assert "One, two\nstopped; this turn is not part of the session\nFine.\n" in shown
     assert server.asked[1]["messages"][0]["role"] == "system"  # the stopped turn did not bring it in
 
 
