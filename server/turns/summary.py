@@ -1,0 +1,99 @@
+"""Writes a summary of a conversation with the served model, on the conversation's own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import ClassVar
+
+import msgspec
+
+from scheduler.protocol import Delta, ModelFacts
+from server.chat.partial_reply import PartialReply
+from server.chat.prompts import Prompt
+from server.chat.reply_parser import Part
+from server.schemas import objects
+from server.schemas.requests import TurnRequest
+from server.turns.pending_turn import LineTurn, PendingTurn
+from server.turns.replies import CacheField, Reply, ReplyHead, UsageField
+from server.turns.reply_rules import ReplyRules
+from server.turns.turn_runner import TurnRunner
+
+LONGEST = 4096  # tokens of a summary
+SHARE = 8  # a summary takes at most this part of the context: one in so many
+NOTHING = "(The earlier conversation was left out.)"
+
+
+def longest_summary(facts: ModelFacts) -> int:
+    """The most tokens of a summary."""
+    return max(1, min(LONGEST, facts.max_context // SHARE))
+
+
+class SummaryRequest(TurnRequest):
+    """The turn that writes a summary."""
+
+    PROMPT: ClassVar[str] = "input"
+    limit: int
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.limit
+
+    @property
+    def token_logprobs(self) -> int | None:
+        return None
+
+
+class SummaryReply(Reply):
+    """Keeps the reply instead of writing it: ``text``, and the ``usage`` of the turn."""
+
+    done = b""
+
+    def __init__(self, head: ReplyHead) -> None:
+        super().__init__(head)
+        self.text = NOTHING
+        self.usage = objects.Usage(0, 0, 0, objects.CachedTokens(0), objects.CompletionTokens(0))
+
+    def open_choice(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
+        return ()
+
+    def write_delta(
+        self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
+    ) -> Sequence[msgspec.Struct]:
+        return ()
+
+    def end_choice(
+        self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
+    ) -> Sequence[msgspec.Struct]:
+        return ()
+
+    def end_stream(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: CacheField
+    ) -> Sequence[msgspec.Struct]:
+        self.text = partial_replies[0].message().content.strip() or NOTHING
+        self.usage = usage
+        return ()
+
+    def write_body(
+        self, partial_replies: Sequence[PartialReply], usage: objects.Usage, cache: objects.CacheReceipt | None
+    ) -> msgspec.Struct:
+        raise AssertionError("a summary is read as a stream")
+
+
+async def write_summary(turn: PendingTurn, prompt: Prompt) -> SummaryReply:
+    """The summary that ``prompt`` asks for. Nothing is stored; the KV behind the conversation's own is the first to be
+    evicted. Raises what ``TurnRunner`` raises, and a 400 if the prompt leaves no room for a summary.
+    """
+    context = turn.context
+    body = SummaryRequest.model_validate({"limit": longest_summary(context.facts), "seed": 0, "cache_salt": turn.body.cache_salt})
+    receipt = objects.LineReceipt("side", "", 0)
+    with ExitStack() as claim:
+        aside = replace(turn, body=body, session=None, idempotency=None, claim=claim, line=LineTurn(receipt, side=True))
+        reply = SummaryReply(aside.reply_head("summary"))
+        runner = TurnRunner(aside, [prompt], ReplyRules(dialect=context.tokens.dialect, tail=prompt.tail), reply)
+        choices = runner.submit()
+        claim.callback(choices.close)
+        async for _ in runner.events(choices):
+            pass
+    return reply
