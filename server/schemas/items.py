@@ -21,7 +21,7 @@ from server.log.logged_message import LoggedMessage, Role
 from server.schemas.call_items import CALL_KINDS, OUTPUT_KINDS, AnyCall, AnyOutput, call_item, output_item
 from server.schemas.item_texts import InputText, OutputText, ReasoningText, Status
 
-ITEM_KINDS = ("msg", "rs", "at", *CALL_KINDS, *OUTPUT_KINDS)
+ITEM_KINDS = ("msg", "rs", "at", "cmp", *CALL_KINDS, *OUTPUT_KINDS)
 
 
 # --- ids ------------------------------------------------------------------------------------------------------
@@ -72,7 +72,14 @@ class AddedToolsItem(msgspec.Struct, frozen=True, tag_field="type", tag="additio
     role: Literal["developer"] = "developer"
 
 
-Item = MessageItem | ReasoningItem | AddedToolsItem | AnyCall | AnyOutput
+class CompactionItem(msgspec.Struct, frozen=True, tag_field="type", tag="compaction"):
+    """A summary that takes the place of what came before it. ``encrypted_content`` is encoded, but not secret."""
+
+    id: str
+    encrypted_content: str
+
+
+Item = MessageItem | ReasoningItem | AddedToolsItem | CompactionItem | AnyCall | AnyOutput
 Entry = list[Any]  # id, characters, status unless it is "completed", and what more the log holds of it
 
 

@@ -22,6 +22,7 @@ from server.turns.turn_runner import TurnRunner
 
 LONGEST = 4096  # tokens of a summary
 SHARE = 8  # a summary takes at most this part of the context: one in so many
+SHORTEST = 256  # tokens that there is room for at least
 NOTHING = "(The earlier conversation was left out.)"
 
 
@@ -39,6 +40,10 @@ class SummaryRequest(TurnRequest):
     @property
     def token_limit(self) -> int | None:
         return self.limit
+
+    @property
+    def yields(self) -> bool:
+        return True
 
     @property
     def token_logprobs(self) -> int | None:
@@ -86,7 +91,9 @@ async def write_summary(turn: PendingTurn, prompt: Prompt) -> SummaryReply:
     evicted. Raises what ``TurnRunner`` raises, and a 400 if the prompt leaves no room for a summary.
     """
     context = turn.context
-    body = SummaryRequest.model_validate({"limit": longest_summary(context.facts), "seed": 0, "cache_salt": turn.body.cache_salt})
+    body = SummaryRequest.model_validate(
+        {"limit": longest_summary(context.facts), "seed": 0, "cache_salt": turn.body.cache_salt}
+    )
     receipt = objects.LineReceipt("side", "", 0)
     with ExitStack() as claim:
         aside = replace(turn, body=body, session=None, idempotency=None, claim=claim, line=LineTurn(receipt, side=True))

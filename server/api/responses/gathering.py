@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from server.api.responses.client_tools import SEARCH, SHELL, ToolKey, ToolNames
+from server.api.responses.sealed_reasoning import unseal
 from server.api.responses.tool_schemas import tools_in
+from server.chat.compaction import summary_messages
 from server.errors import ApiError, bad_request
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage, Role
 from server.schemas.call_items import (
@@ -23,7 +26,7 @@ from server.schemas.call_items import (
     arguments_of,
 )
 from server.schemas.item_texts import Status
-from server.schemas.items import AddedToolsItem, Entry, Item, MessageItem, ReasoningItem, entry
+from server.schemas.items import AddedToolsItem, CompactionItem, Entry, Item, MessageItem, ReasoningItem, entry
 
 LEADING = ("system", "developer")
 NOTHING_FOUND = "No tools were found."
@@ -97,6 +100,8 @@ class Gathering:
                 self._add_call(item, where)
             case AddedToolsItem():
                 self._add_tools(item)
+            case CompactionItem(_, sealed):
+                self._compact(unseal(sealed) or "")
             case ReasoningItem(id, content, status=status):
                 text = "\n".join(part.text for part in content)
                 self._begin_answer()
@@ -142,6 +147,14 @@ class Gathering:
         made = GatheredMessage("developer", tools=self.names.plain(tools_in(item.tools)), dropped=not self.begun)
         made.items = [entry(item.id, "", "completed", json.dumps(item.tools, ensure_ascii=False))]
         self._gathered.append(made)
+
+    def _compact(self, summary: str) -> None:
+        """A summary in place of what came before it in the request; instructions and the user's words stay."""
+        leading = takewhile(lambda one: one.role in LEADING, self._gathered)
+        words = [one.content for one in self._gathered if one.role == "user"]
+        made = [GatheredMessage(one.role, one.content) for one in summary_messages(summary, words)]
+        self._gathered = [*leading, *made]
+        self.waiting.clear()
 
     def _answer(self, call_id: str, where: str) -> None:
         if call_id not in self.waiting:

@@ -22,7 +22,7 @@ from server.api.responses.part_schemas import Parts, ReadableParts, Text, texts
 from server.api.responses.sealed_reasoning import SEAL, unseal
 from server.schemas.adaptations import adapt
 from server.schemas.item_texts import InputText, OutputText, ReasoningText
-from server.schemas.items import Item, MessageItem, ReasoningItem, new_id
+from server.schemas.items import CompactionItem, Item, MessageItem, ReasoningItem, new_id
 from server.schemas.messages import MAX_MESSAGES, Id
 from server.schemas.strict import Strict, wrong
 
@@ -113,6 +113,24 @@ class InputReasoning(ItemParam):
         return ReasoningItem(new_id("rs", session), [ReasoningText(text) for text in parts])
 
 
+class InputCompaction(ItemParam):
+    """A summary that takes the place of what came before it. One that another server has encrypted is left out, as
+    nobody can open it, and what came before it stays.
+    """
+
+    IDLE: ClassVar[frozenset[str]] = ItemParam.IDLE | {"created_by"}
+    type: Literal["compaction"]
+    encrypted_content: str
+    created_by: str | None = None
+
+    def to_item(self, session: str | None) -> Item | None:
+        """The item that it becomes."""
+        if unseal(self.encrypted_content) is None:
+            adapt("item_left_out", "compaction")
+            return None
+        return CompactionItem(new_id("cmp", session), self.encrypted_content)
+
+
 class Reference(Strict):
     """An item that is somewhere already, to be read here again."""
 
@@ -149,6 +167,7 @@ KINDS = frozenset(
     {
         "additional_tools",
         "agent_message",
+        "compaction",
         "custom_tool_call",
         "custom_tool_call_output",
         "function_call",
@@ -191,6 +210,7 @@ InputItem = Annotated[
     | Annotated[InputShellOutput, Tag("<local_shell_call_output>")]
     | Annotated[InputAddedTools, Tag("<additional_tools>")]
     | Annotated[InputReasoning, Tag("<reasoning>")]
+    | Annotated[InputCompaction, Tag("<compaction>")]
     | Annotated[Reference, Tag("<item_reference>")]
     | Annotated[VendorItem, Tag("<vendor>")]
     | Annotated[Unknown, Tag("<unknown>")],

@@ -100,6 +100,15 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True, tag_field="objec
     cache: CacheReceipt | UnsetType | None = UNSET
 
 
+class CompactedResponse(msgspec.Struct, frozen=True, tag_field="object", tag="response.compaction"):
+    """A conversation that was summarised: what takes its place in the input of later requests."""
+
+    id: str
+    created_at: int
+    output: list[Item]
+    usage: ResponseUsage
+
+
 class ResponseDeleted(msgspec.Struct, frozen=True, tag_field="object", tag="response.deleted"):
     """A response that is no more."""
 

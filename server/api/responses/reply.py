@@ -34,7 +34,7 @@ from server.log.response_rows import StoredResponse, TurnExtras
 from server.schemas import objects
 from server.schemas.call_items import CallBase, arguments_of
 from server.schemas.item_texts import ItemLogprob, ItemTopLogprob, OutputText
-from server.schemas.items import AddedToolsItem, Item, MessageItem, ReasoningItem, new_id
+from server.schemas.items import AddedToolsItem, CompactionItem, Item, MessageItem, ReasoningItem, new_id
 from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions, chat_logprob, encoder
 
 EVERYWHERE = UsageOptions(at_end=False, everywhere=True, elsewhere=msgspec.UNSET)
@@ -287,7 +287,7 @@ def replay_events(response: ResponseObject) -> Iterator[events.Event]:
                 yield from output.take([call, ArgumentsPiece(index, arguments_of(item))], ())
     if response.output:
         last = response.output[-1]
-        assert not isinstance(last, AddedToolsItem), "no model adds tools"
+        assert not isinstance(last, AddedToolsItem | CompactionItem), "no model adds them"
         yield from output.finish(last.status)
     yield ENDS.get(response.status, events.Failed)(sequence_number=next(numbers), response=response)
 

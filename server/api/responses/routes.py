@@ -106,12 +106,6 @@ async def count_input_tokens(body: InputRequest, request: Request) -> Response:
     return json_response(objects.InputTokens(len((await make_prompt(context, read)).ids)))
 
 
-@router.post("/v1/responses/compact", include_in_schema=False)
-async def compact() -> Response:
-    """Nobody needs to make a past shorter whose tokens are cached."""
-    raise ApiError(404, "There is nothing at this URL.")
-
-
 @router.get("/v1/responses/{response_id}")
 async def retrieve_response(
     response_id: str, query: Annotated[RetrieveResponse, Query()], request: Request
@@ -199,11 +193,12 @@ async def list_input_items(response_id: str, query: Annotated[ListItems, Query()
 
 @dataclass(frozen=True)
 class ReadInput:
-    """The items of a request's input, the conversation that it makes with what it follows, and the functions that the
-    tools are in it.
+    """The items of a request's input, the messages that they become, the conversation that these make with what they
+    follow, and the functions that the tools are in it.
     """
 
     items: list[Item]
+    new: list[LoggedMessage]
     conversation: Conversation
     names: ToolNames
 
@@ -267,7 +262,7 @@ async def read_conversation(
 
     whole = [*with_instructions(instructions, branch.past).messages, *messages]
     rendering = rendering_change_of(body, tokens, names, whole).applied_over(rendering_in_force(whole))
-    return ReadInput(items, Conversation(whole, rendering, prompt_of), names)
+    return ReadInput(items, messages, Conversation(whole, rendering, prompt_of), names)
 
 
 def new_reply(

@@ -397,7 +397,6 @@ async def test_input_tokens_are_those_of_the_response(site: Site) -> None:
     assert counted.json()["object"] == "response.input_tokens"
     made = await respond(site, **asked)
     assert counted.json()["input_tokens"] == made["usage"]["input_tokens"]
-    assert (await site.http.post("/v1/responses/compact", json={})).status_code == 404
 
 
 # --- references, retries, strangers -----------------------------------------------------------------------------
