@@ -70,5 +70,5 @@ async def test_its_thread_is_a_line_of_the_log(site: Site) -> None:
         answer = await site.http.post(sent["path"], json={**sent["body"], "model": "demo"}, headers=sent["headers"])
         assert answer.status_code == 200
     last = json.loads(answer.text.strip().rpartition("\ndata: ")[2])
-    assert last["response"]["cache"]["line"]["via"] == "thread-id"
+    assert last["response"]["cache"]["line"]["via"] == "client_metadata.thread_id"
     assert last["response"]["usage"]["input_tokens_details"]["cached_tokens"] > 0
