@@ -1,24 +1,28 @@
 """``SessionStore``: the session caches of all sessions in device and host memory, found by name or by prefix, and
-evicted least recently used first.
+evicted in the order of what they are worth keeping.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
 from cache.pages import state as states
-from cache.pages.eviction import TenantShares, victim
+from cache.pages.eviction import TenantShares, eviction_order
 from cache.pages.pool import Page, PagePool
 from cache.pages.prefix import PrefixIndexes
+from cache.pages.retention import Retention, Stop
 from cache.pages.session import SessionCache
 from cache.pages.session_memory import Acquired
 from cache.segments.chain import Owner
 from cache.tier import Tier
 from cache.tiers.archive import Archive
+
+_NEARLY_FULL = 16  # a device with less than one in so many pages free
+_DEMOTE_EVERY = 0.25  # seconds between two sessions that are demoted ahead of need
 
 
 class SessionRunning(Exception):
@@ -29,22 +33,28 @@ class SessionStore:
     """The session caches of all sessions, over one page pool.
 
     A session is *running* (a turn owns it), *warm* (idle, KV on the device), *hosted* (idle, KV in host memory) or
-    gone. Eviction moves the least recently used warm session to the host, and drops the least recently used hosted
-    session if the host is full. It is never an error: dropped KV is loaded from the ``archive``, if there is one, or
-    computed again.
+    gone. Eviction moves a warm session to the host, and drops a hosted session if the host is full: the one that is
+    worth least, see ``Retention``. It is never an error: dropped KV is loaded from the ``archive``, if there is one,
+    or computed again.
 
     A page leaves the device only when no warm session holds it, so pages that sessions share are moved once, with their
     last warm holder.
     """
 
     def __init__(
-        self, pool: PagePool, state_budget: int | None = None, threshold: int | None = None, share: float = 1.0
+        self,
+        pool: PagePool,
+        state_budget: int | None = None,
+        threshold: int | None = None,
+        share: float = 1.0,
+        retention: Retention | None = None,
     ) -> None:
         """``state_budget``: bytes for the states of idle sessions if the model has states that are not paged; None if
         it has none. ``threshold``: timelines longer than that have different keys than shorter ones, and share nothing
         with them. ``share``: the sessions of a tenant that holds more than this share of the pages are evicted first.
         """
         self.pool = pool
+        self.retention = retention or Retention()
         self.archive: Archive | None = None
         self._shares = TenantShares(share, pool.device.slots)  # warm sessions' pages, shared ones counted for each
         self.stateful = state_budget is not None
@@ -57,6 +67,7 @@ class SessionStore:
         self._warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
         self._hosted: OrderedDict[SessionCache, None] = OrderedDict()
         self._running: set[SessionCache] = set()
+        self._demote_at = 0.0  # of the retention's clock
         self._named: dict[tuple[str, str], SessionCache] = {}
         self._index: PrefixIndexes[SessionCache] = PrefixIndexes()
 
@@ -101,7 +112,14 @@ class SessionStore:
         return shared, ids[shared] if shared < len(ids) else None
 
     def acquire(
-        self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True, long: bool | None = None
+        self,
+        tenant: str,
+        name: str | None,
+        prompt: array[int],
+        reuse: bool = True,
+        long: bool | None = None,
+        side: bool = False,
+        parent: str | None = None,
     ) -> Acquired | None:
         """The session on which ``prompt`` will run, with the longest cached prefix of it on the device and pages for
         the rest. None if the device has no room now. Raises ``SessionRunning``.
@@ -110,17 +128,24 @@ class SessionStore:
         the common prefix, or one that shares more with the prompt. An idle anonymous session is continued if all its
         cached tokens are a prefix of the prompt; else a new session is forked from the one with the longest prefix,
         copy-on-write. ``long``: the side of the RoPE threshold, if it is not the prompt's own.
+
+        With ``side`` the session that it shares a prefix with is never continued but forked, and is not evicted for
+        this one, now or later, unless there is nothing else and no other turn runs; so is the session of the name
+        ``parent``.
         """
         named = self._named.get((tenant, name)) if name is not None else None
         if named is not None and named.running:
             raise SessionRunning
         long = self.is_long(len(prompt)) if long is None else long
-        session, reused = self._best(tenant, named, prompt, long) if reuse else (self._new(tenant, long), 0)
+        session, reused = self._best(tenant, named, prompt, long, side) if reuse else (self._new(tenant, long), 0)
+        if parent is not None and (kept := self.find(tenant, parent)) is not None and kept is not session:
+            session.spared += (kept,)
         known = session in self._warm or session in self._hosted
         self._start(session)
         self._cut(session, reused)
         off_device = self.pool.off_device(session.pages)
-        if not self._make_room(len(off_device) + self._missing(session, len(prompt))):
+        if not self._make_room(len(off_device) + self._missing(session, len(prompt)), session.spared):
+            session.spared = ()
             self._keep(session) if known else self.discard(session)
             return None
         self.pool.promote(off_device)
@@ -145,7 +170,7 @@ class SessionStore:
         missing = self._missing(session, length)
         if missing <= 0:
             return True
-        if not self._make_room(missing):
+        if not self._make_room(missing, session.spared):
             return False
         if self._shares_next(session):
             at = session.length // self.pool.page_size
@@ -164,10 +189,30 @@ class SessionStore:
         """Put what a running session has cached so far in the prefix index."""
         self._index.put(session.tenant, session.long, session)
 
-    def release(self, session: SessionCache) -> None:
-        """The session's turn is over: it is idle, most recently used, and may be evicted."""
+    def release(self, session: SessionCache, stop: Stop | None = None) -> None:
+        """The session's turn is over: it is idle, most recently used, and may be evicted. ``stop``: the end of the
+        turn; None: a turn is about to use it, unless it has a stop from elsewhere.
+        """
         self._cut(session, session.length)
+        session.stop = stop or session.stop or self.retention.expect(session.tenant)
+        if stop is not None:
+            stop.asked = session.asked
+        session.spared = ()
         self._keep(session)
+
+    def resume(self, session: SessionCache, at: float, ping: bool = False) -> tuple[Stop, float] | None:
+        """A turn that came at ``at`` (of the retention's clock) has acquired ``session``: the stop from which it goes
+        on, and the gap in seconds. None if it goes on from none, or is not the first. A ``ping`` is no continuation: it
+        refreshes what it found.
+        """
+        stop, session.stop = session.stop, None
+        if stop is None:
+            return None
+        if ping:
+            self.retention.refresh(stop)
+            return None
+        gap = self.retention.resume(stop, at)
+        return None if gap is None else (stop, gap)
 
     def discard(self, session: SessionCache) -> None:
         """Drop a session, idle or running, and its KV."""
@@ -212,17 +257,73 @@ class SessionStore:
         if session is not None and not session.running:
             self.discard(session)
 
+    def refresh(self, tenant: str, name: str) -> None:
+        """The named session waits for another one that has just been used: its age counts from now."""
+        session = self.find(tenant, name)
+        if session is not None and session.stop is not None:
+            self.retention.refresh(session.stop)
+
+    def warm_up(self, session: SessionCache) -> bool:
+        """Bring an announced session in memory to the device, if there is room beside sessions that are worth more.
+        False if there is none now.
+        """
+        if session.running:
+            return True
+        session.stop = session.stop or self.retention.expect(session.tenant)
+        self.retention.announce(session.stop)
+        off_device = self.pool.off_device(session.pages)
+        if off_device:
+            if len(off_device) > self.spare_pages(session.tenant):
+                return False
+            self._start(session)
+            roomy = self._make_room(len(off_device))
+            if roomy:
+                self.pool.promote(off_device)
+                session.moved()
+                session.move(self.pool.device.device)
+                self.retention.warmed += 1
+            self._keep(session)
+            return roomy
+        return True
+
+    def spare_pages(self, tenant: str) -> int:
+        """Device pages that are free, or held by idle sessions that are worth less than an announced one of
+        ``tenant``.
+        """
+        now = self.retention.clock()
+        least = self.retention.rate(self.retention.expect(tenant), now)
+        spare = (len(session.pages) for session in self._warm if self.retention.rate(session.stop, now) < least)
+        return self.pool.device.free + sum(spare)
+
+    def demote_late(self) -> None:
+        """While the device is nearly full and the host is not, move one session to the host that is likely to pause for
+        longer: turns then find room without waiting for the copy.
+        """
+        device, host = self.pool.device, self.pool.host
+        if not host.free or device.free * _NEARLY_FULL > device.slots or self.pool.stranded:
+            return
+        now = self.retention.clock()
+        if now < self._demote_at:
+            return
+        self._demote_at = now + _DEMOTE_EVERY
+        session = next(iter(self._eviction_order(self._warm)), None)
+        if session is None or not self.retention.is_late(session.stop, now) or len(session.pages) > host.free:
+            return
+        self._demote(session)
+        self._offload_stranded()
+
     def trim(self) -> None:
-        """Evict sessions until the states of idle sessions fit their budget, least recently used first; the newest only
+        """Evict sessions until the states of idle sessions fit their budget, in the order of eviction; the newest only
         if it is the only one.
         """
         while self._state_total > self._state_budget:
             others = len(self._hosted) + len(self._warm) - 1  # a turn may be about to go on from the newest
-            session = self._victim(islice(chain(self._hosted, self._warm), max(1, others)))
+            idle = islice(chain(self._hosted, self._warm), max(1, others))
+            session = next(iter(self._eviction_order(idle)), None)
             if session is None:
                 break  # until writes are done
             self.evictions[Tier.DEVICE] += 1
-            self.discard(session)
+            self._lose(session)
 
     def check_integrity(self) -> None:
         """Assert the invariants that hold between steps: references, tiers and budgets are consistent."""
@@ -258,7 +359,7 @@ class SessionStore:
         return self.threshold is not None and length > self.threshold
 
     def _best(
-        self, tenant: str, named: SessionCache | None, prompt: array[int], long: bool
+        self, tenant: str, named: SessionCache | None, prompt: array[int], long: bool, side: bool = False
     ) -> tuple[SessionCache, int]:
         """The session to run on and how many of its tokens to keep; a fork if the session with the longest prefix must
         not change.
@@ -271,11 +372,11 @@ class SessionStore:
         if found is None or shared <= 0:
             return self._new(tenant, long), 0
         whole = found.length == shared and not found.running
-        if whole and found.name is None:
+        if whole and found.name is None and not side:
             return found, shared
-        return self._fork(found, shared), shared
+        return self._fork(found, shared, side), shared
 
-    def _fork(self, trunk: SessionCache, length: int) -> SessionCache:
+    def _fork(self, trunk: SessionCache, length: int, side: bool = False) -> SessionCache:
         """A new session that shares the first ``length`` tokens of ``trunk``, page by page."""
         branch = self._new(trunk.tenant, trunk.long)
         branch.token_ids = trunk.token_ids[:length]
@@ -290,6 +391,13 @@ class SessionStore:
         if self.stateful:
             branch.state = states.clone(trunk.state if length == trunk.length else trunk.checkpoints[length])
             branch.checkpoints = {at: state for at, state in trunk.checkpoints.items() if at <= length}
+        if side:
+            branch.spared = (trunk,)
+            return branch
+        if branch.continued:
+            branch.stop = trunk.stop
+        elif trunk.stop is not None:
+            self.retention.refresh(trunk.stop)
         if trunk in self._warm:
             self._warm.move_to_end(trunk)
         return branch
@@ -355,9 +463,9 @@ class SessionStore:
         page, offset = divmod(session.length, self.pool.page_size)
         return offset > 0 and session.pages[page].refs > 1
 
-    def _make_room(self, pages: int) -> bool:
-        """Free ``pages`` device slots, evicting idle sessions as needed. False, with nobody evicted, if that cannot be
-        enough.
+    def _make_room(self, pages: int, spared: Collection[SessionCache] = ()) -> bool:
+        """Free ``pages`` device slots, evicting idle sessions as needed, those that are ``spared`` only if no other
+        turn runs. False, with nobody evicted, if that cannot be enough.
         """
         device = self.pool.device
         if device.free >= pages:
@@ -366,23 +474,41 @@ class SessionStore:
         most += self.archive.write_behind.holds if self.archive is not None else 0
         if pages > device.slots - most and pages > device.slots - self._held():
             return False
+        order: Iterator[SessionCache] = iter(())
         while device.free < pages:
             if not self.pool.stranded:
-                session = self._victim(self._warm)
+                session = None if self._shares.over else next(order, None)
                 if session is None:
-                    return False  # until writes are done
-                del self._warm[session]
-                self.evictions[Tier.DEVICE] += 1
-                self._move_to_host(session)
+                    order = iter(self._eviction_order(self._warm, spared))
+                    session = next(order, None)
+                if session is None or (session in spared and len(self._running) > 1):
+                    return False  # until writes are done, or a turn ends
+                self._demote(session)
             self._offload_stranded()
         return True
 
-    def _victim(self, idle: Iterable[SessionCache]) -> SessionCache | None:
-        """The session of ``idle`` to evict; while writes make progress, none that is scheduled for writing."""
+    def _demote(self, session: SessionCache) -> None:
+        """Evict a warm session from the device."""
+        del self._warm[session]
+        self.evictions[Tier.DEVICE] += 1
+        self.retention.count_eviction(session.stop)
+        self._move_to_host(session)
+
+    def _eviction_order(
+        self, idle: Iterable[SessionCache], spared: Collection[SessionCache] = ()
+    ) -> list[SessionCache]:
+        """The sessions of ``idle`` to evict next; while writes make progress, none that is scheduled for writing."""
         write_behind = self.archive.write_behind if self.archive is not None else None
         if write_behind is not None and write_behind.working:
             idle = (session for session in idle if not write_behind.is_scheduled(session))
-        return victim(idle, self._shares.over)
+        rate, now = self.retention.rate, self.retention.clock()
+        return eviction_order(idle, self._shares.over, lambda session: rate(session.stop, now), spared)
+
+    def _lose(self, session: SessionCache) -> None:
+        """Drop an idle session that is evicted."""
+        if session.stop is not None and not session.saved_length:
+            self.retention.lose(session.stop)
+        self.discard(session)
 
     def _count(self, session: SessionCache) -> None:
         """Update the tenant's share after the pages of ``session`` have changed, or it is no longer warm."""
@@ -408,8 +534,27 @@ class SessionStore:
         recently used first.
         """
         host, stranded = self.pool.host, self.pool.stranded
+        order: Iterator[SessionCache] = iter(())
         while len(stranded) > host.free:
             newest = len(stranded) > host.slots  # it would not fit an empty host: spare the others
-            self.discard(next(reversed(self._hosted)) if newest else next(iter(self._hosted)))
+            session = next(reversed(self._hosted)) if newest else next(order, None)
+            if session is None:
+                order = iter(self._host_order())
+                session = next(order)
+            self._lose(session)
             self.evictions[Tier.HOST] += host.slots > 0
         self.pool.demote()
+
+    def _host_order(self) -> list[SessionCache]:
+        """The hosted sessions to drop next: those whose return is least likely, weighted with what a token of it costs
+        to restore.
+        """
+        rate, now = self.retention.rate, self.retention.clock()
+        rates = self.archive.restore_rates if self.archive is not None else None
+        token_bytes = self.pool.device.token_bytes
+
+        def worth(session: SessionCache) -> float:
+            stored = session.saved_length / session.length if session.length else 0.0
+            return rate(session.stop, now) * (rates.seconds_per_token(token_bytes, stored) if rates else 1.0)
+
+        return eviction_order(self._hosted, (), worth)

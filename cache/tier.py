@@ -1,5 +1,5 @@
-"""The names of the tiers, and the structs that report what a tier holds. Both processes import this module; it imports
-nothing of this project.
+"""The names of the tiers and of the ends of turns, and the structs that report what a tier holds. Both processes import
+this module; it imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -23,6 +23,15 @@ class Tier(StrEnum):
     def paged(self) -> bool:
         """Whether it is memory, measured in pages; the other tiers hold files and are measured in bytes."""
         return self in (Tier.DEVICE, Tier.HOST)
+
+
+class StopKind(StrEnum):
+    """What the end of a turn makes likely to come next in its conversation. Metrics show all members."""
+
+    TOOL = "tool"  # it called tools: the client sends their results
+    ANSWER = "answer"  # it answered: a person reads it
+    WARM_UP = "warm_up"  # it generated at most one token, or the client has announced itself
+    SIDE = "side"  # it was beside a conversation, or the conversation has gone on elsewhere
 
 
 class TierStats(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from scheduler.model.measurement import describe
 from scheduler.model.memory import TooSmall, build_archive, build_store
 from scheduler.model.runner import ModelRunner
 from scheduler.protocol import (
+    AwaitTools,
     Cancel,
     EngineConfig,
     Export,
@@ -50,6 +51,7 @@ from scheduler.protocol import (
     StepOutputs,
     Submit,
     ToEngine,
+    Warm,
 )
 
 log = logging.getLogger("warmturn.engine")
@@ -221,6 +223,10 @@ def _take(message: ToEngine, engine: EngineCore, commands: SessionCommands) -> R
     match message:
         case Submit():
             return engine.submit(message)
+        case AwaitTools():
+            engine.await_tools(message)
+        case Warm():
+            engine.warm(message)
         case Cancel():
             engine.cancel(message)
         case Forget():

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cache.tier import Tier, TierHolding, TierStats
+from cache.tier import StopKind, Tier, TierHolding, TierStats
 from scheduler.sampling_params import Generation, Sampling, Stopping, ThinkingBudget
 
 # How far llguidance may go for one grammar, by its own names: the server checks with the same as the engine compiles
@@ -50,6 +50,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     ``keep_until`` pins the KV of whatever session it runs on, as ``Pin`` does, and never shortens a pin.
     ``side``: the client will hardly go on from this turn: what it leaves is the first to be evicted.
     ``thinking`` limits how long the reply reasons (None: no limit).
+    ``parent``: the session of the same tenant that waits for this turn (of a sub-agent), or that this one is a side
+    call of: it is not evicted for this turn, and its age counts anew with it.
     """
 
     turn: str
@@ -66,6 +68,27 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     keep_until: float = 0.0
     side: bool = False
     thinking: ThinkingBudget | None = None
+    parent: str | None = None
+
+
+class AwaitTools(msgspec.Struct, frozen=True, tag=True):
+    """The turn of that id has ended with calls of these tools: what it leaves is kept as long as they usually take."""
+
+    turn: str
+    tools: tuple[str, ...]
+
+
+class Warm(msgspec.Struct, frozen=True, tag=True):
+    """A request is announced: bring the KV of a named session, or of the longest cached prefix of ``prompt`` (int32,
+    see ``pack_ids``), to the device if there is room beside what is worth more. ``until``: as ``Submit.keep_until``.
+    Nothing is answered, and nothing is computed.
+    """
+
+    tenant: str
+    session: str | None = None
+    prompt: bytes = b""
+    salt: str = ""
+    until: float = 0.0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -127,7 +150,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     flush_seconds: float = 0.0
 
 
-ToEngine = Submit | Cancel | Forget | Pin | Inspect | Export | Import | Shutdown
+ToEngine = Submit | AwaitTools | Warm | Cancel | Forget | Pin | Inspect | Export | Import | Shutdown
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -178,7 +201,8 @@ class Receipt(msgspec.Struct, frozen=True):
 
     ``miss``: why not more was reused, as far as the engine knows. ``expected``: the token id that the longest cached
     timeline of this tenant has at position ``matched``, if the prompt has another one there. ``admitted``: the time of
-    admission by ``time.monotonic``, which all processes of a machine share.
+    admission by ``time.monotonic``, which all processes of a machine share. ``idle``: how long the conversation had
+    paused when this turn came, in seconds, and ``after`` what; None if it goes on from no turn that the engine knows.
     """
 
     prompt: int
@@ -189,6 +213,8 @@ class Receipt(msgspec.Struct, frozen=True):
     matched: int = 0
     expected: int | None = None
     admitted: float | None = None
+    after: StopKind | None = None
+    idle: float | None = None
 
     def reused(self, tier: Tier) -> int:
         """Tokens of the prompt that were not computed because ``tier`` had them."""
@@ -269,6 +295,9 @@ class Stats(msgspec.Struct, frozen=True):
     disk_damaged: int = 0  # files that failed their checks, at the start or when they were read
     disk_pending: int = 0  # idle sessions whose newest tokens are not on disk yet
     misses: dict[str, int] = {}  # by ``Miss``, since the engine started
+    evictions_after: dict[str, int] = {}  # from the device, by ``StopKind``, since the engine started
+    hold_seconds: dict[str, float] = {}  # by ``StopKind``: the age past which 5 % of what goes on is still to come
+    warmed: int = 0  # announced sessions that were brought to the device
 
     def tier(self, tier: Tier) -> TierStats:
         """What a tier holds; nothing where there is no such tier."""

@@ -1,11 +1,13 @@
-"""Eviction order: which session is removed from a full tier, considering tenants' shares, pins and last use."""
+"""Eviction order: which session is removed from a full tier, considering tenants' shares, pins, and how much each
+session is worth keeping.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol, TypeVar
 
 
@@ -23,6 +25,7 @@ class Evictable(Protocol):
 
 E = TypeVar("E", bound=Evictable)
 SALT = "#"  # no tenant has it in its name
+_WINDOW = 256  # sessions whose worth is compared, least recently used first: the cost of a choice is bounded
 
 
 def scoped(tenant: str, salt: str) -> str:
@@ -64,14 +67,34 @@ def victim(idle: Iterable[E], over: Collection[str]) -> E | None:
     the first of all. A pinned session is chosen only if all are pinned, so a pin never keeps a tier from making room.
     None if ``idle`` is empty.
     """
+    return next(iter(eviction_order(idle, over, lambda session: 0.0, window=1)), None)
+
+
+def eviction_order(
+    idle: Iterable[E],
+    over: Collection[str],
+    worth: Callable[[E], float],
+    spared: Collection[E] = (),
+    window: int = _WINDOW,
+) -> list[E]:
+    """The sessions of ``idle`` (least recently used first) to evict next, in order: those whose tenant is ``over`` its
+    share; if there are none, the others; if there are none, pinned ones, and last those that are ``spared``. Among the
+    first two groups the least ``worth`` goes first, and of equal ones the least recently used; at most ``window``
+    sessions are compared. Empty only if ``idle`` is.
+    """
     now = time.time()
-    first: E | None = None
-    pinned: E | None = None
+    first: list[E] = []
+    others: list[E] = []
+    last: list[E] = []
     for session in idle:
-        if session.pinned_until > now:
-            pinned = pinned or session
+        if session.pinned_until > now or session in spared:
+            last.append(session)
         elif not over or payer(session.tenant) in over:
-            return session
-        else:
-            first = first or session
-    return first or pinned
+            first.append(session)
+            if len(first) >= window:
+                return sorted(first, key=worth)
+        elif len(others) < window:
+            others.append(session)
+    if first or others:
+        return sorted(first or others, key=worth)
+    return sorted(last, key=lambda session: session in spared)

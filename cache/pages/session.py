@@ -12,6 +12,7 @@ import torch
 from cache.memory.stream import put
 from cache.pages import state as states
 from cache.pages.pool import Page
+from cache.pages.retention import Stop
 from cache.segments.chain import Owner, Segment
 
 CHECKPOINTS = 8  # per session, the newest: turns that can be edited or regenerated without a full recompute
@@ -64,6 +65,8 @@ class SessionCache:
         self.asked = 0  # tokens of the newest turn's prompt
         self.continued = False  # a turn has gone on from what another one left
         self.pinned_until = 0.0  # Unix seconds: idle KV is evicted last until then
+        self.stop: Stop | None = None  # the turn's end from which it goes on; None while it runs
+        self.spared: tuple[SessionCache, ...] = ()  # while it runs: idle sessions that are not evicted for its sake
         self._anonymous = uuid.uuid4().hex
         self._table: torch.Tensor | None = None
         self._slots: np.ndarray[Any, Any] | None = None

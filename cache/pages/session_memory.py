@@ -8,6 +8,7 @@ from array import array
 from typing import Any, NamedTuple, Protocol
 
 from cache.pages.pool import PagePool
+from cache.pages.retention import Stop
 from cache.pages.session import SessionCache
 
 
@@ -39,12 +40,19 @@ class SessionMemory(Protocol):
     def nearest(self, tenant: str, ids: array[int]) -> SessionCache | None: ...
 
     def acquire(
-        self, tenant: str, name: str | None, prompt: array[int], reuse: bool = True, long: bool | None = None
+        self,
+        tenant: str,
+        name: str | None,
+        prompt: array[int],
+        reuse: bool = True,
+        long: bool | None = None,
+        side: bool = False,
+        parent: str | None = None,
     ) -> Acquired | None: ...
 
     def name(self, session: SessionCache, name: str) -> None: ...
 
-    def release(self, session: SessionCache) -> None: ...
+    def release(self, session: SessionCache, stop: Stop | None = None) -> None: ...
 
     def discard(self, session: SessionCache) -> None: ...
 

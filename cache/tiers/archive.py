@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from cache.files import CorruptFile
 from cache.pages.pool import Page
+from cache.pages.retention import Stop
 from cache.pages.session import SessionCache, common_prefix
 from cache.pages.session_memory import SessionMemory
 from cache.segments.chain import ChainHead, Owner, Segment
@@ -33,6 +34,7 @@ from cache.tiers.write_behind import WriteBehind
 
 _LOADS = 4  # concurrent loads, each on its own thread; each holds pages that are not used yet
 _STUCK = 10.0  # seconds without a byte after which a load is not waited for
+_STOPS = 4096  # sessions on disk of which the end of the last turn is known
 _PENDING = 2 << 30  # bytes that may be on their way to disk, or a quarter of the device tier if that is less
 
 ExportCallback = Callable[[int, int], None]
@@ -95,6 +97,7 @@ class Archive:
         self._fetches: dict[Owner, Fetch] = {}
         self._arriving: dict[SegmentLoad, Owner] = {}  # whose session each load will be
         self._taking: dict[object, Owner] = {}  # and each import whose files are looked at
+        self._stops: OrderedDict[Owner, Stop] = OrderedDict()  # of the newest sessions on disk
         self.remover = Remover(disk, self._writer)
         self.session_remover = SessionRemover(disk, self.syncs, self.remover, self._writer)
         disk.scan()
@@ -266,6 +269,9 @@ class Archive:
         segment_loader.apply_load(load, ids, mask)
         if load.tokens and tip is not None:
             session.saved, session.saved_length = tip.at(session.length), session.length
+        stop = self._stops.get(owner)
+        if stop is not None and session.length >= stop.asked - self._store.pool.page_size:
+            session.stop = stop
         if owner.named:
             self._store.name(session, owner.session)
         head = self.disk.head(owner)
@@ -366,6 +372,11 @@ class Archive:
     def _segment_written(self, written: SessionCache, segment: Segment) -> None:
         """Called when a segment of ``written`` is complete; its name may belong to another session by now."""
         owner = segment.owner
+        if written.stop is not None:
+            self._stops.pop(owner, None)
+            self._stops[owner] = written.stop
+            if len(self._stops) > _STOPS:
+                self._stops.popitem(last=False)
         session = self._store.find(owner.tenant, owner.session) if owner.named else written
         head = self.disk.head(owner)
         if session is not None and head is not None:

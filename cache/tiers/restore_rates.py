@@ -34,6 +34,15 @@ class RestoreRates:
         self._load.seconds *= _HOPE
         return False
 
+    def seconds_per_token(self, token_bytes: int, stored: float) -> float:
+        """What it costs to restore a token of ``token_bytes`` if that share of the tokens is ``stored``, and the others
+        have to be computed. 1 until both have been measured.
+        """
+        if not self._load.amount or not self._compute.amount:
+            return 1.0
+        compute = self._compute.of(1)
+        return stored * min(self._load.of(token_bytes), compute) + (1.0 - stored) * compute
+
 
 class _Rate:
     def __init__(self) -> None:

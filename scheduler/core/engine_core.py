@@ -37,6 +37,7 @@ from scheduler.model.runner import ModelRunner
 from scheduler.parallel.ranks import RankLost
 from scheduler.protocol import (
     QUEUE_FULL,
+    AwaitTools,
     Cancel,
     Delta,
     FinishReason,
@@ -45,6 +46,7 @@ from scheduler.protocol import (
     StepOutputs,
     Submit,
     TokenLogprob,
+    Warm,
     unpack_ids,
 )
 
@@ -138,6 +140,14 @@ class EngineCore:
         """The turns that were refused after they had been queued, since the last call."""
         refused, self._refused = self._refused, []
         return refused
+
+    def await_tools(self, request: AwaitTools) -> None:
+        """A turn that has ended has called tools."""
+        self.scheduler.await_tools(request.turn, request.tools)
+
+    def warm(self, request: Warm) -> None:
+        """A request is announced: bring up what it will need."""
+        self.scheduler.prefetcher.add(request)
 
     def cancel(self, request: Cancel) -> None:
         """Cancel a turn; its KV stays cached."""
@@ -247,7 +257,7 @@ class EngineCore:
 
     def stats(self) -> Stats:
         """Gauges and counters."""
-        scheduler = self.scheduler
+        scheduler, retention = self.scheduler, self.scheduler.store.retention
         return Stats(
             pid=self._pid,
             running=len(scheduler.running),
@@ -260,6 +270,9 @@ class EngineCore:
             steps=self._steps,
             preemptions=scheduler.preemptions,
             misses={str(reason): count for reason, count in scheduler.misses.items()},
+            evictions_after={str(kind): count for kind, count in retention.evictions.items()},
+            hold_seconds=retention.hold_seconds(),
+            warmed=retention.warmed,
             **disk_gauges(scheduler.store.archive),
         )
 

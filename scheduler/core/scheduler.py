@@ -5,18 +5,21 @@ step.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 
-from cache.pages.session import common_prefix
+from cache.pages.retention import Stop
+from cache.pages.session import SessionCache, common_prefix
 from cache.pages.session_memory import Acquired
 from cache.store import SessionStore
 from cache.tier import Tier
 from cache.tiers.archive import Fetch
+from scheduler.core.prefetcher import Prefetcher
 from scheduler.core.queue import FairQueue
 from scheduler.core.turn import Turn, TurnStatus
 from scheduler.protocol import FinishReason, Miss, Receipt
 
 _LOOK_AHEAD = 8  # waiting turns of one tenant that may be tried when the first one has to wait
+_STOPS = 1024  # turns that have ended of which the server may still tell that they called tools
 _PATIENCE = 32  # turns that may overtake one for which there is no room; then it is next
 
 
@@ -46,6 +49,8 @@ class Scheduler:
         self._turns: dict[str, Turn] = {}
         self._names: set[tuple[str, str]] = set()
         self._steps = 0
+        self.prefetcher = Prefetcher(store)
+        self._stops: OrderedDict[str, Stop] = OrderedDict()  # by turn
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -76,6 +81,8 @@ class Scheduler:
         self._steps += 1
         if self.store.archive is not None:
             self.store.archive.poll(idle=not len(self))
+        self.prefetcher.poll()
+        self.store.demote_late()
         plan: dict[Turn, int] = {}
         budget = self._max_step_tokens
         for turn in self.running[:] if self.store.threshold is not None else ():
@@ -101,7 +108,7 @@ class Scheduler:
         assert turn.finish_reason is None
         if turn.session is not None:
             self.running.remove(turn)
-            self.store.release(turn.session) if self._reuse else self.store.discard(turn.session)
+            self._release(turn, turn.session)
             turn.session = None
         else:
             self.waiting.remove(turn)
@@ -109,6 +116,25 @@ class Scheduler:
         del self._turns[turn.request.turn]
         if turn.request.session is not None:
             self._names.discard((turn.request.tenant, turn.request.session))
+
+    def await_tools(self, turn: str, tools: tuple[str, ...]) -> None:
+        """The turn of that id, which has ended, has called these tools. Nothing happens if it is not known any more."""
+        stop = self._stops.pop(turn, None)
+        if stop is not None:
+            self.store.retention.await_tools(stop, tools)
+
+    def _release(self, turn: Turn, session: SessionCache) -> None:
+        """The session of a turn that ends is idle from now on."""
+        if not self._reuse:
+            self.store.discard(session)
+            return
+        request = turn.request
+        stop = self._stops[request.turn] = self.store.retention.stop(request.tenant, turn.stop_kind)
+        if len(self._stops) > _STOPS:
+            self._stops.popitem(last=False)
+        self.store.release(session, stop)
+        if request.parent is not None:
+            self.store.refresh(request.tenant, request.parent)
 
     def check_integrity(self) -> None:
         """Assert the invariants above."""
@@ -187,19 +213,27 @@ class Scheduler:
         """Waiting -> running, with pages for all it owes; False where there is no room now."""
         reuse = self._reuse and turn.reusable
         closest = self.store.closest(turn.scope, turn.ids) if reuse and turn.receipt is None else (0, None)
-        acquired = self.store.acquire(turn.scope, turn.request.session, turn.ids, reuse)
+        request = turn.request
+        acquired = self.store.acquire(
+            turn.scope, request.session, turn.ids, reuse, side=turn.is_side, parent=request.parent
+        )
         if acquired is None:
             return False
+        pause = self.store.resume(acquired.session, turn.arrived, turn.is_ping)
+        if request.parent is not None:
+            self.store.refresh(request.tenant, request.parent)
         self.waiting.remove(turn)
         turn.session, turn.status = acquired.session, TurnStatus.RUNNING
         turn.session.source = turn.source
-        self.store.keep(turn.session, turn.request.keep_until)
+        self.store.keep(turn.session, request.keep_until)
         self.running.append(turn)
         if turn.receipt is None:
-            turn.receipt = self._receipt(turn, acquired, *closest)
+            turn.receipt = self._receipt(turn, acquired, pause, *closest)
         return True
 
-    def _receipt(self, turn: Turn, acquired: Acquired, matched: int, expected: int | None) -> Receipt:
+    def _receipt(
+        self, turn: Turn, acquired: Acquired, pause: tuple[Stop, float] | None, matched: int, expected: int | None
+    ) -> Receipt:
         """The receipt of a turn that has just been admitted: what was reused of its prompt, and why not more."""
         fetch = turn.fetch or Fetch()
         raised = max(0, min(fetch.have + fetch.tokens, acquired.reused) - fetch.have)
@@ -223,6 +257,8 @@ class Scheduler:
             matched=matched,
             expected=expected,
             admitted=time.monotonic(),
+            after=None if pause is None else pause[0].kind,
+            idle=None if pause is None else pause[1],
         )
 
     # -- preemption -------------------------------------------------------------------------------------------------

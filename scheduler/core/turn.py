@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cache.pages.eviction import scoped
 from cache.pages.session import SessionCache
+from cache.tier import StopKind
 from cache.tiers.archive import Fetch
 from scheduler.core.constraint import Constraint
 from scheduler.core.text import TextStream
@@ -51,6 +53,7 @@ class Turn:
     thinking: ThinkingState | None = None  # where its reasoning is limited
     overtaken: int = 0  # times that others were tried because there was no room for this one
     last_step: int = 0
+    arrived: float = field(default_factory=time.monotonic)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     token_counts: TokenCounts | None = None  # where a penalty needs it
 
@@ -81,6 +84,23 @@ class Turn:
     def limit(self) -> int | None:
         """Tokens that may be generated; None: until the context is full."""
         return self.request.stopping.max_tokens
+
+    @property
+    def is_ping(self) -> bool:
+        """Whether it generates at most one token: it keeps or makes a prefix for a later turn."""
+        return self.limit is not None and self.limit <= 1
+
+    @property
+    def is_side(self) -> bool:
+        """Whether it is beside a conversation and leaves nothing that another turn goes on from."""
+        return self.request.side and not self.is_ping
+
+    @property
+    def stop_kind(self) -> StopKind:
+        """What its end makes likely; that it has called tools is told later, see ``AwaitTools``."""
+        if self.is_ping:
+            return StopKind.WARM_UP
+        return StopKind.SIDE if self.request.side else StopKind.ANSWER
 
     @property
     def may_end(self) -> bool:
