@@ -296,7 +296,7 @@ class Stats(msgspec.Struct, frozen=True):
     disk_pending: int = 0  # idle sessions whose newest tokens are not on disk yet
     misses: dict[str, int] = {}  # by ``Miss``, since the engine started
     evictions_after: dict[str, int] = {}  # from the device, by ``StopKind``, since the engine started
-    hold_seconds: dict[str, float] = {}  # by ``StopKind``: the age past which 5 % of what goes on is still to come
+    hold_seconds: dict[str, float] = {}  # by ``StopKind``: the age past which a tenth of what goes on is to come
     warmed: int = 0  # announced sessions that were brought to the device
 
     def tier(self, tier: Tier) -> TierStats:

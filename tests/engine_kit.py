@@ -183,6 +183,8 @@ class Kit:
         salt: str = "",
         keep_until: float = 0.0,
         thinking: ThinkingBudget | None = None,
+        side: bool = False,
+        parent: str | None = None,
     ) -> str:
         """Submit a turn, greedy unless told otherwise; returns its id."""
         self._sent += 1
@@ -201,6 +203,8 @@ class Kit:
             salt,
             keep_until,
             thinking=thinking,
+            side=side,
+            parent=parent,
         )
         refused = self.engine.submit(request)
         if refused is not None:

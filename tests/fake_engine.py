@@ -24,6 +24,7 @@ from scheduler.protocol import (
     Stats,
     Submit,
     TokenLogprob,
+    Warm,
     unpack_ids,
 )
 from scheduler.sampling_params import ThinkingBudget
@@ -80,6 +81,8 @@ class FakeEngine:
         self.forgotten: list[tuple[str, str]] = []
         self.lives: list[int | None] = []  # of what was forgotten
         self.on_forgotten: Callable[[str, str, int], None] | None = None
+        self.awaited: dict[str, tuple[str, ...]] = {}  # tools, by turn
+        self.announced: list[Warm] = []
         self.pinned: dict[tuple[str, str], float] = {}
         self.kv: dict[tuple[str, str], list[bytes]] = {}
         self.import_reason: str | None = None
@@ -150,6 +153,14 @@ class FakeEngine:
 
     def pin(self, tenant: str, session: str, until: float) -> None:
         self.pinned[tenant, session] = until
+
+    def await_tools(self, turn: str, tools: Sequence[str]) -> None:
+        """Remember which."""
+        self.awaited[turn] = tuple(tools)
+
+    def warm(self, announced: Warm) -> None:
+        """Remember it."""
+        self.announced.append(announced)
 
     async def inspect(self, tenant: str, session: str) -> Inspected:
         """All of ``kv`` lies on the device, at 64 bytes a token."""

@@ -5,12 +5,14 @@ a page that is shared, copied, moved, cut or reused wrongly shows.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from itertools import accumulate
 
 import torch
 
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.pool import PagePool
+from cache.pages.retention import Retention
 from cache.pages.session import SessionCache
 from cache.pages.session_memory import Acquired
 from cache.store import SessionStore
@@ -27,10 +29,10 @@ def marks(tokens: array[int]) -> list[int]:
 class Bench:
     """A store over marked pages."""
 
-    def __init__(self, device: int, host: int = 0) -> None:
+    def __init__(self, device: int, host: int = 0, clock: Callable[[], float] = lambda: 0.0) -> None:
         shapes = {0: PageShape(1, 1, 1, 1, torch.float64), 2: PageShape(1, 1, 1, 1, torch.float64)}
         self.pool = PagePool(MemoryTier(device, SIZE, CPU, shapes), MemoryTier(host, SIZE, CPU, shapes))
-        self.store = SessionStore(self.pool)
+        self.store = SessionStore(self.pool, retention=Retention(clock))
 
     def acquire(self, prompt: list[int], name: str | None = None, tenant: str = "a") -> Acquired | None:
         acquired = self.store.acquire(tenant, name, array("i", prompt))

@@ -115,7 +115,7 @@ class Retention:
         self.evictions[StopKind.SIDE if stop is None or stop.returned else stop.kind] += 1
 
     def is_late(self, stop: Stop | None, now: float) -> bool:
-        """Whether its age is more than 95 % of what goes on takes."""
+        """Whether its age is more than nine of ten conversations take that go on."""
         return stop is None or stop.returned or now - stop.since > stop.scored.late
 
     def hold_seconds(self) -> dict[str, float]:

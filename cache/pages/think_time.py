@@ -81,7 +81,7 @@ class GapHistogram:
 
     @property
     def late(self) -> float:
-        """The gap that one of twenty exceeds, in seconds."""
+        """The gap that one of ten exceeds, in seconds."""
         self._refresh()
         assert self._late is not None
         return self._late
@@ -103,7 +103,7 @@ class GapHistogram:
     def _refresh(self) -> array[float]:
         """The rates, computed again once enough has been observed."""
         if self._rates is None or self._news * 16 >= self.weight:
-            self._rates, self._news, self._late = _rates(self._weights), 0, self.quantile(0.95)
+            self._rates, self._news, self._late = _rates(self._weights), 0, self.quantile(0.9)
         return self._rates
 
 
@@ -152,13 +152,14 @@ def prior(*quantiles: tuple[float, float], returning: float) -> GapHistogram:
     return GapHistogram(weights)
 
 
-# Tools and answers: TraceLab (arXiv 2606.30560), 4,265 sessions of coding agents; a session has 9.2 answers. The others
-# are assumptions that the first observations correct.
+# Tools and answers: TraceLab (arXiv 2606.30560), 4,265 sessions of coding agents; a session has 9.2 answers. The
+# shortest gaps after an answer, and the others, are assumptions that the first observations correct.
+_PERSON = ((0.01, 1.0), (0.1, 6.0), (0.5, 84.0), (0.9, 1236.0), (0.99, 50040.0), (1.0, 172800.0))
 PRIORS = {
     StopKind.TOOL: prior((0.5, 0.3), (0.9, 13.6), (0.99, 300.0), (1.0, 3600.0), returning=0.99),
-    StopKind.ANSWER: prior((0.5, 84.0), (0.9, 1236.0), (0.99, 50040.0), (1.0, 172800.0), returning=0.89),
+    StopKind.ANSWER: prior(*_PERSON, returning=0.89),
     StopKind.WARM_UP: prior((0.5, 2.0), (0.9, 60.0), (0.99, 600.0), (1.0, 3600.0), returning=0.8),
-    StopKind.SIDE: prior((0.5, 60.0), (0.9, 1200.0), (0.99, 50040.0), (1.0, 172800.0), returning=0.02),
+    StopKind.SIDE: prior(*_PERSON, returning=0.02),
 }
 
 

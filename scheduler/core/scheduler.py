@@ -71,6 +71,7 @@ class Scheduler:
         """Queue a new turn. Raises ``QueueFull``."""
         self.waiting.add(turn, {t.request.tenant for t in self.running})
         self._turns[turn.request.turn] = turn
+        turn.arrived = self.store.retention.clock()
         if turn.request.session is not None:
             self._names.add((turn.request.tenant, turn.request.session))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -53,7 +52,7 @@ class Turn:
     thinking: ThinkingState | None = None  # where its reasoning is limited
     overtaken: int = 0  # times that others were tried because there was no room for this one
     last_step: int = 0
-    arrived: float = field(default_factory=time.monotonic)
+    arrived: float = 0.0  # when it was queued first, by the retention's clock
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     token_counts: TokenCounts | None = None  # where a penalty needs it
 

@@ -11,11 +11,11 @@ sessions. Nothing here depends on processes or sockets.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
-from scheduler.protocol import Delta, Exported, Imported, Inspected, ModelFacts, Receipt, Stats, Submit
+from scheduler.protocol import Delta, Exported, Imported, Inspected, ModelFacts, Receipt, Stats, Submit, Warm
 
 State = Literal["loading", "ready", "restarting", "stopping"]
 
@@ -136,6 +136,14 @@ class Engine(Protocol):
         """Evict the KV of a session last, until a time (Unix seconds; 0: unpin). An engine loses its pins when it ends:
         they are sent again to the next one.
         """
+
+    def await_tools(self, turn: str, tools: Sequence[str]) -> None:
+        """The turn of that id has ended with calls of these tools, whose results the next request will bring: its KV is
+        kept for as long as they usually take.
+        """
+
+    def warm(self, announced: Warm) -> None:
+        """A request is announced: its KV is brought to the device if there is room."""
 
     async def inspect(self, tenant: str, session: str) -> Inspected:
         """What each tier holds of a session; no tiers for a session that the engine does not know."""

@@ -10,13 +10,14 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import zmq.asyncio
 
 from scheduler.protocol import (
+    AwaitTools,
     Cancel,
     EngineConfig,
     Export,
@@ -37,6 +38,7 @@ from scheduler.protocol import (
     Stats,
     StepOutputs,
     Submit,
+    Warm,
 )
 from server.engine.engine import EngineFailed, EngineUnavailable, State, TurnRefused
 from server.engine.engine_calls import A, EngineCalls, Question
@@ -147,6 +149,16 @@ class EngineProcess:
         """See ``Engine``."""
         if self._link is not None and self.facts is not None:
             self._link.send_later(Pin(tenant, session, until))
+
+    def await_tools(self, turn: str, tools: Sequence[str]) -> None:
+        """See ``Engine``."""
+        if self._link is not None and self.facts is not None:
+            self._link.send_later(AwaitTools(turn, tuple(tools)))
+
+    def warm(self, announced: Warm) -> None:
+        """See ``Engine``."""
+        if self._link is not None and self.facts is not None:
+            self._link.send_later(announced)
 
     async def inspect(self, tenant: str, session: str) -> Inspected:
         """See ``Engine``."""

@@ -173,7 +173,9 @@ class Recognition:
         if branch is not None:
             note_kept_reasoning(branch)
             record = branch.record if outcome == "continued" else replace(branch.past, version=0)
-        line = LineTurn(self._receipt(outcome, branch, session.name), extras)
+        begun_from = extras.parent if record is None or record.parent is None else record.parent
+        parent = begun_from[0] if self.hint.agent and begun_from is not None else None  # it waits for its agent
+        line = LineTurn(self._receipt(outcome, branch, session.name), extras, parent=parent)
         return replace(self.turn, session=session, record=record, idempotency=None, line=line)
 
     def _unlogged(self, outcome: LineOutcome, branch: Branch | None) -> PendingTurn:
@@ -183,7 +185,8 @@ class Recognition:
             if self._lacks_tools(branch):
                 adapt("tools_kept", "tools")
         record = None if branch is None else branch.past
-        line = LineTurn(self._receipt(outcome, branch), side=outcome == "side")
+        main = self.hint.names[0] if branch is None else branch.record.id
+        line = LineTurn(self._receipt(outcome, branch), side=outcome == "side", parent=main)
         return replace(self.turn, record=record, line=line)
 
     def _receipt(self, outcome: LineOutcome, branch: Branch | None, name: str | None = None) -> LineReceipt:

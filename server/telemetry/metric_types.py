@@ -37,23 +37,31 @@ class Counter:
 
 
 class Histogram:
-    """A histogram. ``bounds`` are the buckets' upper ends, ascending; a last bucket has all larger values."""
+    """A histogram. ``bounds`` are the buckets' upper ends, ascending; a last bucket has all larger values. With a
+    ``label`` there is one histogram for each of its ``known`` values.
+    """
 
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+    def __init__(
+        self, name: str, text: str, bounds: Sequence[float], label: str | None = None, known: Sequence[str] = ()
+    ) -> None:
         self._head = name, text
         self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self._label = label
+        self._counts = {value: [0] * (len(bounds) + 1) for value in (("",) if label is None else known)}
+        self._sums = dict.fromkeys(self._counts, 0.0)
 
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, of: str = "") -> None:
+        """Count one value; ``of``: the label's value."""
+        self._counts[of][bisect_left(self._bounds, value)] += 1
+        self._sums[of] += value
 
     def family(self) -> HistogramMetricFamily:
         """The Prometheus family, with cumulative buckets."""
-        buckets, below = [], 0
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            below += count
-            buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(below)))
-        return HistogramMetricFamily(*self._head, buckets=buckets, sum_value=self._sum)
+        family = HistogramMetricFamily(*self._head, labels=() if self._label is None else (self._label,))
+        for of, counts in self._counts.items():
+            buckets, below = [], 0
+            for bound, count in zip((*self._bounds, float("inf")), counts, strict=True):
+                below += count
+                buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(below)))
+            family.add_metric(() if self._label is None else (of,), buckets, self._sums[of])
+        return family

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cache.tier import Tier
+from cache.tier import StopKind, Tier
 from scheduler.protocol import Delta, FinishReason, Miss, ModelFacts, Receipt, Stats
 from server import __version__
 from server.log.recovery.salvage import Salvage
@@ -29,6 +29,7 @@ TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 TURN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)  # tokens
+PAUSE_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 60, 300, 1200, 3600, 14400, 86400)
 SALVAGED = ("whole", "refused", "nameless")  # what becomes of the sessions of a damaged log, by names in ``Salvage``
 UNKNOWN_MISS = "recomputed"  # nobody knows why it was
 GAUGES = {  # by their names in ``Stats``
@@ -46,6 +47,7 @@ COUNTERS = {
     "steps": ("steps", "Steps of the engine"),
     "preemptions": ("preemptions", "Turns preempted because pages ran out"),
     "disk_saves": ("session_saves", "KV files written; each has the new tokens of one session"),
+    "warmed": ("prefetches", "Announced sessions whose KV was brought to the device"),
     "disk_written": ("disk_written_bytes", "KV written to disk"),
     "disk_read": ("disk_read_bytes", "KV read from disk"),
     "disk_errors": ("disk_errors", "Reads and writes of KV that failed"),
@@ -70,6 +72,7 @@ class Metrics(Collector):
         self._before: collections.Counter[str] = collections.Counter()
         self._missed: collections.Counter[str] = collections.Counter()  # and their misses
         self._evicted: collections.Counter[Tier] = collections.Counter()  # and evictions
+        self._evicted_after: collections.Counter[str] = collections.Counter()  # the same by ``StopKind``
         self._model: tuple[str, ModelFacts] | None = None
         self.requests = _counts("requests", "Requests answered", "route", "status")
         self.turns = _counts("turns", "Turns ended", "finish_reason", known=tuple(FinishReason))
@@ -102,6 +105,13 @@ class Metrics(Collector):
         self.queue = _times("request_queue_time_seconds", "Waiting for admission", WAIT_BUCKETS)
         self.prefill = _times("request_prefill_time_seconds", "Admission to first token", TURN_BUCKETS)
         self.decode = _times("request_decode_time_seconds", "First token to the end of the turn", TURN_BUCKETS)
+        self.pauses = Histogram(
+            PREFIX + "think_time_seconds",
+            "From the end of a turn to the request that goes on from it",
+            PAUSE_BUCKETS,
+            "after",
+            tuple(StopKind),
+        )
         self.restore = _times("session_restore_seconds", "Reading a session's KV from disk or remote", WAIT_BUCKETS)
         self.prompts = _times("request_prompt_tokens", "Prompt tokens of a turn", LENGTH_BUCKETS)
         self.replies = _times("request_generation_tokens", "Generated tokens of a turn", LENGTH_BUCKETS)
@@ -130,6 +140,7 @@ class Metrics(Collector):
                 self._before[field] += getattr(self._stats, field)
             self._evicted.update({tier: held.evictions for tier, held in self._stats.tiers.items()})
             self._missed.update(self._stats.misses)
+            self._evicted_after.update(self._stats.evictions_after)
         if stats.pid and stats.pid != self._engine:
             self.restarts.add(self._engine != 0)
             self._engine = stats.pid
@@ -175,6 +186,7 @@ class Metrics(Collector):
         for field, (name, text) in COUNTERS.items():
             yield CounterMetricFamily(PREFIX + name, text, self._before[field] + getattr(stats, field))
         yield self._evictions()
+        yield from self._retention()
         yield self._misses()
         yield from self._room()
         if self._model is not None:
@@ -187,6 +199,17 @@ class Metrics(Collector):
         for tier in Tier:
             family.add_metric([tier], self._evicted[tier] + self._stats.tier(tier).evictions)
         return family
+
+    def _retention(self) -> Iterator[Metric]:
+        """What is evicted from the device, by the end of its last turn, and how long it is expected to pause."""
+        text = "Sessions evicted from the device, by the end of their last turn"
+        evicted = CounterMetricFamily(PREFIX + "device_evictions", text, labels=["after"])
+        text = "Pause that 9 of 10 conversations stay within that go on"
+        hold = GaugeMetricFamily(PREFIX + "retention_hold_seconds", text, labels=["after"])
+        for kind in StopKind:
+            evicted.add_metric([kind], self._evicted_after[kind] + self._stats.evictions_after.get(kind, 0))
+            hold.add_metric([kind], self._stats.hold_seconds.get(kind, 0.0))
+        yield from (evicted, hold)
 
     def _misses(self) -> Metric:
         text = "Turns that could not reuse all KV of their prompt"
@@ -240,6 +263,8 @@ class Stopwatch:
         self.queued = max(0.0, self._admitted - self._submitted)
         metrics.queue.observe(self.queued)
         metrics.prompts.observe(receipt.prompt)
+        if receipt.after is not None and receipt.idle is not None:
+            metrics.pauses.observe(receipt.idle, receipt.after)
         for tier in Tier:
             metrics.reused.add(receipt.reused(tier), tier)
         for tier in receipt.loaded:

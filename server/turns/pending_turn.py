@@ -29,12 +29,13 @@ NO_EXTRAS = TurnExtras()
 @dataclass(frozen=True)
 class LineTurn:
     """What a turn has that was recognised by a hint. ``begins``: what is committed with the first turn of a line;
-    ``side``: see ``Submit``.
+    ``side`` and ``parent``: see ``Submit``.
     """
 
     receipt: LineReceipt
     begins: TurnExtras = NO_EXTRAS
     side: bool = False
+    parent: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class PendingTurn:
                     keep_until=keep_until,
                     side=self.line is not None and self.line.side,
                     thinking=rules.thinking,
+                    parent=None if self.line is None else self.line.parent,
                 )
                 made.append(submit)
         return made

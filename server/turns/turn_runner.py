@@ -96,6 +96,7 @@ class TurnRunner:
     async def _run_whole(self, choices: Choices) -> bytes:
         async for index, delta in choices.deltas():
             parts = self._partial_replies[index].add(delta)
+            self._tell_calls(index)
             self._reply.observe_delta(index, delta, parts)
         await self._commit(choices)
         return encoder.encode(
@@ -112,6 +113,7 @@ class TurnRunner:
         async for index, delta in choices.deltas():
             partial_reply = self._partial_replies[index]
             parts = partial_reply.add(delta)
+            self._tell_calls(index)
             for chunk in reply.write_delta(index, delta, parts, self._usage_field(choices)):
                 yield reply.encode_event(chunk)
             if partial_reply.finish is not None:
@@ -122,6 +124,13 @@ class TurnRunner:
                     yield reply.encode_event(chunk)
         for chunk in reply.end_stream(self._partial_replies, self._usage(choices), self._cache_receipt(choices)):
             yield reply.encode_event(chunk)
+
+    def _tell_calls(self, index: int) -> None:
+        """Tell the engine of a reply that has ended with tool calls that their results will come."""
+        partial_reply = self._partial_replies[index]
+        if partial_reply.finish == "tool_calls":
+            names = [call.name for call in partial_reply.calls]
+            self._context.engine.await_tools(self._submits[index].turn, names)
 
     async def _commit(self, choices: Choices) -> None:
         """Make the turn durable, for a session with a name: it has one prompt and one choice. A line that cannot be

@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute
 from msgspec import UNSET
 from starlette.responses import Response
 
+from scheduler.protocol import Warm
 from server.api.openai.chat import replay_chat, run_chat
 from server.api.sessions import objects as objects
 from server.api.sessions.objects import live_session_object, session_object
@@ -178,6 +179,8 @@ async def update_session(session_id: str, body: UpdateSession, request: Request)
     )
     if until is not UNSET:  # at once: pins reach the engine in the order of the log
         context.engine.pin(session.tenant, session.name, until or 0)
+        if until:  # it will be used: what has gone to disk is brought up now
+            context.engine.warm(Warm(session.tenant, session.name, until=until))
     return json_response(await live_session_object(context, session, summary))
 
 

@@ -1,0 +1,64 @@
+"""What the engine is told of the pauses of a conversation: tool calls, parents, side calls, announcements; and the
+metric of these pauses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from http_context import Site, served
+from line_kit import CALL, Client, hermes, user
+
+from cache.tier import StopKind
+from scheduler.protocol import Receipt, Warm
+
+
+@pytest.mark.parametrize("extra", [{}, {"stream": True}])
+@served(tokens=hermes)
+async def test_a_reply_with_tool_calls_tells_the_engine_which(site: Site, extra: dict[str, Any]) -> None:
+    body = Client(site).body
+    site.engine.reply = CALL
+    await site.chat(messages=[user("Look.")], **body, **extra)
+    assert site.engine.awaited == {site.engine.submitted[-1].turn: ("read",)}
+    site.engine.reply = "Nothing there."
+    await site.chat(messages=[user("Look.")], **body, **extra)
+    assert len(site.engine.awaited) == 1
+
+
+@served(tokens=hermes)
+async def test_an_agent_names_the_line_that_waits_for_it_and_a_side_call_its_own(site: Site) -> None:
+    main, agent = Client(site), Client(site)
+    main.headers = {"x-claude-code-session-id": "s1"}
+    agent.headers = {**main.headers, "x-claude-code-agent-id": "agent-7"}
+    await main.ask(user("plan"))
+    line = site.engine.submitted[-1].session
+    assert line is not None
+    assert site.engine.submitted[-1].parent is None
+    for text in ("explore", "more"):
+        await agent.ask(user(text))
+        assert (site.engine.submitted[-1].parent, site.engine.submitted[-1].side) == (line, False)
+    await site.chat(messages=[user("Title?")], headers={**main.headers, "x-app": "cli-bg"})
+    assert (site.engine.submitted[-1].parent, site.engine.submitted[-1].side) == (line, True)
+
+
+@served()
+async def test_a_pin_announces_the_session(site: Site) -> None:
+    await site.http.post("/v1/sessions", json={"id": "s"})
+    assert site.engine.announced == []
+    shown = (await site.http.post("/v1/sessions/s", json={"pin_seconds": 100})).json()
+    assert site.engine.announced == [Warm("default", "s", until=shown["pinned_until"])]
+    await site.http.post("/v1/sessions/s", json={"pin_seconds": 0})
+    assert len(site.engine.announced) == 1
+
+
+@served()
+async def test_pauses_are_counted_by_what_was_before_them(site: Site) -> None:
+    site.engine.receipts = [Receipt(4, 3, after=StopKind.TOOL, idle=0.2), Receipt(4, 0)]
+    for _ in range(2):
+        await site.chat(messages=[user("Hi")])
+    text = (await site.http.get("/metrics")).text
+    assert 'warmturn_think_time_seconds_count{after="tool"} 1.0' in text
+    assert 'warmturn_think_time_seconds_bucket{after="tool",le="0.1"} 0.0' in text
+    assert 'warmturn_think_time_seconds_bucket{after="tool",le="0.3"} 1.0' in text
+    assert 'warmturn_think_time_seconds_count{after="answer"} 0.0' in text
