@@ -14,7 +14,7 @@ from tiny_models import greedy
 from cache.pages.retention import Stop
 from cache.tier import StopKind, Tier
 from scheduler.core.prefetcher import Prefetcher
-from scheduler.protocol import AwaitTools, Receipt, Warm
+from scheduler.protocol import AwaitTools, Receipt, Warm, pack_ids
 
 PROMPTS = [[20 * n + token for token in range(16)] for n in range(6)]
 

@@ -14,6 +14,11 @@ from cache.tier import StopKind
 from scheduler.protocol import Receipt, Warm
 
 
+def newest(site: Site) -> tuple[str | None, bool]:
+    """The parent of the newest turn, and whether it is a side call."""
+    return site.engine.submitted[-1].parent, site.engine.submitted[-1].side
+
+
 @pytest.mark.parametrize("extra", [{}, {"stream": True}])
 @served(tokens=hermes)
 async def test_a_reply_with_tool_calls_tells_the_engine_which(site: Site, extra: dict[str, Any]) -> None:
@@ -34,12 +39,12 @@ async def test_an_agent_names_the_line_that_waits_for_it_and_a_side_call_its_own
     await main.ask(user("plan"))
     line = site.engine.submitted[-1].session
     assert line is not None
-    assert site.engine.submitted[-1].parent is None
+    assert newest(site) == (None, False)
     for text in ("explore", "more"):
         await agent.ask(user(text))
-        assert (site.engine.submitted[-1].parent, site.engine.submitted[-1].side) == (line, False)
+        assert newest(site) == (line, False)
     await site.chat(messages=[user("Title?")], headers={**main.headers, "x-app": "cli-bg"})
-    assert (site.engine.submitted[-1].parent, site.engine.submitted[-1].side) == (line, True)
+    assert newest(site) == (line, True)
 
 
 @served()
