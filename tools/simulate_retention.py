@@ -4,9 +4,9 @@
 
 The session store, its pages, its prefix index and ``Retention`` are the engine's own; the clock, the model and the disk
 are simulated. A page stands for ``GRAIN`` tokens. Turns are computed one after the other at ``--prefill`` tokens a
-second, and read one after the other from each tier; generation takes as long as the trace says. Memory is so many times
-less than what all conversations that go on hold at once at most; a part of it, ``--device``, is the device. Everything
-is on disk too, unless ``--disk 0``.
+second, and read one after the other from each tier; generation takes as long as the trace says. The device is so many
+times smaller than what all conversations that go on hold at once at most; the host is ``--host`` times as large as the
+device. Everything is on disk too, unless ``--disk 0``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cache.pages.retention import Retention, Stop
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from cache.tier import StopKind
-from tools.agent_traces import SYSTEM, TraceSession, draw, load
+from tools.agent_traces import LONGEST, SYSTEM, TraceSession, draw, load
 from tools.tables import table
 
 GRAIN = 512  # tokens in a page
@@ -233,9 +233,8 @@ def compare(
     whole = Simulation(trace, Machine(most, 0, False, *speeds), LeastRecentlyUsed, begin, end).run()
     reports = {(0.0, "unlimited"): whole}
     for over in options.over:
-        memory = round(whole.peak / over)
-        device = max(round(options.device * memory), 2 * 180_000 // GRAIN)
-        machine = Machine(device, max(0, memory - device), bool(options.disk), *speeds)
+        device = max(round(whole.peak / over), 2 * LONGEST // GRAIN)
+        machine = Machine(device, round(options.host * device), bool(options.disk), *speeds)
         for name, policy in (("LRU", LeastRecentlyUsed), ("think time", Retention)):
             reports[over, name] = Simulation(trace, machine, policy, begin, end).run()
     return reports
@@ -275,7 +274,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="how many traces to draw")
     parser.add_argument("--over", type=float, nargs="+", default=[1.0, 2.0, 4.0], help="times that memory is too small")
     parser.add_argument("--pace", type=float, default=1.0, help="by which all pauses are multiplied")
-    parser.add_argument("--device", type=float, default=0.5, help="part of the memory that is the device's")
+    parser.add_argument("--host", type=float, default=1.0, help="size of the host as a multiple of the device's")
     parser.add_argument("--disk", type=int, default=1, help="0: there is none")
     parser.add_argument("--prefill", type=float, default=8000.0, help="tokens a second")
     parser.add_argument("--token-bytes", type=int, default=131_072, help="bytes of KV per token")
