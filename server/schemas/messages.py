@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from server import surrogates
 from server.errors import bad_request
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
-from server.schemas.adaptations import adapt
+from server.schemas.sent_history import PART_TYPES, mend_history
 from server.schemas.strict import Harmless, Strict, missing, wrong
 
 MAX_MESSAGES = 10_000
@@ -18,7 +18,6 @@ MAX_TOOLS = 4096
 MAX_PARTS = 10_000  # of a content
 MAX_ID = 256  # characters
 NAME = r"^[a-zA-Z0-9_-]{1,128}$"
-PART_TYPES = frozenset({"image_url", "input_audio", "file", "video_url", "audio_url", "image"})
 
 
 def only_text(value: object) -> object:
@@ -69,16 +68,6 @@ Content = Annotated[
 ]
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 CallArguments = Annotated[str, AfterValidator(surrogates.mended)]  # a JSON text if all went well
-
-
-def seen_as_text(part: object) -> object:
-    """A part of a tool message, with text in place of what is no text."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in PART_TYPES:
-        return part
-    shown = "image" if "image" in kind else "file"
-    adapt(f"{shown}_replaced", "tool")
-    return {"type": "text", "text": f"[{shown}]"}
 
 
 def plain_text(content: str | list[TextPart]) -> str:
@@ -138,13 +127,9 @@ class ChatMessageParam(Strict):
     @model_validator(mode="before")
     @classmethod
     def readable(cls, data: object) -> object:
-        """A tool message's parts that are no text are named in brackets; reasoning among the parts of a reply is its
-        reasoning.
-        """
+        """Reasoning among the parts of a reply is its reasoning."""
         if not isinstance(data, dict) or not isinstance(data.get("content"), list):
             return data
-        if data.get("role") == "tool":
-            return {**data, "content": [seen_as_text(part) for part in data["content"]]}
         thoughts = [part for part in data["content"] if isinstance(part, dict) and part.get("type") == "thinking"]
         if data.get("role") != "assistant" or not thoughts:
             return data
@@ -188,7 +173,7 @@ class ChatMessageParam(Strict):
         )
 
 
-Messages = Annotated[list[ChatMessageParam], Field(fail_fast=True)]
+Messages = Annotated[list[ChatMessageParam], Field(fail_fast=True), BeforeValidator(mend_history)]
 
 
 def check_calls(past: Sequence[LoggedMessage], new: Sequence[LoggedMessage], param: str = "messages") -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from server.schemas.adaptations import adapt
 from server.schemas.strict import Harmless, Strict
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -34,9 +35,24 @@ class ReasoningOptions(Strict):
     summary: object = None
 
 
+class OllamaOptions(Strict):
+    """Ollama's options that size its context and its process; those of sampling are fields of a chat here."""
+
+    IDLE: ClassVar[frozenset[str]] = frozenset(
+        {"num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread", "use_mmap"}
+    )
+    num_batch: int | None = None
+    num_ctx: int | None = None
+    num_gpu: int | None = None
+    num_keep: int | None = None
+    num_thread: int | None = None
+    use_mmap: bool | None = None
+
+
 class RoutedFields(Strict):
     """The fields. ``enable_thinking`` is Qwen's, ``thinking`` of GLM, DeepSeek and others, ``reasoning`` OpenRouter's,
     ``think`` Ollama's. ``options`` and ``num_ctx`` size the context of a server that is not sized yet.
+    ``web_search`` asks for a search, which only a vendor can run.
     """
 
     IDLE: ClassVar[frozenset[str]] = frozenset(
@@ -59,10 +75,20 @@ class RoutedFields(Strict):
     id_slot: int | None = None
     keep_alive: str | int | float | None = None
     num_ctx: int | None = None
+    options: OllamaOptions | None = None
     provider: dict[str, Any] | None = None
     transforms: list[str] | None = None
     usage: dict[str, Any] | None = None
     vl_high_resolution_images: bool | None = None
+    web_search: bool | None = None
+
+    @field_validator("web_search")
+    @classmethod
+    def left_out(cls, value: bool | None) -> bool | None:
+        """A search is not offered to the model."""
+        if value:
+            adapt("tool_left_out", "web_search")
+        return value
 
     @property
     def switched_effort(self) -> str | None:

@@ -20,6 +20,7 @@ LOOK = {"type": "function", "function": {"name": "look"}}
     [
         {"usage": {"include": True}, "provider": {"order": ["a"]}, "transforms": ["middle-out"]},
         {"num_ctx": 8192, "id_slot": -1, "keep_alive": "5m"},
+        {"options": {"num_ctx": 8192, "num_keep": 4}},
         {"vl_high_resolution_images": True},
         {"service_tier": "priority"},
         {"stream_options": {"include_usage": True}},
@@ -99,3 +100,8 @@ async def test_tools_that_only_a_vendor_runs_are_left_out(site: Site) -> None:
     answer = await site.chat(tools=[LOOK, {"type": "web_search_preview"}])
     assert {"rule": "tool_left_out", "param": "web_search_preview", "count": 1} in answer.json()["cache"]["adapted"]
     assert (await site.chat(tools=[{"type": "nonsense"}])).status_code == 400
+    searched = await site.chat(web_search=True)
+    assert searched.json()["cache"]["adapted"] == [{"rule": "tool_left_out", "param": "web_search", "count": 1}]
+    assert "adapted" not in (await site.chat(web_search=False)).json()["cache"]
+    options = await site.chat(options={"temperature": 0})
+    assert options.json()["error"]["param"] == "options.temperature"
