@@ -113,10 +113,17 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     diagnostics: Diagnostics | UnsetType | None = UNSET
 
 
+class OriginalTokens(msgspec.Struct, frozen=True):
+    """The length of a prompt before its edits."""
+
+    original_input_tokens: int
+
+
 class TokenCount(msgspec.Struct, frozen=True):
     """The length of a prompt."""
 
     input_tokens: int
+    context_management: OriginalTokens | UnsetType = UNSET
 
 
 # --- streams ------------------------------------------------------------------------------------------------

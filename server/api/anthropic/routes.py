@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from server.api.anthropic.as_chat import as_chat
+from server.api.anthropic.context_edits import edited
 from server.api.anthropic.diagnostics import Diagnosis, DiagnosticsTable, RequestDigest
-from server.api.anthropic.objects import AppliedEdits, TokenCount
+from server.api.anthropic.objects import AppliedEdits, OriginalTokens, TokenCount
 from server.api.anthropic.reply import AnthropicReply
-from server.api.anthropic.schemas import MessagesRequest, PromptRequest
+from server.api.anthropic.schemas import AnthropicMessageParam, MessagesRequest, PromptRequest
 from server.api.openai.chat import chat
 from server.api.ops.tokenize import preview_prompt
 from server.config.prompt_rules import BILLING_LINE
+from server.errors import ApiError
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response
 from server.log.identity import named_session
@@ -25,6 +28,7 @@ from server.turns.context import context_of
 from server.turns.replies import Reply, ReplyHead
 
 router = APIRouter(route_class=JsonRoute)
+Body = TypeVar("Body", bound=PromptRequest)
 
 
 class Parameters(Strict):
@@ -37,13 +41,13 @@ class Parameters(Strict):
 @takes_turn
 async def create_message(body: MessagesRequest, query: Annotated[Parameters, Query()], request: Request) -> Response:
     """Generate a message for a whole conversation, or with ``session_id`` for the new messages of a session."""
+    body, edits = await with_edits(body, request)
     made = as_chat(body)
     shows = body.thinking is None or body.thinking.display != "omitted"
 
     def make_reply(head: ReplyHead) -> Reply:
         named = replace(head, id=head.id.replace("chatcmpl-", "msg_"))
-        stops, edits = made.stop or (), UNSET if body.context_management is None else AppliedEdits([])
-        id, kept = request.state.request_id, made.keep_seconds
+        stops, id, kept = made.stop or (), request.state.request_id, made.keep_seconds
         return AnthropicReply(named, id, kept, made.token_limit, shows, stops, edits, diagnosis_of(body, request))
 
     return await chat(made, request, named_session(request, body.session_id), make_reply)
@@ -60,6 +64,33 @@ def diagnosis_of(body: MessagesRequest, request: Request) -> Diagnosis | None:
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: PromptRequest, query: Annotated[Parameters, Query()], request: Request) -> Response:
-    """Count the tokens of a message's prompt."""
-    prompt = await preview_prompt(as_chat(body), request, named_session(request, body.session_id))
-    return json_response(TokenCount(len(prompt.ids)))
+    """Count the tokens of a message's prompt, after the edits that the request asks for."""
+    edited_body, edits = await with_edits(body, request)
+    tokens = await count_prompt(edited_body, request)
+    if edits is UNSET:
+        return json_response(TokenCount(tokens))
+    return json_response(TokenCount(tokens, OriginalTokens(await count_prompt(body, request))))
+
+
+async def with_edits(body: Body, request: Request) -> tuple[Body, AppliedEdits | UnsetType]:
+    """The request after the edits of its history that it asks for, and those that have changed something; UNSET where
+    it asks for none.
+    """
+    if body.context_management is None:
+        return body, UNSET
+
+    async def count(messages: Sequence[AnthropicMessageParam]) -> int:
+        return await count_prompt(body.model_copy(update={"messages": [*messages]}), request)
+
+    messages, applied = await edited(body.messages, body.context_management.edits, count)
+    return body.model_copy(update={"messages": messages}), AppliedEdits(applied)
+
+
+async def count_prompt(body: PromptRequest, request: Request) -> int:
+    """The tokens of a prompt; of one that exceeds the context one more than that has."""
+    try:
+        return len((await preview_prompt(as_chat(body), request, named_session(request, body.session_id))).ids)
+    except ApiError as error:
+        if error.body.error.code != "context_length_exceeded":
+            raise
+        return context_of(request).facts.max_context + 1

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from server.api.anthropic.block_schemas import MAY_HOLD, AnyBlock, CacheControl, Content, TextBlockParam, Texts
+from server.api.anthropic.context_edits import ContextManagement
 from server.api.anthropic.tool_schemas import AnthropicTool, AnyTool, ToolChoice
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS
 from server.schemas.requests import INT32, MAX_STOP_CHARS, MAX_STOPS, default
@@ -75,26 +76,6 @@ class Metadata(Strict):
     """The client's own note about its user: which conversation the request belongs to, at best."""
 
     user_id: str | None = Field(None, max_length=8192)
-
-
-def keeps_all(value: object) -> object:
-    """The value of ``keep`` that leaves everything as it is, in either form."""
-    if value in ("all", {"type": "all"}):
-        return "all"
-    raise ValueError("can only be all: edits that leave something out are not supported by this server yet")
-
-
-class ThinkingEdit(Strict):
-    """An edit that leaves earlier reasoning out; ``keep`` says of how many turns it stays: of all of them."""
-
-    type: Literal["clear_thinking_20251015"]
-    keep: Annotated[Literal["all"], BeforeValidator(keeps_all)] = "all"
-
-
-class ContextManagement(Strict):
-    """Edits of the history before it is read. Those that keep everything are taken."""
-
-    edits: list[ThinkingEdit] = Field(default_factory=list, max_length=16)
 
 
 class DiagnosticsRequest(Strict):
