@@ -153,14 +153,15 @@ $(CLIENTS_STAMP): pyproject.toml constraints-clients.txt
 	$(CLIENTS)/python -m pip install -q -c constraints-clients.txt --no-deps instructor
 	@touch $(CLIENTS_STAMP)
 
-# `npm ci` would want the packages of every platform in the lock. npm runs no scripts of packages here: the one that
-# places Claude Code's program is run by name.
+# `npm ci` would want the packages of every platform in the lock. npm runs no scripts of packages here: those that
+# put a program of this platform in its place are run by name.
 $(AGENTS_STAMP): tests/agents/package.json tests/agents/package-lock.json constraints-agents.txt
 	@command -v npm >/dev/null || { echo "make test-agents needs node 20 or newer, with npm" >&2; exit 1; }
 	mkdir -p .agents
 	cp tests/agents/package.json tests/agents/package-lock.json .agents/
 	cd .agents && npm install --no-save --no-audit --no-fund --ignore-scripts
 	cd .agents && node node_modules/@anthropic-ai/claude-code/install.cjs
+	cd .agents && node node_modules/opencode-ai/postinstall.mjs
 	test -x .agents/venv/bin/python || $(PYTHON) -m venv .agents/venv
 	.agents/venv/bin/python -m pip install -q -c constraints-agents.txt aider-chat
 	@touch $(AGENTS_STAMP)
