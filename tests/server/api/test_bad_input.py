@@ -106,7 +106,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (-2.1, 2.1, []),
     "repetition_penalty": (0, -1, 11),
     "n": (0, -1, 17, 100_000, "1", 1.0, True),
-    "max_tokens": (0, -1, INT32, "5", 2.5),
+    "max_tokens": (0, -2, INT32, "5", 2.5),
     "max_completion_tokens": (0, -5, INT32),
     "min_tokens": (-1, INT32),
     "seed": (1.5, "x", True),
