@@ -20,6 +20,7 @@ FOREIGN = frozenset(  # what other servers' tools leave in a history
         "advisor_tool_result",
         "bash_code_execution_tool_result",
         "code_execution_tool_result",
+        "compaction",
         "connector_text",
         "container_upload",
         "fallback",
@@ -213,7 +214,7 @@ KINDS = ("thinking", "tool_use", "tool_result", "tool_reference", "tool_addition
 def kind_of(value: object) -> str:
     """The block's type, for the union; unknown ones are validated, and so refused, as text."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if kind in FOREIGN:
+    if isinstance(kind, str) and kind in FOREIGN:
         return "<foreign>"
     return f"<{kind}>" if kind in KINDS else "<text>"
 
@@ -231,23 +232,32 @@ AnyBlock = Annotated[
 ]
 
 
-def with_seen_replaced(value: object) -> object:
-    """The blocks of a message; what is seen beside tool results comes from the tools, so that it is replaced there."""
+def readable(value: object) -> object:
+    """The blocks of a message. What is seen beside tool results comes from the tools, so that it is replaced there; the
+    summary that another server has written of what came before is text.
+    """
     if not isinstance(value, list):
         return value
-    if not any(isinstance(block, dict) and block.get("type") == "tool_result" for block in value):
-        return value
-    return [
-        {"type": "text", "text": text_in(block)} if isinstance(block, dict) and block.get("type") in SEEN else block
-        for block in value
-    ]
+    results = any(isinstance(block, dict) and block.get("type") == "tool_result" for block in value)
+    return [readable_block(block, results) if isinstance(block, dict) else block for block in value]
+
+
+def readable_block(block: dict[str, Any], beside_results: bool) -> dict[str, Any]:
+    """A block, as text if it is a summary, or seen beside tool results."""
+    kind = block.get("type")
+    if kind == "compaction" and isinstance(block.get("content"), str):
+        adapt("summary_as_text", "compaction")
+        return {"type": "text", "text": block["content"]}
+    if beside_results and kind in SEEN:
+        return {"type": "text", "text": text_in(block)}
+    return block
 
 
 Content = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[AnyBlock], Field(max_length=MAX_BLOCKS), Field(fail_fast=True), Tag("<list>")],
     Discriminator(lambda value: "<list>" if isinstance(value, list) else "<string>"),
-    BeforeValidator(with_seen_replaced),
+    BeforeValidator(readable),
 ]
 MAY_HOLD = {
     "user": {"text", "tool_result", "foreign"},

@@ -148,6 +148,27 @@ async def test_what_other_servers_have_left_in_a_history_is_left_out(site: Site)
     assert [rule for rule, _ in adapted(told)] == ["block_left_out"] * 3
 
 
+@pytest.mark.parametrize("kind", [[], {}, 1, None])
+@served()
+async def test_a_type_that_is_no_text_is_refused(site: Site, kind: Any) -> None:
+    block = {"type": kind, "text": "x"}
+    for content in ([block], [{"type": "tool_result", "tool_use_id": "c1", "content": [block]}]):
+        body = {"max_tokens": 9, "messages": [*CALLED, {"role": "user", "content": content}]}
+        assert (await site.http.post("/v1/messages", json=body)).status_code == 400
+    body = {"max_tokens": 9, "messages": HELLO, "tools": [{**WEATHER, "type": kind or 1}]}
+    assert (await site.http.post("/v1/messages", json=body)).status_code == 400
+
+
+@pytest.mark.parametrize(("content", "rule"), [("They said hello.", "summary_as_text"), (None, "block_left_out")])
+@served()
+async def test_a_summary_of_another_server_is_text(site: Site, content: str | None, rule: str) -> None:
+    block = {"type": "compaction", "content": content, "encrypted_content": "x"}
+    said = [block, {"type": "text", "text": "Found it."}]
+    told = await message(site, messages=[*HELLO, {"role": "assistant", "content": said}, *HELLO])
+    assert (content or "Found it.") in prompt(site)
+    assert adapted(told) == [(rule, "compaction")]
+
+
 @served(any_model=True, aliases=["haiku"])
 async def test_any_name_is_the_served_model(site: Site) -> None:
     assert adapted(await message(site, model="claude-haiku-4-5")) == [("model_aliased", "model")]
