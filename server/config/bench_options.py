@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from server.config.serve_options import ADDRESS, DEMO, VISIBLE, Count
+from server.config.option_types import Count
+from server.config.serve_options import ADDRESS, DEMO, VISIBLE
 
 
 def parse_counts(given: object) -> object:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from server.config.serve_options import Count, ServeConfig
+from server.config.option_types import Count
+from server.config.serve_options import ServeConfig
 
 
 class ClusterConfig(ServeConfig):

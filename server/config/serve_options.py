@@ -9,23 +9,19 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import ByteSize, Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from scheduler.protocol import EngineConfig
-from server.config.prompt_rules import PROMPT_RULES, parse_prompt_rules
+from server.config.option_types import ApiKeys, Count, Hosts, Memory, Names, Origins, PromptRules
+from server.config.prompt_rules import PROMPT_RULES
 
 DEMO = "demo"  # the name of the bundled model, on the command line and in requests
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
 
-TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
-KEY = re.compile(r"[!-+\--~]{1,512}")  # visible ASCII without the comma
-HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\*")
-ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?|\*")
 REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://\S+")  # fsspec chains protocols with ::
 PATH_LIKE = re.compile(r"[./~]")  # how a folder starts that cannot be a hub id
 
@@ -34,62 +30,10 @@ class UsageError(Exception):
     """What was asked for on the command line or in the environment cannot be; one line for the user."""
 
 
-def parse_api_keys(given: object) -> object:
-    """NAME=KEY pairs, from a comma list or a list of them, as {tenant: key}. The message of an error names no key."""
-    if isinstance(given, Mapping):
-        pairs: Iterable[tuple[str, str]] = given.items()
-    else:
-        entries = given.split(",") if isinstance(given, str) else given
-        if not isinstance(entries, list):
-            raise ValueError("expected NAME=KEY")
-        pairs = [entry.partition("=")[::2] for entry in entries]
-    keys: dict[str, str] = {}
-    for name, key in pairs:
-        if not TENANT.fullmatch(name) or not KEY.fullmatch(key):
-            raise ValueError("expected NAME=KEY: NAME of 1-64 letters, digits, . _ -; KEY of visible ASCII, no comma")
-        if name in keys or key in keys.values():
-            raise ValueError(f"the name {name} or its key occurs twice")
-        keys[name] = key
-    return keys
-
-
-def parse_hosts(given: object) -> object:
-    """Names of hosts, from a comma list or a list of them, in small letters."""
-    entries = given.split(",") if isinstance(given, str) else given
-    if not isinstance(entries, list) or not all(isinstance(name, str) and HOST.fullmatch(name) for name in entries):
-        raise ValueError("expected the name of a host, without a port")
-    return [name.lower().rstrip(".") for name in entries]
-
-
-def parse_origins(given: object) -> object:
-    """Origins of web pages, from a comma list or a list of them, in small letters, as browsers send them."""
-    entries = given.split(",") if isinstance(given, str) else given
-    if not isinstance(entries, list) or not all(isinstance(name, str) and ORIGIN.fullmatch(name) for name in entries):
-        raise ValueError("expected an origin, as https://app.example or http://localhost:3000, without a path; or *")
-    return [name.lower() for name in entries]
-
-
-def parse_names(given: object) -> object:
-    """Names of a model, from a comma list or a list of them."""
-    entries = given.split(",") if isinstance(given, str) else given
-    if not isinstance(entries, list) or not all(isinstance(name, str) and 0 < len(name) <= 512 for name in entries):
-        raise ValueError("expected a name of 1 to 512 characters, without a comma")
-    return entries
-
-
 def default_data_dir() -> Path:
     """Where people's programs keep data: $XDG_DATA_HOME/warmturn, else ~/.local/share/warmturn."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "warmturn"
-
-
-Count = Annotated[int, Field(ge=1)]
-Memory = Annotated[ByteSize, Field(ge=0)]
-Hosts = Annotated[list[str], NoDecode, BeforeValidator(parse_hosts)]
-Names = Annotated[list[str], NoDecode, BeforeValidator(parse_names)]
-Origins = Annotated[list[str], NoDecode, BeforeValidator(parse_origins)]
-PromptRules = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_prompt_rules)]
-ApiKeys = Annotated[dict[str, str], NoDecode, BeforeValidator(parse_api_keys)]
 
 
 class ServeConfig(BaseSettings):

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.schemas.requests import INT32, LATER_EVERYWHERE, MAX_CHOICES, GenerationRequest, TokenIds
+from server.schemas.field_types import INT32, TokenIds
+from server.schemas.requests import LATER_EVERYWHERE, MAX_CHOICES, GenerationRequest
 from server.schemas.strict import Harmless, wrong
 from server.schemas.vendor_fields import LATER as LATER_OF_VENDORS
 

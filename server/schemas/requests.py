@@ -7,16 +7,16 @@ What a later version will honour is in ``LATER``, with the values that ask for n
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduler.sampling_params import LEAST_TOP_P, Generation, Sampling, Stopping
 from server.log.logged_message import LoggedMessage
+from server.schemas.field_types import INT32, INT64, Bias, Limit, Stops, Temperature, TokenIds, TopP
 from server.schemas.formats import Formatted
 from server.schemas.messages import MAX_MESSAGES, Content, Messages
 from server.schemas.metadata import Metadata
@@ -27,16 +27,11 @@ from server.schemas.tools import Tooled
 from server.schemas.vendor_fields import LATER as LATER_OF_VENDORS
 from server.schemas.vendor_fields import VendorFields
 
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1000
 MAX_CHOICES = 16
 MAX_WORDS = 100
 MAX_WORD_CHARS = 100
-INT32 = 2**31 - 1
-INT64 = 2**63 - 1
 HALF_AN_HOUR, DAY = 1800, 86_400  # seconds
 T = TypeVar("T")
-TOKEN_ID = re.compile(r"(0|[1-9][0-9]{0,9})\Z")
 
 
 class StreamOptions(Strict):
@@ -55,31 +50,6 @@ class CacheOptions(Strict):
     ttl: Literal["30m"] = "30m"
 
 
-def bias(value: object) -> object:
-    """``logit_bias`` by token id; ids outside the vocabulary are refused later, when the model is known."""
-    if not isinstance(value, dict):
-        raise ValueError("must be an object with token ids as keys and numbers as values")
-    biases = {}
-    for key, amount in value.items():
-        if not isinstance(key, (str, int)) or not TOKEN_ID.match(str(key)):
-            raise ValueError("must have token ids as keys")
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not -100 <= amount <= 100:
-            raise ValueError("must have numbers from -100 to 100 as values")
-        biases[int(key)] = float(amount)
-    return biases
-
-
-def stops(value: object) -> object:
-    """``stop`` as a list."""
-    texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list):
-        if len(texts) > MAX_STOPS:
-            raise ValueError(f"can have at most {MAX_STOPS} strings")
-        if not all(isinstance(text, str) and 1 <= len(text) <= MAX_STOP_CHARS for text in texts):
-            raise ValueError(f"must have strings of 1 to {MAX_STOP_CHARS} characters")
-    return texts
-
-
 def either(given: T | None, silent: T) -> T:
     """The request's value, else the default."""
     return silent if given is None else given
@@ -89,35 +59,6 @@ def default(otherwise: str) -> str:
     """What the API's page says of a parameter for which a model may have a value."""
     return f"default: the model's (`--generation-config`), else {otherwise}"
 
-
-Limit = Annotated[  # -1: no limit, as llama.cpp and others have it
-    Annotated[int, Field(ge=1, le=INT32)] | None, BeforeValidator(lambda value: None if value == -1 else value)
-]
-Temperature = Annotated[float, Field(ge=0, le=2)]
-TopP = Annotated[float, Field(ge=0, le=1)]
-TokenId = Annotated[int, Field(ge=0, le=INT32)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-Stops = Annotated[
-    list[str],
-    BeforeValidator(stops),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
-                {
-                    "type": "array",
-                    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
-                    "maxItems": MAX_STOPS,
-                },
-            ]
-        }
-    ),
-]
-Bias = Annotated[
-    dict[int, float],
-    BeforeValidator(bias),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
-]
 
 LATER_EVERYWHERE: Mapping[str, tuple[object, ...]] = {
     "service_tier": ("auto", "default"),

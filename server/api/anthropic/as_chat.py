@@ -22,7 +22,8 @@ from server.api.anthropic.schemas import AnthropicMessageParam, MessagesRequest,
 from server.api.anthropic.tool_schemas import AnthropicTool, ToolChoice
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage
-from server.schemas.requests import INT32, ChatRequest
+from server.schemas.field_types import INT32
+from server.schemas.requests import ChatRequest
 from server.schemas.strict import validated
 from server.schemas.tools import Tool
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from server.api.anthropic.block_schemas import ThinkingBlockParam, ToolResultBlockParam, ToolUseBlockParam
-from server.schemas.requests import INT32
+from server.schemas.field_types import INT32
 from server.schemas.strict import Strict
 
 CLEARED = "[Old tool result content cleared]"

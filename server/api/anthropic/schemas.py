@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field, model_validator
 from server.api.anthropic.block_schemas import MAY_HOLD, AnyBlock, CacheControl, Content, TextBlockParam, Texts
 from server.api.anthropic.context_edits import ContextManagement
 from server.api.anthropic.tool_schemas import AnthropicTool, AnyTool, ToolChoice
+from server.schemas.field_types import INT32, MAX_STOP_CHARS, MAX_STOPS
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS
-from server.schemas.requests import INT32, MAX_STOP_CHARS, MAX_STOPS, default
+from server.schemas.requests import default
 from server.schemas.strict import Harmless, Strict, wrong
 
 MIN_THINKING = 1024  # tokens

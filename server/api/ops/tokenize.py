@@ -16,8 +16,9 @@ from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
 from server.log.identity import Session, named_session
+from server.schemas.field_types import TokenIds
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS, Messages
-from server.schemas.requests import ChatRequest, TokenIds
+from server.schemas.requests import ChatRequest
 from server.schemas.strict import Strict, validated, wrong
 from server.schemas.tools import Tool, distinct
 from server.turns.context import context_of

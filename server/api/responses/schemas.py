@@ -19,11 +19,12 @@ from server.api.responses.tool_schemas import (
     distinct,
     note_tools,
 )
+from server.schemas.field_types import INT32
 from server.schemas.formats import Formatted
 from server.schemas.messages import Id
 from server.schemas.metadata import Metadata
 from server.schemas.query import Query
-from server.schemas.requests import INT32, TurnRequest
+from server.schemas.requests import TurnRequest
 from server.schemas.strict import Strict, missing, wrong
 from server.schemas.tools import (
     MAX_DESCRIPTION,

@@ -41,8 +41,9 @@ from server.log.claims import SessionBusy
 from server.log.identity import Session, named_session
 from server.log.listing import SessionFilter
 from server.log.timeline import NoSuchPlace, SessionRecord, UnknownSession, drop_reply
+from server.schemas.field_types import INT32
 from server.schemas.messages import check_calls
-from server.schemas.requests import INT32, ReplyRequest
+from server.schemas.requests import ReplyRequest
 from server.turns.context import ServerContext, context_of
 from server.turns.pending_turn import open_turn
 

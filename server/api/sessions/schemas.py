@@ -8,10 +8,10 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.log.identity import check_id
+from server.schemas.field_types import INT32
 from server.schemas.messages import MAX_MESSAGES, Content, Messages, plain_text
 from server.schemas.metadata import Metadata
 from server.schemas.query import FilteredQuery, Query
-from server.schemas.requests import INT32
 from server.schemas.strict import Strict
 
 MAX_TTL = 10 * 365 * 86_400  # seconds
