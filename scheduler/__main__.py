@@ -16,6 +16,7 @@ import sys
 import msgspec
 
 from scheduler.import_savings import import_torch, leave_out_unused
+from scheduler.logs import JSON, NO_PROGRESS_BARS
 from scheduler.protocol import EngineConfig
 
 
@@ -45,6 +46,8 @@ def set_environment(config: EngineConfig) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers divides a model for the best device that it sees
     if config.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"
+    if config.log_format == JSON:
+        os.environ.setdefault(NO_PROGRESS_BARS, "1")
 
 
 def run() -> None:

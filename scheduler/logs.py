@@ -13,6 +13,7 @@ from types import TracebackType
 TEXT, JSON = "text", "json"
 ACCESS = "warmturn.access"  # one record per request
 OURS = "warmturn"  # above all our loggers
+NO_PROGRESS_BARS = "HF_HUB_DISABLE_PROGRESS_BARS"  # read when huggingface_hub is imported; transformers obeys it too
 LIBRARIES = ("transformers", "huggingface_hub")  # they have handlers of their own
 
 
@@ -64,7 +65,7 @@ def configure(form: str, level: str, text: str, about: logging.Filter | None = N
     if form == TEXT and threshold > logging.DEBUG:
         logging.getLogger(ACCESS).setLevel(max(threshold, logging.WARNING))
     if form == JSON:
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # those of transformers too, and of our children
+        os.environ.setdefault(NO_PROGRESS_BARS, "1")
         logging.captureWarnings(True)
         sys.excepthook = _uncaught
         adopt()

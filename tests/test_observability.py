@@ -202,6 +202,7 @@ def test_every_metric_of_ours_is_shown_somewhere_or_is_known_not_to_be(observed:
     assert ours - shown == {
         "warmturn_model_info",
         "warmturn_device_evictions",
+        "warmturn_line_requests",
         "warmturn_retention_hold_seconds",
         "warmturn_prefetches",
         "warmturn_think_time_seconds",

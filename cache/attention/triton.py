@@ -62,7 +62,7 @@ class TritonPlan:
     step.
     """
 
-    rest: frozenset[int] = frozenset()
+    unhandled: frozenset[int] = frozenset()
 
     def __init__(
         self,

@@ -145,6 +145,7 @@ LENGTHS = {
 }
 FORMS = {  # patterns, by what they say
     r"^[a-zA-Z0-9_-]{1,128}$": "must be 1 to 128 letters of a to z and A to Z, digits, underscores and hyphens",
+    r"^[a-zA-Z0-9_-]{1,64}$": "must be 1 to 64 letters of a to z and A to Z, digits, underscores and hyphens",
     r"^[^\s<|\\/>]{1,64}$": "must be 1 to 64 characters, and no space, <, >, |, / or \\",
     r"^[A-Za-z0-9._:@-]{0,128}$": "can have at most 128 letters of a to z and A to Z, digits and . _ : @ -",
 }

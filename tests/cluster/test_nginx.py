@@ -107,7 +107,7 @@ def test_events_pass_as_they_come(router: Nginx) -> None:
 
 def test_figures_and_large_bodies_do_not_pass(router: Nginx) -> None:
     assert httpx.get(f"{router.url}/metrics").status_code == 404
-    large = b" " * (9 * 2**20)
+    large = b" " * (65 * 2**20)
     assert httpx.post(f"{router.url}/v1/chat/completions", content=large, timeout=PATIENCE).status_code == 413
 
 

@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 START = """
 import json, sys
-from scheduler.import_savings import spare
+from scheduler.import_savings import leave_out_unused
 from scheduler.protocol import EngineConfig
 
 config = EngineConfig(address="", model=sys.argv[1], device="cpu", tensor_parallel=int(sys.argv[2]))
-spare(config)
+leave_out_unused(config)
 import torch
 from scheduler import process
 """

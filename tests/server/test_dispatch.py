@@ -15,6 +15,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO},
     "/v1/completions": {"prompt": "Once"},
     "/v1/responses": {"input": "Hello"},
+    "/v1/responses/compact": {"input": "Hello"},
     "/v1/messages": {"messages": HELLO, "max_tokens": 8},
     "/v1/sessions/{session_id}/chat/completions": {"messages": HELLO},
     "/v1/sessions/{session_id}/regenerate": {},

@@ -206,7 +206,7 @@ async def test_whatever_else_holds_one_is_a_line_of_the_log(
     def fails(*given: Any) -> None:
         "\ud83d".encode()
 
-    monkeypatch.setattr("server.api.openai.chat.chat_prompt", fails)
+    monkeypatch.setattr("server.api.openai.chat.whole_conversation", fails)
     response = await site.chat()
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_value"
