@@ -17,7 +17,7 @@ from server.constraints.enforceable import lenient
 from server.constraints.grammars import GrammarCheck, json_schema_grammar
 from server.errors import bad_request
 from server.schemas.formats import Formatted, checked, format_grammar
-from server.schemas.tools import AllowedChoice, NamedTool, ToolChoice
+from server.schemas.tools import AllowedChoice, NamedCustom, NamedTool, ToolChoice
 
 
 def call_rules_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None, parallel: bool) -> CallRules:
@@ -29,10 +29,10 @@ def call_rules_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None,
             return NO_CALLS
         case "required":
             return CallRules(select_tools(tools, None, "tool_choice"), True, parallel)
-        case NamedTool():
-            return CallRules(select_tools(tools, [choice.function.name], "tool_choice.function.name"), True, False)
+        case NamedTool() | NamedCustom():
+            return CallRules(select_tools(tools, [choice.name], f"tool_choice.{choice.type}.name"), True, False)
         case AllowedChoice():
-            names = [tool.function.name for tool in choice.allowed_tools.tools]
+            names = [tool.name for tool in choice.allowed_tools.tools]
             allowed = select_tools(tools, names, "tool_choice.allowed_tools.tools")
             return CallRules(allowed, choice.allowed_tools.mode == "required", parallel)
 

@@ -1,16 +1,42 @@
-"""The input of a custom tool: plain text for the client, and for the model the argument ``input`` of a function."""
+"""Custom tools: for the client they take plain text, for the model they are functions with one argument, ``input``."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from server import surrogates
 
+INPUT: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+TEXT_ONLY = "Its only argument, `input`, is plain text."
 HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 INSIDE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
+
+
+def custom_description(description: str | None, syntax: str = "", grammar: str = "") -> str:
+    """The description of a custom tool's function. The model is told of the ``grammar`` (``syntax``: lark or regex;
+    "" for any text), and not held to it.
+    """
+    kind = "Lark grammar" if syntax == "lark" else "regular expression"
+    told = f"{TEXT_ONLY} It follows this {kind}:\n{grammar}" if syntax else TEXT_ONLY
+    return told if description is None else f"{description}\n\n{told}"
+
+
+def custom_names(tools: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """The names of those functions, as templates take them, that are custom tools."""
+    functions = [tool["function"] for tool in tools]
+    return frozenset(
+        function["name"]
+        for function in functions
+        if function.get("parameters") == INPUT and TEXT_ONLY in function.get("description", "")
+    )
 
 
 def read_json(text: str) -> Any:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from server import surrogates
 from server.errors import bad_request
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage
+from server.schemas.custom_input import arguments_with
 from server.schemas.sent_history import PART_TYPES, mend_history
 from server.schemas.strict import Harmless, Strict, missing, wrong
 
@@ -75,11 +76,40 @@ def plain_text(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.plain for part in content)
 
 
+def kind_of_call(value: object) -> str:
+    """Which form of a call this is."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "<custom>" if kind == "custom" else "<function>"
+
+
 class SentFunction(Strict):
     """The function of a call in an earlier reply."""
 
     name: Annotated[str, Field(pattern=NAME)]
     arguments: CallArguments
+
+
+class SentInput(Strict):
+    """The custom tool of a call in an earlier reply."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    input: CallArguments
+
+
+class SentCustomCall(Strict):
+    """A call of a custom tool in an earlier reply."""
+
+    IDLE: ClassVar[frozenset[str]] = frozenset({"index", "extra_content", "cache_control"})
+    id: Id
+    type: Literal["custom"]
+    custom: SentInput
+    index: int | None = None
+    extra_content: object = None
+    cache_control: dict[str, Any] | None = None
+
+    def plain(self) -> LoggedCall:
+        """The logged call, which is one of a function."""
+        return LoggedCall(self.id, "function", LoggedFunction(self.custom.name, arguments_with(self.custom.input)))
 
 
 class SentCall(Strict):
@@ -98,6 +128,12 @@ class SentCall(Strict):
         return LoggedCall(self.id, self.type, LoggedFunction(self.function.name, self.function.arguments))
 
 
+AnyCall = Annotated[
+    Annotated[SentCall, Tag("<function>")] | Annotated[SentCustomCall, Tag("<custom>")],
+    Discriminator(kind_of_call),
+]
+
+
 class ChatMessageParam(Strict):
     """One message of a chat; with ``prefix`` it is the beginning of the reply. Fields that clients copy from an earlier
     reply are accepted.
@@ -113,7 +149,7 @@ class ChatMessageParam(Strict):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Annotated[list[SentCall], Field(max_length=MAX_TOOLS), Field(fail_fast=True)] = Field(
+    tool_calls: Annotated[list[AnyCall], Field(max_length=MAX_TOOLS), Field(fail_fast=True)] = Field(
         default_factory=list
     )
     tool_call_id: Id | None = None

@@ -157,12 +157,20 @@ class CalledFunction(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class CalledCustom(msgspec.Struct, frozen=True):
+    """A custom tool that is called, with its text."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call of a tool."""
+    """A call of a tool: of a ``function`` or of a ``custom`` one."""
 
     id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
+    type: Literal["function", "custom"] = "function"
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -209,13 +217,21 @@ class FunctionDelta(msgspec.Struct, frozen=True):
     arguments: str | UnsetType = UNSET
 
 
+class CustomDelta(msgspec.Struct, frozen=True):
+    """More of a call of a custom tool: its name when it begins, then pieces of its input."""
+
+    name: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+
+
 class ToolCallDelta(msgspec.Struct, frozen=True):
     """More of the ``index``-th call of a reply; id and type when it begins."""
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):

@@ -258,7 +258,6 @@ class ReplyRequest(Tooled, RoutedFields, ThinkingFields, GenerationRequest):
         "function_call": (),
         "modalities": (["text"],),
         "audio": (),
-        "web_search_options": (),
         "moderation": (),
     }
     IDLE: ClassVar[frozenset[str]] = RoutedFields.IDLE | {"service_tier"}

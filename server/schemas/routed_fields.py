@@ -52,7 +52,7 @@ class OllamaOptions(Strict):
 class RoutedFields(Strict):
     """The fields. ``enable_thinking`` is Qwen's, ``thinking`` of GLM, DeepSeek and others, ``reasoning`` OpenRouter's,
     ``think`` Ollama's. ``options`` and ``num_ctx`` size the context of a server that is not sized yet.
-    ``web_search`` asks for a search, which only a vendor can run.
+    ``web_search`` and OpenAI's ``web_search_options`` ask for a search, which only a vendor can run.
     """
 
     IDLE: ClassVar[frozenset[str]] = frozenset(
@@ -81,12 +81,13 @@ class RoutedFields(Strict):
     usage: dict[str, Any] | None = None
     vl_high_resolution_images: bool | None = None
     web_search: bool | None = None
+    web_search_options: dict[str, Any] | None = None
 
-    @field_validator("web_search")
+    @field_validator("web_search", "web_search_options")
     @classmethod
-    def left_out(cls, value: bool | None) -> bool | None:
+    def left_out(cls, value: bool | dict[str, Any] | None) -> bool | dict[str, Any] | None:
         """A search is not offered to the model."""
-        if value:
+        if value or isinstance(value, dict):
             adapt("tool_left_out", "web_search")
         return value
 

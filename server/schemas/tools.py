@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from server.schemas.adaptations import adapt
+from server.schemas.custom_input import INPUT, custom_description
 from server.schemas.messages import MAX_TOOLS, NAME
-from server.schemas.strict import Harmless, Strict, wrong
+from server.schemas.strict import Strict, missing, wrong
 
 MAX_DESCRIPTION = 262_144  # characters
+MAX_GRAMMAR = 65_536  # characters
 VENDOR_TOOLS = re.compile(  # that only a vendor can run
     r"(code_interpreter|computer_use_preview|file_search|image_generation|tool_search"
     r"|(openrouter:)?web_search(_preview)?)(_[0-9_]{1,12})?\Z"
@@ -59,11 +61,15 @@ class Function(Strict):
 class Tool(OfFunctions):
     """One entry of ``tools``."""
 
-    LATER: ClassVar[Harmless] = {"custom": ()}
     IDLE: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     type: FunctionType
     function: Function
     cache_control: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.name
 
     def plain(self) -> dict[str, Any]:
         """The tool as chat templates and the log take it."""
@@ -74,6 +80,72 @@ class Tool(OfFunctions):
         if self.function.strict:
             function["strict"] = True
         return {"type": "function", "function": function}
+
+
+class Grammar(Strict):
+    """A grammar of a custom tool's input."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(max_length=MAX_GRAMMAR)]
+
+
+class CustomFormat(Strict):
+    """The form of a custom tool's input: any text, or one of a grammar."""
+
+    type: Literal["text", "grammar"]
+    grammar: Grammar | None = None
+
+    @model_validator(mode="after")
+    def has_its_grammar(self) -> Self:
+        """A grammar is given if and only if the type says so."""
+        if (self.type == "grammar") != (self.grammar is not None):
+            raise missing("grammar") if self.grammar is None else wrong("grammar", "is only allowed with type: grammar")
+        return self
+
+
+class Custom(Strict):
+    """What takes plain text."""
+
+    name: FunctionName
+    description: Annotated[str, Field(max_length=MAX_DESCRIPTION)] | None = None
+    format: CustomFormat | None = None
+
+
+class CustomTool(Strict):
+    """An entry of ``tools`` that takes text: for the model, a function with one argument, ``input``."""
+
+    IDLE: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    type: Literal["custom"]
+    custom: Custom
+    cache_control: dict[str, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.custom.name
+
+    def plain(self) -> dict[str, Any]:
+        """The function as chat templates and the log take it."""
+        grammar = self.custom.format.grammar if self.custom.format is not None else None
+        held = () if grammar is None else (grammar.syntax, grammar.definition)
+        if grammar is not None:
+            adapt("grammar_described", "custom")
+        description = custom_description(self.custom.description, *held)
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": description, "parameters": dict(INPUT)},
+        }
+
+
+def is_custom(value: object) -> bool:
+    """Whether an object, sent or validated, is about a custom tool."""
+    return (value.get("type") if isinstance(value, dict) else getattr(value, "type", None)) == "custom"
+
+
+ChatTool = Annotated[
+    Annotated[Tool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
+    Discriminator(lambda value: "<custom>" if is_custom(value) else "<function>"),
+]
 
 
 def offered(value: object) -> object:
@@ -90,9 +162,9 @@ def offered(value: object) -> object:
     return kept
 
 
-def distinct(value: Sequence[Tool]) -> Sequence[Tool]:
+def distinct(value: Sequence[Tool | CustomTool]) -> Sequence[Tool | CustomTool]:
     """Refuse two tools with the same name."""
-    names = [tool.function.name for tool in value]
+    names = [tool.name for tool in value]
     if len(set(names)) < len(names):
         raise ValueError("must have different names")
     return value
@@ -110,12 +182,35 @@ class NamedTool(OfFunctions):
     type: FunctionType
     function: NamedFunction
 
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.name
+
+
+class NamedCustom(Strict):
+    """A custom tool by its name."""
+
+    type: Literal["custom"]
+    custom: NamedFunction
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.custom.name
+
+
+AnyNamed = Annotated[
+    Annotated[NamedTool, Tag("<function>")] | Annotated[NamedCustom, Tag("<custom>")],
+    Discriminator(lambda value: "<custom>" if is_custom(value) else "<function>"),
+]
+
 
 class AllowedTools(Strict):
     """Some of the tools: ``auto`` may call them, ``required`` calls at least one."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AnyNamed], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedChoice(Strict):
@@ -130,12 +225,13 @@ def kind_of_choice(value: object) -> str:
     if isinstance(value, str):
         return "<word>"
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<allowed>" if kind == "allowed_tools" else "<named>"
+    return {"allowed_tools": "<allowed>", "custom": "<custom>"}.get(str(kind), "<named>")
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedTool, Tag("<named>")]
+    | Annotated[NamedCustom, Tag("<custom>")]
     | Annotated[AllowedChoice, Tag("<allowed>")],
     Discriminator(kind_of_choice),
 ]
@@ -148,7 +244,7 @@ class Tooled(Strict):
 
     tools: (
         Annotated[
-            list[Tool],
+            list[ChatTool],
             Field(max_length=MAX_TOOLS),
             Field(fail_fast=True),
             AfterValidator(distinct),

@@ -6,7 +6,7 @@ import secrets
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from scheduler.protocol import Delta, TokenLogprob
 from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
-from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
+from server.chat.reply_parser import ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
 from server.http.sse import DONE, frame_event
 from server.log.chat_rows import row_of
@@ -25,6 +25,7 @@ from server.log.response_rows import TurnExtras
 from server.schemas import objects
 from server.schemas.requests import GenerationRequest
 from server.schemas.vendor_fields import FLOOR, NO_TOKEN_OPTIONS, TokenOptions, clamp_logprob
+from server.turns.call_deltas import CallDeltas, tool_call
 
 PIECE = 64  # bytes, of which the events of an obfuscated stream are multiples
 UsageField = objects.Usage | UnsetType | None
@@ -162,10 +163,11 @@ class ChatReply(Reply):
         tier: str | None = None,
         metadata: Mapping[str, str] | None = None,
         kept: tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]] | None = None,
+        custom: Set[str] = frozenset(),
     ) -> None:
         """``prompt``: None for a replay; ``echo`` is put before the reply's content; ``tier``: the service tier that
         the client asked for; ``metadata``: new metadata for the session; ``kept``: for a stored chat, its request's
-        parameters and messages.
+        parameters and messages; ``custom``: the names of its custom tools.
         """
         super().__init__(head, options)
         self._beside = TurnExtras(metadata=metadata)
@@ -173,6 +175,8 @@ class ChatReply(Reply):
         self._tokens = tokens
         self._prompt_ids = UNSET if prompt is None else tokens.select_ids(prompt.ids)
         self._echo = echo
+        self._custom = custom
+        self._calls: dict[int, CallDeltas] = {}  # by the choice
         self._tier = UNSET if tier is None else "default"  # there is no other one
 
     def turn_extras(self, partial_reply: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt) -> TurnExtras:
@@ -195,13 +199,16 @@ class ChatReply(Reply):
         if not parts and not (tokens.logprobs is not None and delta.logprobs) and not (tokens.ids and delta.tokens):
             return ()
         logprobs, ids = self._entries(delta.logprobs), tokens.select_ids(delta.tokens)
-        choice = objects.ChatChunkChoice(index, chat_delta(parts), logprobs, token_ids=ids)
+        calls = self._calls.setdefault(index, CallDeltas(self._custom))
+        choice = objects.ChatChunkChoice(index, chat_delta(parts, calls), logprobs, token_ids=ids)
         return [self._chunk([choice], usage)]
 
     def end_choice(
         self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
     ) -> Sequence[objects.ChatChunk]:
-        choice = objects.ChatChunkChoice(index, objects.ChatDelta(), finish_reason=partial_reply.finish)
+        rest = self._calls[index].finish() if index in self._calls else []
+        delta = objects.ChatDelta(tool_calls=rest or UNSET)
+        choice = objects.ChatChunkChoice(index, delta, finish_reason=partial_reply.finish)
         return [self._chunk([choice], usage, cache)]
 
     def end_stream(
@@ -218,7 +225,7 @@ class ChatReply(Reply):
             assert partial_reply.finish is not None
             logprobs = self._entries(partial_reply.logprobs)
             ids = self._tokens.select_ids(partial_reply.tokens) if self._prompt_ids is not UNSET else UNSET
-            message = chat_message(partial_reply, self._echo)
+            message = chat_message(partial_reply, self._echo, self._custom)
             choices.append(objects.ChatChoice(index, message, partial_reply.finish, logprobs, ids))
         return objects.ChatCompletion(
             head.id,
@@ -248,11 +255,9 @@ class ChatReply(Reply):
         return objects.ChatLogprobs([chat_logprob(entry, self._tokens) for entry in logprobs])
 
 
-def chat_message(partial_reply: PartialReply, echo: str = "") -> objects.ChatMessage:
-    """The message of a reply that has ended, after the beginning ``echo``."""
-    calls = [
-        objects.ToolCall(call.id, objects.CalledFunction(call.name, call.arguments)) for call in partial_reply.calls
-    ]
+def chat_message(partial_reply: PartialReply, echo: str = "", custom: Set[str] = frozenset()) -> objects.ChatMessage:
+    """The message of a reply that has ended, after the beginning ``echo``; ``custom``: the names of custom tools."""
+    calls = [tool_call(call, call.name in custom) for call in partial_reply.calls]
     return objects.ChatMessage(
         content=echo + partial_reply.content if echo or partial_reply.content or not calls else None,
         reasoning_content=partial_reply.reasoning or UNSET,
@@ -260,30 +265,17 @@ def chat_message(partial_reply: PartialReply, echo: str = "") -> objects.ChatMes
     )
 
 
-def chat_delta(parts: Sequence[Part]) -> objects.ChatDelta:
-    """The chunk's delta for parsed parts. Without parts its content is empty, as the logprobs of its tokens need a
-    chunk.
+def chat_delta(parts: Sequence[Part], calls: CallDeltas) -> objects.ChatDelta:
+    """The chunk's delta for parsed parts; ``calls`` makes those of this choice. Without parts its content is empty, as
+    the logprobs of its tokens need a chunk.
     """
     content = "".join(part.text for part in parts if isinstance(part, ContentPiece))
     reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPiece))
-    begun = {part.index: part for part in parts if isinstance(part, CallStart)}
-    arguments: dict[int, str] = dict.fromkeys(begun, "")
-    for part in parts:
-        if isinstance(part, ArgumentsPiece):
-            arguments[part.index] = arguments.get(part.index, "") + part.text
-    calls = [call_delta(index, begun.get(index), text) for index, text in arguments.items()]
     return objects.ChatDelta(
         content=content if content or not parts else UNSET,
         reasoning_content=reasoning or UNSET,
-        tool_calls=calls or UNSET,
+        tool_calls=calls.take(parts) or UNSET,
     )
-
-
-def call_delta(index: int, call: CallStart | None, arguments: str) -> objects.ToolCallDelta:
-    """A part of a tool call; ``call`` is given where it begins."""
-    if call is None:
-        return objects.ToolCallDelta(index, objects.FunctionDelta(arguments=arguments))
-    return objects.ToolCallDelta(index, objects.FunctionDelta(call.name, arguments), call.id, "function")
 
 
 def chat_logprob(entry: TokenLogprob, options: TokenOptions = NO_TOKEN_OPTIONS) -> objects.ChatLogprob:

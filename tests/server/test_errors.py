@@ -19,7 +19,6 @@ SECRET = "s3cr3t"
 UNSUPPORTED: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "audio": {"voice": "alloy"},
-    "web_search_options": {},
 }
 
 

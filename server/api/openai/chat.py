@@ -24,6 +24,7 @@ from server.log.identity import Session, named_session
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
 from server.schemas.adaptations import adapt
+from server.schemas.custom_input import custom_names
 from server.schemas.requests import ChatRequest, ReplyRequest
 from server.schemas.vendor_fields import NO_TOKEN_OPTIONS, TokenOptions
 from server.turns.pending_turn import PendingTurn, open_turn
@@ -120,7 +121,9 @@ def chat_reply(
     does not have.
     """
     tokens = NO_TOKEN_OPTIONS if prompt is None else TokenOptions.of(body, body.token_logprobs)
-    return ChatReply(head, UsageOptions.of(body), tokens, prompt, body.echoed, tier_of(body), body.metadata, stored)
+    tools = prompt.callable_tools if prompt is not None else [tool.plain() for tool in body.tools or ()]
+    options, custom = UsageOptions.of(body), custom_names(tools)
+    return ChatReply(head, options, tokens, prompt, body.echoed, tier_of(body), body.metadata, stored, custom)
 
 
 def tier_of(body: ReplyRequest) -> str | None:

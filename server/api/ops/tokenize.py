@@ -20,7 +20,7 @@ from server.schemas.field_types import TokenIds
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS, Messages
 from server.schemas.requests import ChatRequest
 from server.schemas.strict import Strict, validated, wrong
-from server.schemas.tools import Tool, distinct
+from server.schemas.tools import ChatTool, distinct
 from server.turns.context import context_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -34,7 +34,7 @@ class TokenizeRequest(Strict):
     prompt: str | None = None
     messages: Annotated[Messages, Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: (
-        Annotated[list[Tool], Field(max_length=MAX_TOOLS), Field(fail_fast=True), AfterValidator(distinct)] | None
+        Annotated[list[ChatTool], Field(max_length=MAX_TOOLS), Field(fail_fast=True), AfterValidator(distinct)] | None
     ) = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False

@@ -31,6 +31,7 @@ from server.schemas.tools import (
     AllowedChoice,
     AllowedTools,
     FunctionName,
+    NamedCustom,
     NamedFunction,
     NamedTool,
     ToolChoice,
@@ -194,7 +195,7 @@ class InputRequest(TurnRequest):
             case NamedChoice():
                 return named_tool(names, choice)
             case AllowedToolChoice():
-                allowed = [named_tool(names, tool) for tool in choice.tools]
+                allowed: list[NamedTool | NamedCustom] = [named_tool(names, tool) for tool in choice.tools]
                 return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode, tools=allowed))
         return choice
 

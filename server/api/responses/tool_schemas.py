@@ -14,9 +14,10 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, TypeAdapter, mo
 
 from server.api.responses.client_tools import SEARCH, SHELL, ClientTool, Execution, ToolKey
 from server.schemas.adaptations import adapt
+from server.schemas.custom_input import INPUT, custom_description
 from server.schemas.messages import MAX_TOOLS
 from server.schemas.strict import Harmless, Strict, wrong
-from server.schemas.tools import MAX_DESCRIPTION, FunctionName
+from server.schemas.tools import MAX_DESCRIPTION, MAX_GRAMMAR, FunctionName
 
 VENDOR_TOOLS = frozenset(  # without the date of a version, and "preview"
     {
@@ -34,16 +35,9 @@ VENDOR_TOOLS = frozenset(  # without the date of a version, and "preview"
     }
 )
 VERSION = re.compile(r"(_preview)?(_\d+)*\Z")
-MAX_GRAMMAR = 65_536  # characters
 Caller = Literal["direct", "programmatic"]
 Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
 AnyObject = Annotated[dict[str, Any], Field(max_length=1024)]
-INPUT: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 QUERY: Mapping[str, Any] = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 COMMAND: Mapping[str, Any] = {
     "type": "object",
@@ -107,11 +101,6 @@ class TextInput(Strict):
 
     type: Literal["text"]
 
-    @property
-    def described(self) -> str:
-        """What a description says of it."""
-        return ""
-
 
 class GrammarInput(Strict):
     """Text of a grammar. The model is told of it, and not held to it."""
@@ -119,12 +108,6 @@ class GrammarInput(Strict):
     type: Literal["grammar"]
     syntax: Literal["lark", "regex"]
     definition: Annotated[str, Field(max_length=MAX_GRAMMAR)]
-
-    @property
-    def described(self) -> str:
-        """What a description says of it."""
-        kind = "Lark grammar" if self.syntax == "lark" else "regular expression"
-        return f" It follows this {kind}:\n{self.definition}"
 
 
 class CustomTool(OwnTool):
@@ -135,8 +118,8 @@ class CustomTool(OwnTool):
 
     def tools(self, namespace: str = "") -> Iterator[ClientTool]:
         """The tools to call."""
-        told = "Its only argument, `input`, is plain text." + ("" if self.format is None else self.format.described)
-        description = told if self.description is None else f"{self.description}\n\n{told}"
+        held = (self.format.syntax, self.format.definition) if isinstance(self.format, GrammarInput) else ()
+        description = custom_description(self.description, *held)
         yield ClientTool(ToolKey("ctc", self.name, namespace), description, INPUT)
 
     def to_object(self) -> dict[str, Any]:
