@@ -47,14 +47,17 @@ class Conversation:
     make_prompt: PromptMaker
 
 
-async def recognise(turn: PendingTurn, conversation: Conversation) -> tuple[PendingTurn, Prompt]:
+async def recognise(
+    turn: PendingTurn, conversation: Conversation, *, aside: bool = False
+) -> tuple[PendingTurn, Prompt]:
     """The turn on the line that the request belongs to, if it has a hint and a line can take it, and its prompt. The
-    turn's claim then holds the line. Raises a 400 for messages that make no prompt.
+    turn's claim then holds the line. ``aside``: it is a side call, which no line takes. Raises a 400 for messages that
+    make no prompt.
     """
     hint = hint_of(turn.request.headers, turn.body.hints)
     if turn.session is None and hint is not None and turn.context.line_seconds and turn.body.may_continue_line:
         try:
-            return await Recognition(turn, conversation, hint).run()
+            return await Recognition(turn, conversation, hint, aside).run()
         except (LogUnavailable, SessionMoved) as error:
             logger.warning("a request runs without its line: %s", error)
     return turn, await turn.context.tokens.run(conversation.make_prompt, None, conversation.messages)
@@ -67,6 +70,7 @@ class Recognition:
     turn: PendingTurn
     conversation: Conversation
     hint: Hint
+    aside: bool = False
 
     async def run(self) -> tuple[PendingTurn, Prompt]:
         """See ``recognise``. Raises LogUnavailable."""
@@ -75,7 +79,7 @@ class Recognition:
         branch, prompt = await self._continue(found)
         if prompt is None:
             prompt = await turn.context.tokens.run(conversation.make_prompt, None, conversation.messages)
-        if self._is_side(found, branch):
+        if self.aside or self._is_side(found, branch):
             return self._unlogged("side", branch), prompt
         if branch is None:
             parent = found.agreeing[0].record if found.agreeing else found.fronted

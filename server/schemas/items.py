@@ -21,6 +21,7 @@ from server.log.logged_message import LoggedMessage, Role
 from server.schemas.call_items import CALL_KINDS, OUTPUT_KINDS, AnyCall, AnyOutput, call_item, output_item
 from server.schemas.item_texts import InputText, OutputText, ReasoningText, Status
 
+SEALED_AT = 3  # where the entry of a summary has what clients keep of the compaction
 ITEM_KINDS = ("msg", "rs", "at", "cmp", *CALL_KINDS, *OUTPUT_KINDS)
 
 
@@ -85,7 +86,7 @@ Entry = list[Any]  # id, characters, status unless it is "completed", and what m
 
 def entry(id: str, text: str, status: Status = "completed", *more: str) -> Entry:
     """An item as its message tells of it. ``more``: of a call, the name and the namespace that the client knows it by;
-    of tools, their JSON.
+    of tools, their JSON; of a compaction, in its summary only, the ``encrypted_content``.
     """
     return [id, len(text)] if status == "completed" and not more else [id, len(text), status, *more]
 
@@ -106,7 +107,10 @@ def message_items(message: LoggedMessage, session: str, number: int) -> Iterator
         return
     role = message.role
     entries = entries_of(message, session, number)
-    if role == "tool":
+    if kind_of(entries[0]) == "cmp":
+        if len(entries[0]) > SEALED_AT:  # the summary; the other messages of a compaction have its id only
+            yield CompactionItem(entries[0][0], entries[0][SEALED_AT])
+    elif role == "tool":
         first, tools = entries[0], tools_of(entries[0])
         yield output_item(kind_of(first), first[0], message.tool_call_id, message.content, tools)
     elif kind_of(entries[0]) == "at":

@@ -90,14 +90,34 @@ class LineReceipt(msgspec.Struct, frozen=True):
     id: str | UnsetType = UNSET
 
 
+CompactionReason = Literal["threshold", "context", "request"]
+
+
+class CompactionReceipt(msgspec.Struct, frozen=True):
+    """Messages that a summary stands for from this request on. ``reason``: the client's threshold was passed, the
+    prompt did not fit the context, or the request asks for it. ``messages``: how many were summarised, in ``summaries``
+    parts. The tokens are those of these parts: of their prompts, how many of them were cached, and of what was written;
+    where the response itself is a summary, that one is in its own usage. ``kept``: a session with the conversation as
+    it was, where this request's own session goes on without it.
+    """
+
+    reason: CompactionReason
+    messages: int
+    summaries: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    kept: str | UnsetType = UNSET
+
+
 class CacheReceipt(msgspec.Struct, frozen=True):
     """What the prompts of a request cost; each counts once. ``reused`` tokens were not computed, by the tier that had
     them; every tier is named. ``recomputed`` tokens had been computed for this session before, ``new`` ones had not.
     ``prefill_ms`` is from admission to first token; null when none was generated. ``max_tokens``: what was left of the
     context, where the request allowed more than that. ``ignored``: unknown fields that were left out of the request;
     ``adapted``: what of it was taken otherwise than it is written. ``line``: for a request with a hint of its
-    conversation. ``thinking_budget_spent``: the budget for reasoning was spent, in one choice at least, and the
-    end of the reasoning was forced.
+    conversation. ``compaction``: where older messages were summarised. ``thinking_budget_spent``: the budget for
+    reasoning was spent, in one choice at least, and the end of the reasoning was forced.
     """
 
     prompt_tokens: int
@@ -111,6 +131,7 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     ignored: list[str] | UnsetType = UNSET
     adapted: list[Adaptation] | UnsetType = UNSET
     line: LineReceipt | UnsetType = UNSET
+    compaction: CompactionReceipt | UnsetType = UNSET
     thinking_budget_spent: bool | UnsetType = UNSET
 
 

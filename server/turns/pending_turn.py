@@ -16,7 +16,7 @@ from server.log.identity import Session
 from server.log.response_rows import TurnExtras
 from server.log.retries import Idempotency
 from server.log.timeline import SessionRecord
-from server.schemas.objects import LineReceipt
+from server.schemas.objects import CompactionReceipt, LineReceipt
 from server.schemas.requests import TurnRequest
 from server.turns.context import ServerContext, context_of
 from server.turns.replay import idempotency_of, replay_turn
@@ -44,7 +44,8 @@ class PendingTurn:
     the log has of the session now (None: nothing), whether or not the prompt builds on it: the commit fails with
     SessionMoved if the session has changed by then, and the receipt says what of it could not be reused.
     ``idempotency`` is the client's key for the request. ``claim`` holds the session until the response is complete.
-    ``line``: for a request that was recognised by a hint; its session then is a line, or None.
+    ``line``: for a request that was recognised by a hint; its session then is a line, or None. ``compaction``: what of
+    the conversation was summarised before this turn.
     """
 
     request: Request
@@ -55,6 +56,7 @@ class PendingTurn:
     idempotency: Idempotency | None
     claim: ExitStack
     line: LineTurn | None = None
+    compaction: CompactionReceipt | None = None
 
     @property
     def named_session(self) -> Session | None:

@@ -217,6 +217,7 @@ class TurnRunner:
             ignored=self._ignored or UNSET,
             adapted=self._adapted or UNSET,
             line=UNSET if self._turn.line is None else self._turn.line.receipt,
+            compaction=self._turn.compaction or UNSET,
             thinking_budget_spent=any(partial_reply.thinking_cut for partial_reply in self._partial_replies) or UNSET,
         )
 

@@ -11,24 +11,19 @@ from pydantic import Field
 from starlette.responses import Response
 
 from server.api.responses.branches import ResponseBranch, find_branch
+from server.api.responses.compacting import folding_of
 from server.api.responses.objects import CompactedResponse
-from server.api.responses.prompt import response_prompt
+from server.api.responses.reading import ReadInput, read_conversation
 from server.api.responses.reply import usage_of
-from server.api.responses.routes import ReadInput, read_conversation
 from server.api.responses.schemas import InputRequest
 from server.api.responses.sealed_reasoning import seal
-from server.chat.compaction import ask_for_summary
-from server.chat.prompts import Prompt
 from server.errors import bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response
-from server.lines.recognition import Conversation, recognise
-from server.log.logged_message import LoggedMessage
-from server.log.timeline import SessionRecord
+from server.http.sse import while_connected
 from server.schemas.items import CompactionItem, Item, MessageItem, items_of, new_id
-from server.turns.context import ServerContext, context_of
+from server.turns.context import context_of
 from server.turns.pending_turn import PendingTurn
-from server.turns.summary import SHORTEST, write_summary
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -40,16 +35,13 @@ class CompactRequest(InputRequest):
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     store: bool = False
 
-    @property
-    def least_tokens(self) -> int:
-        return SHORTEST
-
 
 @router.post("/v1/responses/compact")
 @takes_turn
 async def compact(body: CompactRequest, request: Request) -> Response:
     """Summarise a conversation: all messages of the user and one compaction item, which take its place in the input of
-    later requests. Of a conversation that is too long, the newest part is summarised.
+    later requests. Of a conversation that is too long, the oldest part is summarised first, and then its summary with
+    the rest.
     """
     context, tenant = context_of(request), request.state.tenant
     context.check(body, None)
@@ -60,10 +52,10 @@ async def compact(body: CompactRequest, request: Request) -> Response:
         raise bad_request("input has no message of a user: there is nothing to summarise.", "input", "invalid_value")
     with ExitStack() as claim:
         turn = PendingTurn(request, body, context, None, branch.past, None, claim)
-        turn, prompt = await recognise(turn, with_question(context, body, branch, read))
-        summary = await write_summary(turn, prompt)
-    item = CompactionItem(new_id("cmp", None), seal(summary.text))
-    usage = usage_of(summary.usage)
+        folding = folding_of(turn, body, branch.past, read.names)
+        summary = await while_connected(request.receive, folding.summarise(read.conversation.messages))
+    item = CompactionItem(new_id("cmp", None), seal(summary))
+    usage = usage_of(folding.usage)
     return json_response(CompactedResponse(new_id("resp", None), int(time.time()), [*kept, item], usage))
 
 
@@ -71,18 +63,3 @@ def user_items(read: ReadInput, branch: ResponseBranch) -> list[Item]:
     """All messages of the user, in order."""
     past = [] if branch.past is None else [item for _, item in items_of(branch.past.messages, "")]
     return [item for item in [*past, *read.items] if isinstance(item, MessageItem) and item.role == "user"]
-
-
-def with_question(
-    context: ServerContext, body: CompactRequest, branch: ResponseBranch, read: ReadInput
-) -> Conversation:
-    """The conversation with the question for a summary at its end."""
-    shortened = body.model_copy(update={"truncation": "auto"})
-    question = ask_for_summary()
-
-    def prompt_of(record: SessionRecord | None, new: list[LoggedMessage]) -> Prompt:
-        past, added = (branch.past, [*read.new, question]) if record is None else (record, new)
-        return response_prompt(shortened, context.tokens, context.facts, past, added, read.names)
-
-    whole = read.conversation
-    return Conversation([*whole.messages, question], whole.rendering, prompt_of)

@@ -15,13 +15,13 @@ from server.api.responses.input_items import gather_input, page_of
 from server.api.responses.schemas import AddItems, CreateConversation, Including, ListItems, UpdateConversation
 from server.api.sessions.routes import delete_session_and_turn
 from server.chat.prompts import check_bytes
-from server.errors import ApiError
+from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
 from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord, SessionSummary
-from server.schemas.items import Item, entries_of, items_of, without
+from server.schemas.items import CompactionItem, Item, entries_of, items_of, without
 from server.turns.context import ServerContext, context_of
 
 router = APIRouter(route_class=JsonRoute)
@@ -106,7 +106,10 @@ async def delete_item(conversation_id: str, item_id: str, request: Request) -> R
     context, session = context_of(request), conversation_session(request, conversation_id)
     async with context.log.holding(session.tenant, session.name):
         record = await require_conversation(context, session)
-        number, _ = find_item(record, session, item_id)
+        number, item = find_item(record, session, item_id)
+        if isinstance(item, CompactionItem):
+            message = "A compaction cannot be removed: the conversation from before it is a session of its own."
+            raise bad_request(message, "item_id", "item_not_removable")
         rest = [write_item_ids(record.messages, session, index) for index in range(number, len(record.messages))]
         left = without(rest[0], session.name, number, item_id)
         messages = rest[1:] if left is None else [left, *rest[1:]]

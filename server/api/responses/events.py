@@ -70,6 +70,13 @@ class ItemDone(Event, frozen=True, kw_only=True, tag="response.output_item.done"
     item: Item
 
 
+class Compacting(Event, frozen=True, kw_only=True, tag="response.compaction.compacting"):
+    """More of a summary that the request asks for was generated; it is in the item when this is complete."""
+
+    item_id: str
+    output_index: int
+
+
 class OfItem(Event, frozen=True, kw_only=True):
     """The fields of events within an item."""
 

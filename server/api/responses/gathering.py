@@ -11,7 +11,7 @@ from typing import Any
 from server.api.responses.client_tools import SEARCH, SHELL, ToolKey, ToolNames
 from server.api.responses.sealed_reasoning import unseal
 from server.api.responses.tool_schemas import tools_in
-from server.chat.compaction import summary_messages
+from server.chat.compaction import GO_ON, summary_messages
 from server.errors import ApiError, bad_request
 from server.log.logged_message import LoggedCall, LoggedFunction, LoggedMessage, Role
 from server.schemas.call_items import (
@@ -26,7 +26,8 @@ from server.schemas.call_items import (
     arguments_of,
 )
 from server.schemas.item_texts import Status
-from server.schemas.items import AddedToolsItem, CompactionItem, Entry, Item, MessageItem, ReasoningItem, entry
+from server.schemas.items import AddedToolsItem, CompactionItem, Entry, Item, MessageItem, ReasoningItem, entry, kind_of
+from server.schemas.sealed_compaction import unseal_messages
 
 LEADING = ("system", "developer")
 NOTHING_FOUND = "No tools were found."
@@ -43,7 +44,15 @@ class GatheredMessage:
     call_id: str = ""
     items: list[Entry] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
     dropped: bool = False
+
+    @classmethod
+    def of(cls, message: LoggedMessage) -> GatheredMessage:
+        """A message that is complete."""
+        thoughts = [message.reasoning_content] if message.reasoning_content else []
+        calls, tools, removed = [*message.tool_calls], [*message.added_tools], [*message.removed_tools]
+        return cls(message.role, message.content, thoughts, calls, message.tool_call_id, [], tools, removed)
 
     @property
     def logged(self) -> LoggedMessage:
@@ -56,6 +65,7 @@ class GatheredMessage:
             tool_call_id=self.call_id,
             items=self.items,
             added_tools=self.tools,
+            removed_tools=self.removed,
             dropped=self.dropped,
         )
 
@@ -100,8 +110,8 @@ class Gathering:
                 self._add_call(item, where)
             case AddedToolsItem():
                 self._add_tools(item)
-            case CompactionItem(_, sealed):
-                self._compact(unseal(sealed) or "")
+            case CompactionItem(id, sealed):
+                self._compact(id, sealed)
             case ReasoningItem(id, content, status=status):
                 text = "\n".join(part.text for part in content)
                 self._begin_answer()
@@ -148,26 +158,46 @@ class Gathering:
         made.items = [entry(item.id, "", "completed", json.dumps(item.tools, ensure_ascii=False))]
         self._gathered.append(made)
 
-    def _compact(self, summary: str) -> None:
-        """A summary in place of what came before it in the request; instructions and the user's words stay."""
-        leading = takewhile(lambda one: one.role in LEADING, self._gathered)
-        words = [one.content for one in self._gathered if one.role == "user"]
-        made = [GatheredMessage(one.role, one.content) for one in summary_messages(summary, words)]
+    def _compact(self, id: str, sealed: str) -> None:
+        """A summary in place of what came before it in the request. Instructions stay, and the user's words too, unless
+        the item has the newest messages itself.
+        """
+        leading = [*takewhile(lambda one: one.role in LEADING, self._gathered)]
+        kept = unseal_messages(sealed)
+        words = [one.content for one in self._gathered if one.role == "user"] if kept is None else []
+        messages = summary_messages(unseal(sealed) or "", words) if kept is None else kept
+        made = [GatheredMessage.of(message) for message in messages]
+        for one in made[bool(words) :]:
+            one.items = [entry(id, one.content)]
+        made[1].items = [entry(id, made[1].content, "completed", sealed)]
         self._gathered = [*leading, *made]
         self.waiting.clear()
+        for message in messages:
+            new = {call.id for call in message.tool_calls}
+            self.calls |= new
+            self.waiting |= new
+            self.waiting.discard(message.tool_call_id)
 
     def _answer(self, call_id: str, where: str) -> None:
         if call_id not in self.waiting:
             raise call_id_error(where, "must be that of an earlier function call that has no output yet")
         self.waiting.discard(call_id)
 
+    def go_on(self) -> None:
+        """Behind a summary, the user says to go on: a summary answers a question and is no beginning of a reply."""
+        last = self._gathered[-1] if self._gathered else None
+        if last is not None and last.role == "assistant" and last.items and kind_of(last.items[0]) == "cmp":
+            self._gathered.append(GatheredMessage("user", GO_ON, items=[entry(last.items[0][0], GO_ON)]))
+
     def _begin_answer(self) -> None:
         """The last message cannot go on where it says or calls something."""
+        self.go_on()
         if self._gathered and (self._gathered[-1].content or self._gathered[-1].calls):
             self._gathered.append(GatheredMessage("assistant"))
 
     def _reply(self, made: Entry) -> GatheredMessage:
         """The assistant's message that goes on, with one more item."""
+        self.go_on()
         if not self._gathered or self._gathered[-1].role != "assistant":
             self._gathered.append(GatheredMessage("assistant"))
         self._gathered[-1].items.append(made)

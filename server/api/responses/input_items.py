@@ -52,6 +52,8 @@ async def gather_input(
             item = made
         gathering.add(item, where)
         items.append(item)
+    if param == "input":  # which is answered now
+        gathering.go_on()
     return items, gathering.messages
 
 

@@ -24,6 +24,8 @@ from server.schemas.adaptations import adapt
 from server.schemas.item_texts import InputText, OutputText, ReasoningText
 from server.schemas.items import CompactionItem, Item, MessageItem, ReasoningItem, new_id
 from server.schemas.messages import MAX_MESSAGES, Id
+from server.schemas.sealed_compaction import SEAL as COMPACTION_SEAL
+from server.schemas.sealed_compaction import unseal_messages
 from server.schemas.strict import Strict, wrong
 
 VENDOR_ITEMS = frozenset(  # calls of tools that a vendor ran, and what belongs to them
@@ -123,12 +125,30 @@ class InputCompaction(ItemParam):
     encrypted_content: str
     created_by: str | None = None
 
+    @model_validator(mode="after")
+    def is_ours(self) -> Self:
+        """What looks like ours can be opened."""
+        sealed = self.encrypted_content
+        if sealed.startswith(COMPACTION_SEAL) and unseal_messages(sealed) is None:
+            raise wrong("encrypted_content", "was not made by this server")
+        return self
+
     def to_item(self, session: str | None) -> Item | None:
         """The item that it becomes."""
-        if unseal(self.encrypted_content) is None:
+        ours = self.encrypted_content.startswith(COMPACTION_SEAL)
+        if not ours and unseal(self.encrypted_content) is None:
             adapt("item_left_out", "compaction")
             return None
         return CompactionItem(new_id("cmp", session), self.encrypted_content)
+
+
+class CompactionTrigger(ItemParam):
+    """Asks, as the last item, for a compaction in place of a reply. It is no item of the conversation."""
+
+    type: Literal["compaction_trigger"]
+
+    def to_item(self, session: str | None) -> None:
+        """None."""
 
 
 class Reference(Strict):
@@ -168,6 +188,7 @@ KINDS = frozenset(
         "additional_tools",
         "agent_message",
         "compaction",
+        "compaction_trigger",
         "custom_tool_call",
         "custom_tool_call_output",
         "function_call",
@@ -184,12 +205,13 @@ KINDS = frozenset(
 
 
 def kind(value: object) -> str:
-    """The item's type, for the union."""
+    """The item's type, for the union; also of an item that was read already."""
     if not isinstance(value, dict):
-        return "<message>"
-    named = value.get("type")
-    if named is None:
-        return "<message>" if "role" in value or "content" in value or "id" not in value else "<item_reference>"
+        named = getattr(value, "type", "message")
+    else:
+        named = value.get("type")
+        if named is None:
+            return "<message>" if "role" in value or "content" in value or "id" not in value else "<item_reference>"
     if not isinstance(named, str):
         return "<unknown>"
     if named in VENDOR_ITEMS:
@@ -211,6 +233,7 @@ InputItem = Annotated[
     | Annotated[InputAddedTools, Tag("<additional_tools>")]
     | Annotated[InputReasoning, Tag("<reasoning>")]
     | Annotated[InputCompaction, Tag("<compaction>")]
+    | Annotated[CompactionTrigger, Tag("<compaction_trigger>")]
     | Annotated[Reference, Tag("<item_reference>")]
     | Annotated[VendorItem, Tag("<vendor>")]
     | Annotated[Unknown, Tag("<unknown>")],

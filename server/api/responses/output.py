@@ -47,8 +47,10 @@ class OpenItem:
 
 class OutputItems:
     """The items of a reply, in order; at most the last one is open. The methods return the events for their changes,
-    numbered by ``next_number``.
+    numbered by ``next_number``. ``cut_is_whole``: output that reaches the token limit is complete all the same.
     """
+
+    cut_is_whole = False
 
     def __init__(
         self,
@@ -89,9 +91,16 @@ class OutputItems:
                 case ArgumentsPiece(_, text):
                     yield from self._add_arguments(text)
 
+    def put(self, item: Item) -> Iterator[events.Event]:
+        """An item that is complete, and no part of the reply's message."""
+        index = len(self.items)
+        yield events.ItemAdded(sequence_number=self._number(), output_index=index, item=item)
+        self.items.append(item)
+        yield events.ItemDone(sequence_number=self._number(), output_index=index, item=item)
+
     def finish(self, status: Status) -> Iterator[events.Event]:
         """The end of the reply; its last item has this status. A reply without any item is an empty message."""
-        if not self.items and self._open is None:
+        if not self.entries and self._open is None:
             yield from self._to("msg")
         yield from self._close(status)
 

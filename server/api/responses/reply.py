@@ -59,7 +59,8 @@ class ResponseReply(Reply):
 
     ``kept`` and ``inputs`` say what is stored with its turn: the key within its session and the input items, and
     ``begins`` what a session that begins with it is like. None of it for a response that is not stored. ``names`` are
-    the functions that the tools are.
+    the functions that the tools are. ``compaction``: what the output begins with, where the conversation was compacted
+    before the reply.
     """
 
     done = b""
@@ -78,6 +79,8 @@ class ResponseReply(Reply):
         obfuscate: bool = False,
         seal: bool = False,
         logprobs: bool = False,
+        compaction: CompactionItem | None = None,
+        make_output: type[OutputItems] = OutputItems,
     ) -> None:
         super().__init__(head, EVERYWHERE)
         self.recording = recording
@@ -89,7 +92,8 @@ class ResponseReply(Reply):
         self._number = SequenceNumbers()
         session = None if isinstance(head.session, msgspec.UnsetType) else head.session
         made = partial(new_id, session=session)
-        self._output = OutputItems(made, self._number, names, obfuscate=obfuscate, seal=seal)
+        self._output = make_output(made, self._number, names, obfuscate=obfuscate, seal=seal)
+        self._compaction = compaction  # until the output has it
         self._last: list[events.Event] | None = None  # once the reply has ended
 
     # --- what a stream tells ------------------------------------------------------------------------------
@@ -104,12 +108,14 @@ class ResponseReply(Reply):
         if self._response.status != "queued":
             told.append(events.Created(sequence_number=self._number(), response=self._response))
         self._response = replace(self._response, status="in_progress")
-        return [*told, events.InProgress(sequence_number=self._number(), response=self._response)]
+        told.append(events.InProgress(sequence_number=self._number(), response=self._response))
+        return [*told, *self._put_compaction()]
 
     def write_delta(self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField) -> Sequence[events.Event]:
         return [*self._output.take(parts, self._entries(delta))]
 
     def observe_delta(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:
+        self._put_compaction()
         for _ in self._output.take(parts, self._entries(delta)):
             pass
 
@@ -211,9 +217,16 @@ class ResponseReply(Reply):
 
     def status_of(self, partial_reply: PartialReply) -> ResponseStatus:
         """The status of the response when this reply has ended."""
+        if partial_reply.finish == "length" and self._output.cut_is_whole:
+            return "completed"
         return STATUSES.get(partial_reply.finish or "stop", "completed")
 
     # --- within -------------------------------------------------------------------------------------------
+
+    def _put_compaction(self) -> list[events.Event]:
+        """The events of the compaction that the output begins with; none if it has it already."""
+        item, self._compaction = self._compaction, None
+        return [] if item is None else [*self._output.put(item)]
 
     def _end(
         self, partial_reply: PartialReply, usage: objects.Usage, cache: objects.CacheReceipt | None
@@ -282,13 +295,17 @@ def replay_events(response: ResponseObject) -> Iterator[events.Event]:
                 yield from output.take([ContentPiece(text)], logprobs)
             case ReasoningItem(content=[part, *_]):
                 yield from output.take([ReasoningPiece(part.text)], ())
+            case CompactionItem():
+                next(ids)
+                yield from output.put(item)
             case CallBase():
                 call = CallStart(index, item.call_id, names.name(key_of(item)))
                 yield from output.take([call, ArgumentsPiece(index, arguments_of(item))], ())
     if response.output:
         last = response.output[-1]
-        assert not isinstance(last, AddedToolsItem | CompactionItem), "no model adds them"
-        yield from output.finish(last.status)
+        assert not isinstance(last, AddedToolsItem), "no model adds them"
+        if not isinstance(last, CompactionItem):
+            yield from output.finish(last.status)
     yield ENDS.get(response.status, events.Failed)(sequence_number=next(numbers), response=response)
 
 

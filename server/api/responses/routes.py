@@ -6,7 +6,8 @@ import json
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -27,41 +28,43 @@ from server.api.responses.branches import (
     response_not_found,
     stored_response,
 )
-from server.api.responses.client_tools import ToolNames
+from server.api.responses.compacting import (
+    CompactionRunner,
+    compact_older,
+    compacted_prompt,
+    compaction_item,
+    count_folded,
+    folding_of,
+    keep_conversation,
+    prompt_within,
+    question_prompt,
+)
+from server.api.responses.compaction_output import CompactionOutput
 from server.api.responses.elsewhere import cancel_and_wait, read_stored_response, response_elsewhere
 from server.api.responses.event_recording import EventRecording
-from server.api.responses.input_items import gather_input, page_of
-from server.api.responses.prompt import (
-    fold_front,
-    rendering_change_of,
-    response_prompt,
-    tool_names,
-    with_instructions,
-)
+from server.api.responses.input_items import page_of
+from server.api.responses.reading import ReadInput, make_prompt, read_conversation
 from server.api.responses.reply import ResponseReply, events_of
 from server.api.responses.schemas import SEALED, InputRequest, ListItems, ResponseRequest, RetrieveResponse
 from server.api.responses.tool_schemas import tool_objects
 from server.api.sessions.routes import delete_held_session
-from server.chat.prompts import Prompt
-from server.chat.rendering import rendering_in_force
+from server.chat.compaction import can_be_folded
 from server.errors import ApiError, bad_request
 from server.http.body import JsonRoute, takes_turn
 from server.http.json_response import json_response
-from server.http.sse import EventStream
-from server.lines.recognition import Conversation, recognise
+from server.http.sse import EventStream, while_connected
 from server.log.claims import SessionBusy
 from server.log.identity import Session
-from server.log.logged_message import LoggedMessage
 from server.log.response_rows import UNFINISHED
 from server.log.retries import Idempotency
-from server.log.timeline import SessionRecord
-from server.schemas.items import Item, new_id, parsed_id
+from server.schemas.items import new_id, parsed_id
 from server.schemas.requests import either
 from server.turns.context import ServerContext, context_of, headers_of
 from server.turns.pending_turn import PendingTurn
 from server.turns.replay import idempotency_key_reused, idempotency_of
 from server.turns.replies import ReplyHead
 from server.turns.reply_rules import chat_rules
+from server.turns.summary import summary_rules, summary_turn
 from server.turns.turn_runner import TurnRunner
 
 router = APIRouter(route_class=JsonRoute)
@@ -93,7 +96,11 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
         context.check(body, branch.session)
         if key is not None and (answer := await replay_response(context, tenant, body, branch, key)) is not None:
             return answer
-        turn, runner, reply = await prepare_response(request, body, branch, key, claim)
+        prepared = prepare_response(request, body, branch, key, claim)
+        if body.compacts_if_long or body.compacts_now:  # which may take as long as a reply
+            turn, runner, reply = await while_connected(request.receive, prepared)
+        else:
+            turn, runner, reply = await prepared
         return await (run_in_background(turn, runner, reply) if body.background else runner.respond())
 
 
@@ -191,18 +198,6 @@ async def list_input_items(response_id: str, query: Annotated[ListItems, Query()
 # --- how a response is made -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ReadInput:
-    """The items of a request's input, the messages that they become, the conversation that these make with what they
-    follow, and the functions that the tools are in it.
-    """
-
-    items: list[Item]
-    new: list[LoggedMessage]
-    conversation: Conversation
-    names: ToolNames
-
-
 async def prepare_response(
     request: Request,
     body: ResponseRequest,
@@ -217,52 +212,55 @@ async def prepare_response(
     context, tenant = context_of(request), request.state.tenant
     read = await read_conversation(context, tenant, body, branch)
     turn = PendingTurn(request, body, context, branch.session, branch.past, key, claim)
-    if branch.session is None and branch.parent is None:
-        turn, prompt = await recognise(turn, read.conversation)
-    else:
-        prompt = await make_prompt(context, read)
+    if body.compacts_now:
+        return await prepare_compaction(turn, body, branch, read, make_reply)
+    turn, prompt = await prompt_within(turn, body, branch, read)
+    compaction = None
+    if prompt is None:
+        compaction = await compact_older(turn, body, branch, read)
+        turn, prompt = await compacted_prompt(turn, body, branch, read, compaction)
     if (other := await branch_if_rewritten(context, branch, prompt, key, claim)) is not None:
         branch = other
         read = await read_conversation(context, tenant, body, branch)
-        prompt = await make_prompt(context, read)
+        if compaction is None:
+            prompt = await make_prompt(context, read)
+        else:
+            turn, prompt = await compacted_prompt(turn, body, branch, read, compaction)
     with response_parameter_names():
         format, parallel = body.text.format.chat_format, body.parallel_tool_calls
         rules = await chat_rules(context, body, prompt, format, body.chat_tool_choice(read.names), parallel)
+    if compaction is not None:
+        turn = replace(turn, compaction=await keep_conversation(context, branch, compaction.receipt))
     if body.background and branch.is_new:
         branch = await create_session(context, branch)
     if turn.line is None:
         turn = replace(turn, session=branch.session, record=branch.past)
-    reply = new_reply(context, body, branch, read, make_reply)
+    item = None if compaction is None else compaction_item(prompt.messages)
+    reply = new_reply(context, body, branch, read, partial(make_reply, compaction=item))
     return turn, TurnRunner(turn, [prompt], rules, reply), reply
 
 
-async def make_prompt(context: ServerContext, read: ReadInput) -> Prompt:
-    """The prompt of the whole conversation."""
-    return await context.tokens.run(read.conversation.make_prompt, None, read.conversation.messages)
-
-
-async def read_conversation(
-    context: ServerContext, tenant: str, body: InputRequest, branch: ResponseBranch
-) -> ReadInput:
-    """The input of a request on ``branch``."""
-    name = None if branch.session is None else branch.session.name
-    past = [] if branch.past is None else branch.past.messages
-    given = body.input if isinstance(body.input, list) else []
-    names = tool_names(body, branch.past)
-    items, messages = await gather_input(
-        context, tenant, name, past, body.input if isinstance(body.input, str) else given, names=names
-    )
-    tokens, facts = context.tokens, context.facts
-    instructions, messages = fold_front(body, tokens, messages)
-
-    def prompt_of(record: SessionRecord | None, new: list[LoggedMessage]) -> Prompt:
-        if record is None:
-            return response_prompt(body, tokens, facts, branch.past, messages, names)
-        return response_prompt(body, tokens, facts, record, new, names)
-
-    whole = [*with_instructions(instructions, branch.past).messages, *messages]
-    rendering = rendering_change_of(body, tokens, names, whole).applied_over(rendering_in_force(whole))
-    return ReadInput(items, messages, Conversation(whole, rendering, prompt_of), names)
+async def prepare_compaction(
+    turn: PendingTurn, body: ResponseRequest, branch: ResponseBranch, read: ReadInput, make_reply: ResponseWriter
+) -> tuple[PendingTurn, TurnRunner, ResponseReply]:
+    """The same for a request whose response is a compaction. Raises a 400 if there is nothing to compact."""
+    context, whole = turn.context, read.conversation.messages
+    if not can_be_folded(whole, len(whole)):
+        raise bad_request("input has nothing that could be summarised.", "input", "invalid_value")
+    folding = folding_of(turn, body, branch.past, read.names)
+    asked, prompt = await folding.question(whole)
+    short = await question_prompt(turn, body, read)
+    if (other := await branch_if_rewritten(context, branch, short, turn.idempotency, turn.claim)) is not None:
+        branch = other
+    receipt = folding.receipt("request", count_folded(whole), parts=1)
+    receipt = await keep_conversation(context, branch, receipt)
+    if body.background and branch.is_new:
+        branch = await create_session(context, branch)
+    aside = summary_turn(asked, turn.claim, stream=body.stream)
+    aside = replace(aside, session=branch.session, record=branch.past, idempotency=turn.idempotency, compaction=receipt)
+    aside = replace(aside, line=aside.line if branch.session is None else None)
+    reply = new_reply(context, body, branch, read, partial(make_reply, make_output=CompactionOutput))
+    return aside, CompactionRunner(aside, prompt, short, await summary_rules(context, prompt), reply), reply
 
 
 def new_reply(

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from server.api.responses.call_schemas import NewTools
 from server.api.responses.client_tools import ClientTool, ToolNames
-from server.api.responses.item_schemas import Items
+from server.api.responses.item_schemas import CompactionTrigger, Items
 from server.api.responses.tool_schemas import (
     AllowedToolChoice,
     AnyObject,
@@ -171,6 +171,14 @@ class InputRequest(TurnRequest):
         return self
 
     @model_validator(mode="after")
+    def compacts_at_its_end(self) -> Self:
+        """Nothing follows a trigger."""
+        items = self.input if isinstance(self.input, list) else []
+        if any(isinstance(item, CompactionTrigger) for item in items[:-1]):
+            raise wrong("input", "can have a compaction_trigger as its last item only")
+        return self
+
+    @model_validator(mode="after")
     def names_one_past(self) -> Self:
         """At most one of both, and something to answer."""
         if self.conversation is not None and self.previous_response_id is not None:
@@ -206,6 +214,11 @@ class InputRequest(TurnRequest):
         return [tool for item in items if isinstance(item, NewTools) for tool in item.client_tools]
 
     @property
+    def compacts_if_long(self) -> bool:
+        """Whether a conversation that is too long is compacted, rather than refused."""
+        return self.truncation == "auto"
+
+    @property
     def is_whole(self) -> bool:
         """Whether the input is the whole conversation."""
         return self.previous_response_id is None and self.conversation is None
@@ -229,10 +242,19 @@ def named_tool(names: ToolNames, choice: NamedChoice) -> NamedTool:
     return NamedTool(type="function", function=NamedFunction(name=names.name(choice.key)))
 
 
+class CompactionRule(Strict):
+    """Compacts a conversation of more than ``compact_threshold`` tokens before the reply; without one, or with one
+    beyond the context, as soon as it does not fit.
+    """
+
+    type: Literal["compaction"]
+    compact_threshold: int | None = Field(None, ge=1, le=INT32)
+
+
 class ResponseRequest(InputRequest):
     """``POST /v1/responses``. ``max_tool_calls`` counts calls of tools that the server runs itself: there are none."""
 
-    LATER: ClassVar[Later] = dict.fromkeys(("prompt", "moderation", "context_management", "image"), ())
+    LATER: ClassVar[Later] = dict.fromkeys(("prompt", "moderation", "image"), ())
     IDLE: ClassVar[frozenset[str]] = InputRequest.IDLE | {"max_tool_calls", "safety_identifier", "service_tier"}
     max_output_tokens: int | None = Field(None, ge=1, le=INT32)
     max_tool_calls: int | None = Field(None, ge=1, le=INT32)
@@ -241,6 +263,9 @@ class ResponseRequest(InputRequest):
     store: bool = True
     stream_options: ResponseStreamOptions | None = None
     background: bool = False
+    context_management: Annotated[list[CompactionRule], Field(max_length=16), Field(fail_fast=True)] = Field(
+        default_factory=list
+    )
     service_tier: Word = "auto"  # there is one tier: a response tells of it as "default"
     top_logprobs: int | None = Field(None, ge=0, le=20)
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
@@ -253,6 +278,21 @@ class ResponseRequest(InputRequest):
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "needs stream: true")
         return self
+
+    @property
+    def compacts_if_long(self) -> bool:
+        return bool(self.context_management) or super().compacts_if_long
+
+    @property
+    def compacts_now(self) -> bool:
+        """Whether the request asks for a compaction in place of a reply."""
+        return isinstance(self.input, list) and bool(self.input) and isinstance(self.input[-1], CompactionTrigger)
+
+    @property
+    def compact_threshold(self) -> int | None:
+        """Beyond how many tokens a conversation is compacted; None: as soon as it does not fit."""
+        given = [rule.compact_threshold for rule in self.context_management if rule.compact_threshold is not None]
+        return min(given, default=None)
 
     @property
     def hints(self) -> dict[str, str]:
@@ -308,10 +348,17 @@ class RetrieveResponse(Including):
         return self
 
 
+def without_trigger(items: Items) -> Items:
+    """Items that are kept: a trigger is a request."""
+    if any(isinstance(item, CompactionTrigger) for item in items):
+        raise ValueError("cannot have a compaction_trigger: it asks for a response")
+    return items
+
+
 class CreateConversation(Strict):
     """``POST /v1/conversations``."""
 
-    items: Annotated[Items, Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
+    items: Annotated[Items, Field(max_length=MAX_ITEMS), AfterValidator(without_trigger)] = Field(default_factory=list)
     metadata: Metadata = Field(default_factory=dict)
 
 
@@ -325,4 +372,4 @@ class UpdateConversation(Strict):
 class AddItems(Strict):
     """``POST /v1/conversations/{id}/items``."""
 
-    items: Annotated[Items, Field(min_length=1, max_length=MAX_ITEMS)]
+    items: Annotated[Items, Field(min_length=1, max_length=MAX_ITEMS), AfterValidator(without_trigger)]

@@ -105,15 +105,29 @@ async def test_the_summary_of_a_line_begins_with_its_tokens(site: Site) -> None:
 
 
 @served()
-async def test_of_what_is_too_long_the_newest_part_is_summarised(site: Site) -> None:
+async def test_of_what_is_too_long_the_oldest_part_is_summarised_first(site: Site) -> None:
     words = "word " * 100
     talk = [{"role": role, "content": f"{number} {words}"} for number in range(6) for role in ("user", "assistant")]
-    made = await compact(site, input=talk)
+    made = await compact(site, input=talk, instructions="Be kind.")
     assert len(made["output"]) == 7
-    (prompt,) = prompts(site)
-    assert "5 word" in prompt
-    assert "0 word" not in prompt
-    assert len(site.engine.submitted[0].prompt) // 4 + 256 <= 2048
+    first, *between, second = prompts(site)
+    assert ("0 word" in first, "5 word" in first) == (True, False)
+    assert ("0 word" in second, "5 word" in second) == (False, True)
+    assert second.startswith(f"<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n{ASKED}<|im_end|>\n")
+    assert f"<|im_start|>assistant\n{SUMMARY}<|im_end|>" in second
+    assert all(f"{number} word" in "".join([first, *between, second]) for number in range(6))
+    assert all(len(submit.prompt) // 4 + 256 <= 2048 for submit in site.engine.submitted)
+    assert made["usage"]["input_tokens"] == sum(len(submit.prompt) // 4 for submit in site.engine.submitted)
+    huge = {"input": [{"role": "user", "content": "word " * 3000}, {"role": "assistant", "content": "One."}]}
+    answer = await site.http.post("/v1/responses/compact", json=huge)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@served()
+async def test_a_model_that_writes_no_summary_is_told(site: Site) -> None:
+    site.engine.reply = ""
+    answer = await site.http.post("/v1/responses/compact", json={"input": TALK})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "compaction_failed")
 
 
 @served()

@@ -142,7 +142,7 @@ async def test_a_salt_is_for_what_is_not_stored(site: Site) -> None:
         ("top_logprobs", {"input": "a", "top_logprobs": 21}),
         ("prompt", {"input": "a", "prompt": {"id": "p"}}),
         ("moderation", {"input": "a", "moderation": {"model": "m"}}),
-        ("context_management", {"input": "a", "context_management": [{"type": "compaction"}]}),
+        ("context_management[0].type", {"input": "a", "context_management": [{"type": "clearing"}]}),
         ("n", {"input": "a", "n": 2}),
         ("session_id", {"input": "a", "session_id": "s"}),
         ("model", {"input": "a", "model": "gpt-9"}),
@@ -364,7 +364,7 @@ async def test_instructions_are_those_of_one_response(site: Site) -> None:
 
 
 @served()
-async def test_what_does_not_fit_is_refused_or_dropped(site: Site) -> None:
+async def test_what_does_not_fit_is_refused_or_compacted(site: Site) -> None:
     word = "Tell me a story. "
     conversation = (await site.http.post("/v1/conversations", json={})).json()["id"]
     for text in ("Oldest. " + word * 60, "Older. " + word * 60, "Old. " + word * 60):
@@ -373,13 +373,14 @@ async def test_what_does_not_fit_is_refused_or_dropped(site: Site) -> None:
     error = await refused(site, 400, "input", **body)
     assert error["code"] == "context_length_exceeded"
     made = await respond(site, **body, truncation="auto", instructions="Be kind.")
-    shown = prompts(site)[-1]
-    assert "Oldest." not in shown
-    assert shown.index("Be kind.") < shown.index("New.")
-    assert made["usage"]["input_tokens"] <= 0.75 * (2048 - 600)
+    assert made["cache"]["compaction"]["reason"] == "context"
+    asked, shown = prompts(site)[-2:]
+    assert all(text in asked for text in ("Oldest.", "Older.", "Old."))
+    assert "Old" not in shown
+    assert shown.index("Be kind.") < shown.index(site.engine.reply) < shown.index("New.")
     items = (await site.http.get(f"/v1/conversations/{conversation}/items?order=asc")).json()["data"]
     assert items[0]["content"][0]["text"].startswith("Oldest.")
-    assert len(items) == 8
+    assert [item["type"] for item in items] == ["message"] * 6 + ["compaction", "message", "message"]
     again = await respond(site, "Newest.", conversation=conversation, instructions="Be kind.", max_output_tokens=400)
     assert prompts(site)[-1].startswith(shown)
     assert again["usage"]["input_tokens_details"]["cached_tokens"] >= made["usage"]["total_tokens"] - 1
