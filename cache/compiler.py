@@ -30,6 +30,7 @@ _INSTRUCTIONS = {  # by what torch has found the processor to have
 }
 _PAIRS = "-mavx512bf16"
 _TILES = "-mamx-tile -mamx-bf16"
+_ARM_PAIRS = "-march=armv8.2-a+bf16"
 _HEADERS = Path(__file__).parent / "attention" / "kernels"
 _PATIENCE = 300  # seconds that a compiler may take
 
@@ -71,6 +72,8 @@ def _instructions() -> list[str]:
     found = [_INSTRUCTIONS.get(capability, "")]
     if capability == "AVX512":
         found += [_PAIRS] * torch.cpu._is_avx512_bf16_supported() + [_TILES] * torch.cpu._is_amx_tile_supported()
+    if platform.machine() in ("aarch64", "arm64") and torch.cpu.get_capabilities().get("bf16"):
+        found.append(_ARM_PAIRS)
     return " ".join(found).split()
 
 
@@ -79,7 +82,7 @@ def has_tiles() -> bool:
     """Whether kernels compiled here multiply tiles of bfloat16 (see ``kernels/tiles.h``). Cached, as it is asked at
     every step.
     """
-    return any("bf16" in flag for flag in _instructions())
+    return not {_PAIRS, *_TILES.split()}.isdisjoint(_instructions())
 
 
 def private_folder() -> Path:

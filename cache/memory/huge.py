@@ -1,15 +1,20 @@
-"""CPU tensors in huge pages (2 MiB): reading a weight from end to end is about a tenth faster from them."""
+"""CPU tensors in huge pages (2 MiB), from which a weight is read faster than from small ones: by a twentieth on some
+machines, by a quarter on others.
+"""
 
 from __future__ import annotations
 
 import mmap
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 HUGE = 1 << 21  # bytes of a huge page, on most processors
 _SHARED = 32 << 20  # bytes that small tensors share
 _LINE = 64  # bytes, of a cache
+
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 _open = torch.empty(0, dtype=torch.uint8)  # what is left of the last shared stretch
 
@@ -28,9 +33,27 @@ def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
     return found[: count * dtype.itemsize].view(dtype)
 
 
+def resident(tensor: torch.Tensor) -> tuple[int, int]:
+    """Bytes of the tensor's mapping that are in memory, and how many of these are in huge pages, as the system tells
+    (Linux). Zeros where it does not. Mappings that follow each other count as one.
+    """
+    figures, within = {"Rss": 0, "AnonHugePages": 0}, False
+    with suppress(OSError):
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if "-" in name.split(" ")[0]:  # the first line of a mapping
+                first, _, last = name.split(" ")[0].partition("-")
+                within = int(first, 16) <= tensor.data_ptr() < int(last, 16)
+            elif within and name in figures:
+                figures[name] = int(value.split()[0]) * 1024
+    return figures["Rss"], figures["AnonHugePages"]
+
+
 def _stretch(size: int) -> torch.Tensor:
-    """``size`` bytes that begin at a huge page; pages that are never touched take no memory."""
-    memory = mmap.mmap(-1, size + HUGE)
+    """``size`` bytes that begin at a huge page; pages that are never touched take no memory. The mapping is private:
+    most systems give no huge pages to shared ones (``/sys/kernel/mm/transparent_hugepage/shmem_enabled``).
+    """
+    memory = mmap.mmap(-1, size + HUGE, **_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

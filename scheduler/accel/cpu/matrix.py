@@ -33,16 +33,18 @@ class Matrix:
         """The plain weight ``[out, inside]``."""
         if self.kind != TILED:
             return self.data
-        tiles = self.data.view(-1, -(-self.inside // _DEPTH), GROUP // _COLUMNS, _DEPTH // 2, _COLUMNS, 2)
-        plain = tiles.permute(0, 2, 4, 1, 3, 5).reshape(-1, tiles.shape[1] * _DEPTH)
+        tiles = self.data.view(-1, -(-self.inside // _DEPTH) * _DEPTH // 2, GROUP // _COLUMNS, _COLUMNS, 2)
+        plain = tiles.permute(0, 2, 3, 1, 4).reshape(-1, 2 * tiles.shape[1])
         return plain[: self.out, : self.inside].contiguous()
 
 
 def _tiled(weight: torch.Tensor) -> torch.Tensor:
-    """Groups of columns, then depth, then 4 tiles ``[16 pairs, 16 columns, 2]``, padded with zeros; aligned."""
+    """Groups of 64 columns, then pairs of elements, then columns: ``[out / 64, inside / 2, 4, 16, 2]``, padded with
+    zeros; aligned.
+    """
     out, inside = weight.shape
     padded = F.pad(weight, (0, -inside % _DEPTH, 0, -out % GROUP))
-    parts = padded.view(-1, GROUP // _COLUMNS, _COLUMNS, padded.shape[1] // _DEPTH, _DEPTH // 2, 2)
+    parts = padded.view(-1, GROUP // _COLUMNS, _COLUMNS, padded.shape[1] // 2, 2)
     tiled = huge.empty(padded.numel(), weight.dtype)
-    tiled.view(parts.shape[0], parts.shape[3], 4, _DEPTH // 2, _COLUMNS, 2).copy_(parts.permute(0, 3, 1, 4, 2, 5))
+    tiled.view(parts.shape[0], parts.shape[3], *parts.shape[1:3], 2).copy_(parts.permute(0, 3, 1, 2, 4))
     return tiled

@@ -66,9 +66,23 @@ class ProgramKernel:
         self.team = team_address()
         self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.team else 1  # at most
         self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
+        self.way_count: int = library.warmturn_way_count()  # see ``warmturn_chosen_ways`` in kernels/tiled.h
+        self._ways = (ctypes.c_int64 * 3).in_dll(library, "warmturn_chosen_ways")
         self.memory = 0  # its address
         self.rooms: dict[Any, Any] = {}  # see ``layer_program.LayerWorkspace``
         self._memory = torch.zeros(0)
+
+    @property
+    def ways(self) -> tuple[int, int, int]:
+        """How products with tiles go through a weight, of 1 row, of few and of many: ``warmturn_chosen_ways`` in
+        kernels/tiled.h.
+        """
+        one, few, many = self._ways
+        return one, few, many
+
+    @ways.setter
+    def ways(self, chosen: tuple[int, int, int]) -> None:
+        self._ways[:] = list(chosen)
 
     def reserve(self, floats: int) -> None:
         """Grow the shared memory to at least ``floats``; its address may change."""

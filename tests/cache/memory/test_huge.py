@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,12 +30,35 @@ def test_small_ones_share_a_stretch_and_large_ones_begin_huge_pages() -> None:
     assert huge.empty(100 << 20, torch.uint8).data_ptr() % huge.HUGE == 0
 
 
+def test_the_system_gives_huge_pages() -> None:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        pytest.skip("this system has no huge pages")
+    reference = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    reference.madvise(mmap.MADV_HUGEPAGE)
+    asked = torch.frombuffer(reference, dtype=torch.uint8).fill_(1)
+    if not huge.resident(asked)[1]:
+        pytest.skip("this system gives no huge pages, or memory is too fragmented for one")
+    del asked
+    reference.close()
+    held, in_huge_pages = huge.resident(huge.empty(64 << 20, torch.uint8).fill_(1))
+    assert held >= 64 << 20
+    assert 0 < in_huge_pages <= held
+
+
+def test_of_an_unknown_mapping_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*args: object, **kwargs: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert huge.resident(torch.empty(1)) == (0, 0)
+
+
 @pytest.mark.parametrize("size", [5 << 20, 50 << 20])
 def test_memory_is_given_back(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[mmap.mmap]] = []
 
     class Noted(mmap.mmap):
-        def __init__(self, *args: object) -> None:
+        def __init__(self, *args: object, **kwargs: object) -> None:
             made.append(weakref.ref(self))
 
     monkeypatch.setattr(mmap, "mmap", Noted)

@@ -65,15 +65,7 @@ void multiply_plain(const Weight& weight, const float* x, int64_t x_row, int64_t
 
 // One row of float32 as a weight of this type wants its input: `to` is where all rows begin.
 inline void prepare(int64_t type, const float* from, int64_t in, int64_t row, void* to) {
-    if (type == TILED) {  // [rows / 16][in / 32][16][32]
-        bf16* out = (bf16*)to + (row / 16 * depth_of(in) * 16 + row % 16) * DEPTH;
-        int64_t i = 0;
-        for (; i + DEPTH <= in; i += DEPTH, out += TILE)
-            for (int64_t j = 0; j < DEPTH; j++) put(out + j, from[i + j]);
-        if (i < in)
-            for (int64_t j = 0; j < DEPTH; j++) put(out + j, i + j < in ? from[i + j] : 0.0f);
-        return;
-    }
+    if (type == TILED) return prepare_tiled(from, in, row, (Activation*)to);
     float* out = (float*)to + row * in;
     int64_t whole = type == 0 ? 0 : in / CHUNK * CHUNK;
     for (int64_t at = 0; at < whole; at += CHUNK)
@@ -91,7 +83,7 @@ inline int64_t column_groups(const Weight& weight) { return (weight.out + GROUP 
 inline void multiply(const Weight& weight, const void* x, int64_t rows, float* y, int64_t y_row, int64_t first,
                      int64_t last) {
     if (weight.type == TILED) {
-        multiply_tiled((const uint16_t*)weight.data, depth_of(weight.in), (const uint16_t*)x, rows, y, y_row, first, last);
+        multiply_tiled((const uint16_t*)weight.data, depth_of(weight.in), (const Activation*)x, rows, y, y_row, first, last);
         return;
     }
     first *= GROUP;

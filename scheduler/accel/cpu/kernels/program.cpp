@@ -321,3 +321,5 @@ extern "C" int warmturn_tiles() {  // whether this was compiled for matrix units
     return 0;
 #endif
 }
+
+extern "C" int64_t warmturn_way_count() { return WAYS; }  // in how many ways products with tiles go through a weight

@@ -1,7 +1,9 @@
-// Rows of bfloat16 times a weight in tiles: [out / 64][in / 32][4][16 pairs of in][16 of out][2], padded with zeros, so that
-// one stream of memory feeds four tiles. A row of a tile is what a register of 16 sums takes at a time.
+// Rows of bfloat16 times a weight in tiles: [out / 64][in / 2][4][16 of out][2], `in` padded with zeros to a multiple of 32.
+// The rows of four tiles [16 pairs of in][16 of out][2] follow each other in turn, so that products with 64 columns read
+// one stream of memory in the order of its addresses.
 //
-// Where the processor has matrix units (AMX) they take whole tiles; else products of pairs (AVX-512 BF16) or plain ones.
+// Where the processor has matrix units (AMX) they take whole tiles; else products of pairs (AVX-512 BF16, ARM BF16) or
+// plain ones. There are several ways to go through a weight, see ``warmturn_chosen_ways``; each gives the same bits.
 
 #pragma once
 
@@ -10,6 +12,8 @@
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -19,28 +23,48 @@ constexpr int64_t DEPTH = 32;  // elements of a row that one tile takes
 constexpr int64_t TILE = 16 * DEPTH;
 constexpr int64_t BLOCK_ROWS = 32;  // the arena holds rows up to a multiple of it
 
+// How products of 1 row, of up to FEW and of more go through a weight: sums of these bits. Which is fastest is measured
+// when a model is loaded (scheduler/accel/cpu/ways.py); these serve until then.
+constexpr int64_t PREFETCHING = 1;  // ask for what is read next, in the order of addresses
+constexpr int64_t NARROW = 2;       // half as many columns at a time; of several rows, twice as many rows
+constexpr int64_t FEW = 4;
+}  // namespace
+
+extern "C" {
+int64_t warmturn_chosen_ways[3] = {0, LANES == 16 ? 0 : PREFETCHING, PREFETCHING};
+}
+
+namespace {
+
+inline int64_t way_of(int64_t rows) { return warmturn_chosen_ways[rows == 1 ? 0 : rows <= FEW ? 1 : 2]; }
+
 inline int64_t depth_of(int64_t in) { return (in + DEPTH - 1) / DEPTH; }
 
 #if defined(__AMX_BF16__)
-constexpr int64_t AHEAD = 8 * TILE;  // bytes: what the next step reads is asked for now, worth a tenth
+typedef uint16_t Activation;  // bfloat16
+constexpr int64_t WAYS = 2;
+constexpr int64_t AHEAD = 8 * TILE;  // bytes: with PREFETCHING, what the next step reads is asked for now
+constexpr int64_t STEP = 4 * 64;     // bytes from a row of a tile of the weight to the next
 constexpr int64_t PANEL = 32;  // tiles that are gone through at a time, so that what many rows need stays in a near cache
 
 // Up to 16 rows, 64 columns: every tile of the weight is read once.
-inline void few_rows(const uint16_t* x, const uint16_t* w, int64_t depth, float* y, int64_t y_row) {
+inline void few_rows(const uint16_t* x, const uint16_t* w, int64_t depth, float* y, int64_t y_row,
+                     bool ahead) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t d = 0; d < depth; d++, x += TILE, w += 4 * TILE) {
-        for (int64_t line = 0; line < 8 * TILE; line += 64) __builtin_prefetch((const char*)w + AHEAD + line, 0, 2);
+        for (int64_t line = 0; ahead && line < 8 * TILE; line += 64)
+            __builtin_prefetch((const char*)w + AHEAD + line, 0, 2);
         _tile_loadd(4, x, 64);
-        _tile_loadd(5, w, 64);
+        _tile_loadd(5, w, STEP);
         _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, w + TILE, 64);
+        _tile_loadd(6, w + 32, STEP);
         _tile_dpbf16ps(1, 4, 6);
-        _tile_loadd(7, w + 2 * TILE, 64);
+        _tile_loadd(7, w + 2 * 32, STEP);
         _tile_dpbf16ps(2, 4, 7);
-        _tile_loadd(5, w + 3 * TILE, 64);
+        _tile_loadd(5, w + 3 * 32, STEP);
         _tile_dpbf16ps(3, 4, 5);
     }
     _tile_stored(0, y, y_row * 4);
@@ -64,9 +88,9 @@ inline void block(const uint16_t* x, int64_t below, const uint16_t* w, int64_t s
     }
     for (int64_t d = 0; d < steps; d++, x += TILE, w += 4 * TILE) {
         _tile_loadd(4, x, 64);
-        _tile_loadd(6, w, 64);
+        _tile_loadd(6, w, STEP);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, w + TILE, 64);
+        _tile_loadd(7, w + 32, STEP);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, x + below, 64);
         _tile_dpbf16ps(2, 5, 6);
@@ -85,13 +109,14 @@ inline void multiply_tiled(const uint16_t* w, int64_t depth, const uint16_t* x, 
     Tiles tiles;
     tiles.shape(0b11111, rows < 16 ? rows : 16);
     if (rows <= 16) {
-        for (int64_t g = first; g < last; g++) few_rows(x, w + g * depth * 4 * TILE, depth, y + g * GROUP, y_row);
+        for (int64_t g = first; g < last; g++)
+            few_rows(x, w + g * depth * 4 * TILE, depth, y + g * GROUP, y_row, way_of(rows) & PREFETCHING);
         return;
     }
     for (int64_t d = 0; d < depth; d += PANEL) {
         int64_t steps = depth - d < PANEL ? depth - d : PANEL;
         for (int64_t half = 2 * first; half < 2 * last; half++) {
-            const uint16_t* panel = w + ((half / 2 * depth + d) * 4 + half % 2 * 2) * TILE;
+            const uint16_t* panel = w + (half / 2 * depth + d) * 4 * TILE + half % 2 * 2 * 32;
             for (int64_t row = 0; row < rows; row += BLOCK_ROWS)
                 block(x + (row / 16 * depth + d) * TILE, depth * TILE, panel, steps, d == 0, y + row * y_row + half * 32,
                       y_row);
@@ -99,84 +124,135 @@ inline void multiply_tiled(const uint16_t* w, int64_t depth, const uint16_t* x, 
     }
 }
 #else
-// A register of 16 columns takes a pair of elements of the weight per column, and of x the same pair for all of them.
+// What a register holds of 16 columns: a pair of elements of the weight per column; and of x the same pair for all.
 #if defined(__AVX512BF16__)
-struct Sum {
-    __m512 of;
-    void start(const float* y) { of = _mm512_loadu_ps(y); }
-    void add(const uint16_t* w, uint32_t pair) {
-        of = _mm512_dpbf16_ps(of, (__m512bh)_mm512_loadu_si512(w), (__m512bh)_mm512_set1_epi32(int(pair)));
-    }
-    void end(float* y) const { _mm512_storeu_ps(y, of); }
+typedef uint16_t Activation;  // bfloat16
+typedef __m512 Sum;
+struct Columns {
+    __m512bh of;
+    explicit Columns(const uint16_t* w) : of((__m512bh)_mm512_loadu_si512(w)) {}
 };
+struct Pair {
+    __m512bh of;
+    explicit Pair(const uint16_t* x) {
+        int32_t both;
+        std::memcpy(&both, x, 4);
+        of = (__m512bh)_mm512_set1_epi32(both);
+    }
+};
+inline void add(Sum& sum, const Columns& w, const Pair& x) { sum = _mm512_dpbf16_ps(sum, w.of, x.of); }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+typedef uint16_t Activation;  // bfloat16
+typedef float32x4_t Sum;
+struct Columns {
+    bfloat16x8_t of;
+    explicit Columns(const uint16_t* w) : of(vreinterpretq_bf16_u16(vld1q_u16(w))) {}
+};
+struct Pair {
+    bfloat16x8_t of;
+    explicit Pair(const uint16_t* x) {
+        uint32_t both;
+        std::memcpy(&both, x, 4);
+        of = vreinterpretq_bf16_u32(vdupq_n_u32(both));
+    }
+};
+inline void add(Sum& sum, const Columns& w, const Pair& x) { sum = vbfdotq_f32(sum, w.of, x.of); }
 #else
-struct Sum {
-    vf of[16 / LANES];
-    void start(const float* y) {
-        for (int i = 0; i < 16 / LANES; i++) of[i] = load(y + i * LANES);
-    }
-    void add(const uint16_t* w, uint32_t pair) {
-        vf even = splat(get(bf16{uint16_t(pair)})), odd = splat(get(bf16{uint16_t(pair >> 16)}));
-        for (int i = 0; i < 16 / LANES; i++) {
-            vf a, b;
-            load((const bf16*)w + 2 * LANES * i, a, b);
-            of[i] += a * even;
-            of[i] += b * odd;
-        }
-    }
-    void end(float* y) const {
-        for (int i = 0; i < 16 / LANES; i++) store(y + i * LANES, of[i]);
-    }
+typedef float Activation;  // values of bfloat16, widened once instead of at every use
+typedef vf Sum;
+struct Columns {
+    vf even, odd;
+    explicit Columns(const uint16_t* w) { load((const bf16*)w, even, odd); }
 };
+struct Pair {
+    vf even, odd;
+    explicit Pair(const float* x) : even(splat(x[0])), odd(splat(x[1])) {}
+};
+inline void add(Sum& sum, const Columns& w, const Pair& x) {
+    sum += w.even * x.even;
+    sum += w.odd * x.odd;
+}
 #endif
 
+constexpr int PARTS = 64 / sizeof(Sum);                    // registers for the sums of 16 columns
+constexpr int64_t EACH = 16 / PARTS;                       // columns of one of them
 constexpr int BESIDE = LANES == 16 ? 4 : 2, BELOW = BESIDE;  // tiles and rows at a time: there are registers for them
-constexpr int64_t SHALLOW = 4;  // tiles deep: two times 64 columns of them fit the nearest cache
+constexpr int64_t SHALLOW = 4;                             // tiles deep: 64 columns of them fit the nearest cache twice
+constexpr int64_t WAYS = 4;
 
-// ROWS rows of the same 16, BESIDE tiles, `steps` deep. Meanwhile `lines` times 16 lines of memory a step are asked for,
-// but where one row leaves the processor the time to see by itself what comes.
-template <int ROWS>
-inline void block(const uint16_t* x, const uint16_t* w, int64_t steps, bool first, float* y, int64_t y_row,
+// ROWS of the same 16 rows, TILES times 16 columns, `steps` tiles deep. Meanwhile `lines` lines of memory from `next` on
+// are prefetched for each pair of elements.
+template <int ROWS, int TILES>
+inline void block(const Activation* x, const uint16_t* w, int64_t steps, bool first, float* y, int64_t y_row,
                   const char* next, int64_t lines) {
-    Sum sums[ROWS][BESIDE] = {};
-    if (!first)
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < BESIDE; c++) sums[r][c].start(y + r * y_row + 16 * c);
-    for (int64_t d = 0; d < steps; d++, x += TILE, w += 4 * TILE)
-        for (int64_t pair = 0; pair < DEPTH / 2; pair++) {
-            for (int64_t i = 0; ROWS > 1 && i < lines; i++, next += 64) __builtin_prefetch(next);
-            for (int r = 0; r < ROWS; r++) {
-                uint32_t both;
-                std::memcpy(&both, x + r * DEPTH + 2 * pair, 4);
-                for (int c = 0; c < BESIDE; c++) sums[r][c].add(w + c * TILE + pair * 32, both);
-            }
+    Sum sums[ROWS][TILES][PARTS] = {};
+    for (int r = 0; !first && r < ROWS; r++)
+        for (int c = 0; c < TILES; c++) std::memcpy(sums[r][c], y + r * y_row + 16 * c, 64);
+    for (int64_t d = 0; d < steps; d++, x += TILE)
+        for (int64_t pair = 0; pair < DEPTH / 2; pair++, w += 2 * GROUP) {
+            for (int64_t i = 0; i < lines; i++, next += 64) __builtin_prefetch(next);
+            for (int c = 0; c < TILES; c++)
+                for (int i = 0; i < PARTS; i++) {
+                    Columns columns(w + 32 * c + 2 * EACH * i);
+                    for (int r = 0; r < ROWS; r++) add(sums[r][c][i], columns, Pair(x + r * DEPTH + 2 * pair));
+                }
         }
     for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < BESIDE; c++) sums[r][c].end(y + r * y_row + 16 * c);
+        for (int c = 0; c < TILES; c++) std::memcpy(y + r * y_row + 16 * c, sums[r][c], 64);
 }
 
-// Columns of the groups first .. last; columns of y are there up to a multiple of GROUP. What lies behind the tiles that
-// are gone through is asked for in the meantime, a part of it at each turn.
-inline void multiply_tiled(const uint16_t* w, int64_t depth, const uint16_t* x, int64_t rows, float* y, int64_t y_row,
-                           int64_t first, int64_t last) {
-    int64_t turns = (rows + BELOW - 1) / BELOW * (4 / BESIDE), lines = (3 + turns) / turns;
+// The first of `left` rows, ROWS of them or as many as there are: returns how many.
+template <int ROWS, int TILES>
+inline int64_t some_rows(int64_t left, const Activation* x, const uint16_t* w, int64_t steps, bool first, float* y,
+                         int64_t y_row, const char* next, int64_t lines) {
+    if constexpr (ROWS > 1)
+        if (left < ROWS) return some_rows<ROWS / 2, TILES>(left, x, w, steps, first, y, y_row, next, lines);
+    block<ROWS, TILES>(x, w, steps, first, y, y_row, next, lines);
+    return ROWS;
+}
+
+// What lies behind the panel that the rows go through is prefetched in the meantime, in the order of addresses, a part
+// of it at each turn.
+template <int ROWS, int TILES>
+inline void panels(const uint16_t* w, int64_t depth, const Activation* x, int64_t rows, float* y, int64_t y_row,
+                   int64_t first, int64_t last, bool ahead) {
+    int64_t turns = (rows + ROWS - 1) / ROWS * (4 / TILES), lines = ahead ? (3 + turns) / turns : 0;
     for (int64_t g = first; g < last; g++)
         for (int64_t d = 0, steps; d < depth; d += steps) {
             steps = depth - d < SHALLOW ? depth - d : SHALLOW;
-            const uint16_t* tiles = w + (g * depth + d) * 4 * TILE;
-            const char *next = (const char*)(tiles + steps * 4 * TILE), *end = next + steps * 8 * TILE;
-            for (int64_t row = 0, many; row < rows; row += many)
-                for (int64_t c = 0; c < 4; c += BESIDE, next += steps * lines * 16 * 64) {
-                    const uint16_t* from = x + (row / 16 * depth + d) * TILE + row % 16 * DEPTH;
-                    float* to = y + row * y_row + g * GROUP + 16 * c;
-                    int64_t more = next < end ? lines : 0, left = rows - row;
-                    many = left >= BELOW ? BELOW : left >= 2 ? 2 : 1;
-                    if (many == BELOW) block<BELOW>(from, tiles + c * TILE, steps, d == 0, to, y_row, next, more);
-                    else if (many == 2) block<2>(from, tiles + c * TILE, steps, d == 0, to, y_row, next, more);
-                    else block<1>(from, tiles + c * TILE, steps, d == 0, to, y_row, next, more);
-                }
+            const uint16_t* panel = w + (g * depth + d) * 4 * TILE;
+            const char *next = (const char*)(panel + steps * 4 * TILE), *end = next + steps * 8 * TILE;
+            for (int64_t row = 0, done; row < rows; row += done)
+                for (int64_t c = 0; c < 4; c += TILES, next += steps * lines * 16 * 64)
+                    done = some_rows<ROWS, TILES>(rows - row, x + (row / 16 * depth + d) * TILE + row % 16 * DEPTH,
+                                                  panel + 32 * c, steps, d == 0, y + row * y_row + g * GROUP + 16 * c,
+                                                  y_row, next, next < end ? lines : 0);
         }
 }
+
+// Columns of the groups first .. last; columns of y are there up to a multiple of GROUP.
+inline void multiply_tiled(const uint16_t* w, int64_t depth, const Activation* x, int64_t rows, float* y, int64_t y_row,
+                           int64_t first, int64_t last) {
+    int64_t way = way_of(rows);
+    bool ahead = way & PREFETCHING, narrow = way & NARROW;
+    if (rows == 1 && narrow) panels<1, 2>(w, depth, x, rows, y, y_row, first, last, ahead);
+    else if (rows == 1) panels<1, 4>(w, depth, x, rows, y, y_row, first, last, ahead);
+    else if (narrow) panels<2 * BELOW, BESIDE / 2>(w, depth, x, rows, y, y_row, first, last, ahead);
+    else panels<BELOW, BESIDE>(w, depth, x, rows, y, y_row, first, last, ahead);
+}
 #endif
+
+// One row of float32 as products with tiles want it: a row of [rows / 16][in / 32][16][32], padded with zeros, with the
+// precision of bfloat16.
+inline void prepare_tiled(const float* from, int64_t in, int64_t row, Activation* to) {
+    Activation* out = to + (row / 16 * depth_of(in) * 16 + row % 16) * DEPTH;
+    for (int64_t i = 0; i < in; i += DEPTH, out += TILE)
+        for (int64_t j = 0, here = in - i < DEPTH ? in - i : DEPTH; j < DEPTH; j++) {
+            bf16 value;
+            put(&value, j < here ? from[i + j] : 0.0f);
+            if constexpr (sizeof(Activation) == 2) std::memcpy(out + j, &value, 2);
+            else out[j] = get(value);
+        }
+}
 
 }  // namespace

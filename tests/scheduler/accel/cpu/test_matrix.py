@@ -59,6 +59,29 @@ def test_tiles_are_copies_and_plain_weights_are_not() -> None:
     assert tiled.nbytes == 2 * 192 * 96  # whole groups of columns, whole tiles of depth
 
 
+def test_columns_of_64_follow_each_other_in_one_stream() -> None:
+    weight = torch.arange(128 * 32).view(128, 32).to(torch.bfloat16)
+    stream = Matrix(weight, True).data.view(2, 16, 64, 2)  # groups of columns, pairs of elements, columns, elements
+    assert torch.equal(stream, weight.view(2, 64, 16, 2).transpose(1, 2))
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("shape", [(65, 33), (200, 1100)])
+def test_all_ways_to_go_through_a_weight_give_the_same_bits(shape: tuple[int, int]) -> None:
+    skip_without(True)
+    kernel = compiled()
+    multiply = product(Matrix(random(*shape, dtype=torch.bfloat16), True), None, torch.bfloat16, kernel)
+    x = random(max(ROWS), shape[1], dtype=torch.bfloat16, seed=2)
+    whole, before = multiply(x), kernel.ways
+    try:
+        for way in range(kernel.way_count):
+            kernel.ways = (way, way, way)
+            for rows in ROWS:
+                assert torch.equal(multiply(x[:rows]), whole[:rows]), f"{rows} rows, way {way}"
+    finally:
+        kernel.ways = before
+
+
 def test_a_weight_that_lies_the_other_way_round_is_read_right() -> None:
     weight = random(70, 130, dtype=torch.float32)
     matrix = Matrix(weight.t(), False)
