@@ -29,6 +29,7 @@ from transformers.utils import is_accelerate_available
 from cache.errors import first_line
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler import cores
+from scheduler.accel.cpu.experts import pack_experts
 from scheduler.accel.cpu.linear import pack
 from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.forward.rope import LongRope
@@ -301,6 +302,7 @@ def _packed(
 ) -> Verdict:
     """Pack the weights and probe; unpack them where no mode is right with packed ones. Raises ``UnsupportedModel``."""
     packing = pack(model, known.answers)
+    pack_experts(model, packing)
     try:
         verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing, compiling=compiling, context=context)
     except UnsupportedModel:

@@ -1,7 +1,8 @@
 """Programs for CPUs: modules of the model are recorded once and then run by C++ kernels.
 
-Owns: the recorder, basic blocks of instructions, packed weights, layers and chains of layers in one call. Other
-packages use ``linear.pack`` and ``Packing``, ``fusion.Fusion`` and ``program.kernel``, nothing else.
+Owns: the recorder, basic blocks of instructions, packed weights and experts, layers and chains of layers in one call.
+Other packages use ``linear.pack`` and ``Packing``, ``experts.pack_experts``, ``fusion.Fusion`` and
+``program.kernel``, nothing else.
 
 May import: ``cache.attention``, ``cache.pages``.
 

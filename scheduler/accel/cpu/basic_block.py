@@ -44,6 +44,7 @@ class Opcode(IntEnum):
     STORE = auto()
     PACK = auto()
     MATMUL = auto()  # with a weight: a stage of its own
+    ROUTED = auto()  # with the weights of the experts that a row names: a stage of its own
 
 
 @dataclass(eq=False)
@@ -85,7 +86,8 @@ class External:
 
 @dataclass(eq=False)
 class Operation:
-    """One instruction. ``extra`` is its external, table, group size or weight, by its opcode."""
+    """One instruction. ``extra`` is its external, table, group size, weight, or weights of experts with
+    the number of elements from one choice's input to the next's, by its opcode."""
 
     code: Opcode
     n: int
@@ -160,6 +162,14 @@ class BasicBlock:
         if key not in self._made:
             self._made[key] = self.compute(Opcode.PACK, len(ids), self.whole(ids), extra=weight.kind)
         return self.compute(Opcode.MATMUL, size, Ref(self._made[key]), extra=weight)
+
+    def routed(self, weights: Any, ids: Ids, experts: Ids) -> Slot:
+        """Add a ROUTED: the elements ``ids``, which all choices share or of which each has its own, with the weights of
+        the ``experts``, one number per choice. Returns the slot of its results, one choice after the other.
+        """
+        step = 0 if len(ids) == weights.inside else weights.inside
+        size = len(experts) * weights.out
+        return self.compute(Opcode.ROUTED, size, self.whole(ids), self.whole(experts), extra=(weights, step))
 
     def ref(self, ids: Ids) -> Ref:
         """An operand with these elements in this order: a pattern on their slot if there is one, else a copy in a new

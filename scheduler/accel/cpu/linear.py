@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -67,10 +67,49 @@ class PackedLinear:
         plain: Any = self._plain()
         self.module._parameters["weight"] = torch.nn.Parameter(self.dense(), False) if plain is None else plain
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weight."""
+        return self.packed.nbytes
+
     def dense(self) -> torch.Tensor:
         """A copy of the plain weight, in the module's layout."""
         matrix = self.packed.dense()
         return matrix.t().contiguous() if self._flipped else matrix
+
+
+class PackedWeight(Protocol):
+    """What has a packed weight."""
+
+    touched: bool  # whether other code has read it
+
+    def dense(self) -> torch.Tensor:
+        """The plain weight."""
+        ...
+
+
+class PackedModule(Protocol):
+    """A module with packed weights."""
+
+    module: torch.nn.Module
+
+    @property
+    def touched(self) -> bool:
+        """Whether other code has read a packed weight."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        ...
+
+    def install(self) -> None:
+        """Make the module use them."""
+        ...
+
+    def remove(self) -> None:
+        """Restore the module."""
+        ...
 
 
 class WeightStandIn(torch.Tensor):
@@ -81,14 +120,14 @@ class WeightStandIn(torch.Tensor):
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, of: PackedLinear, like: torch.Tensor) -> WeightStandIn:
+    def __new__(cls, of: PackedWeight, like: torch.Tensor) -> WeightStandIn:
         shadow: WeightStandIn = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, dtype=like.dtype, device=like.device
         )
         return shadow
 
-    def __init__(self, of: PackedLinear, like: torch.Tensor) -> None:
-        self._of = of
+    def __init__(self, of: PackedWeight, like: torch.Tensor) -> None:
+        self.of = of
         self._is_param = True  # for isinstance(weight, torch.nn.Parameter)
 
     @classmethod
@@ -101,8 +140,8 @@ class WeightStandIn(torch.Tensor):
         return func(*args, **kwargs)
 
     def _dense(self) -> torch.Tensor:
-        self._of.touched = True
-        return self._of.dense()
+        self.of.touched = True
+        return self.of.dense()
 
 
 class Packing:
@@ -110,7 +149,7 @@ class Packing:
 
     def __init__(self, answers: dict[str, bool]) -> None:
         self._answers = answers
-        self._modules: list[PackedLinear] = []
+        self._modules: list[PackedModule] = []
         self._matrices: dict[torch.nn.Module, Matrix] = {}
 
     def matrix(self, module: torch.nn.Module) -> tuple[Matrix, torch.Tensor | None] | None:
@@ -126,7 +165,7 @@ class Packing:
     @property
     def nbytes(self) -> int:
         """Bytes of the packed weights."""
-        return sum(one.packed.nbytes for one in self._modules)
+        return sum(one.nbytes for one in self._modules)
 
     def add(self, module: PackedLinear) -> None:
         """Install a packed module."""
@@ -134,6 +173,11 @@ class Packing:
         self._modules.append(module)
         if isinstance(module.packed, Matrix):
             self._matrices[module.module] = module.packed
+
+    def add_experts(self, experts: PackedModule) -> None:
+        """Install a packed module of experts."""
+        experts.install()
+        self._modules.append(experts)
 
     def read(self, module: torch.nn.Module, matrix: Matrix) -> None:
         """Add a module whose plain weight the C++ kernel reads."""
@@ -177,11 +221,11 @@ def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None) -> Pack
         with suppress(Exception):  # whatever a module raises at made-up input, or oneDNN where it has no kernel
             if not _pack_alike(group, packing):
                 _read_alike(group, packing)
-    _leave_files(model, packing)
+    leave_files(model, packing)
     return packing
 
 
-def _leave_files(model: torch.nn.Module, packing: Packing) -> None:
+def leave_files(model: torch.nn.Module, packing: Packing) -> None:
     """Loaded weights are views of mapped files, which stay mapped while one tensor uses them: copy the few weights that
     are not packed.
     """
@@ -244,7 +288,7 @@ def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
             continue
         made_up = _made_up(group[0], 2, flipped)
         for module, one in zip(group, chain(tried, candidates), strict=True):
-            if _equal(one.forward(made_up), module.forward(made_up)):
+            if equal(one.forward(made_up), module.forward(made_up)):
                 packing.add(one)
         return True
     return False
@@ -255,7 +299,7 @@ def _pays(
 ) -> bool:
     for rows, most in (_MOST_TILED if way is _tiled else _MOST).items():
         made_up = _made_up(module, rows, flipped)
-        if not _equal(packed[0](made_up), plain[0](made_up)):
+        if not equal(packed[0](made_up), plain[0](made_up)):
             return False
         if not packing.pays(f"{way.__name__} {_kind(module)}", plain, packed, made_up, most):
             return False
@@ -303,7 +347,7 @@ def _is_flipped(module: torch.nn.Module) -> bool | None:
     for flipped in (False, True):
         with suppress(Exception):
             x = _made_up(module, 2, flipped)
-            if _equal(F.linear(x, weight.t() if flipped else weight, bias), module.forward(x)):
+            if equal(F.linear(x, weight.t() if flipped else weight, bias), module.forward(x)):
                 return flipped
     return None
 
@@ -323,12 +367,12 @@ def _weight(module: torch.nn.Module) -> torch.Tensor:
     return weight
 
 
-def _equal(got: Any, want: Any) -> bool:
-    """Every row equal but for rounding."""
+def equal(got: Any, want: Any, slack: float = 1.0) -> bool:
+    """Every row equal but for ``slack`` times one rounding."""
     if type(want) is not torch.Tensor or got.shape != want.shape or got.dtype != want.dtype:
         return False
     error = (got.float() - want.float()).norm(dim=-1)
-    return bool((error <= _rounding(want.dtype) * want.float().norm(dim=-1)).all())
+    return bool((error <= slack * _rounding(want.dtype) * want.float().norm(dim=-1)).all())
 
 
 def _rounding(dtype: torch.dtype) -> float:

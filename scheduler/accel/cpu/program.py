@@ -24,13 +24,17 @@ import torch
 from cache.attention.cpu import team_address
 from cache.compiler import NotBuilt, built
 from scheduler.accel.cpu.basic_block import BasicBlock, External, Opcode, Operation, Ref, Slot, Slots
+from scheduler.accel.cpu.experts_matrix import ExpertsMatrix
 from scheduler.accel.cpu.matrix import GROUP, TYPES, Matrix
 
 log = logging.getLogger("warmturn.engine")
 _SCRATCH, _ARENA, _FIXED = range(3)
 _ALIGNED = 16  # floats
 _ARENA_BYTES = 8 << 20  # aimed at, so that rows that are worked on together stay in a near cache
+_ROUTED_BYTES = 64 << 20  # where experts are read again for every chunk
 _CHUNKS = (32, 256)  # rows: the fewest and the most that are worked on together
+_PRODUCTS = (Opcode.MATMUL, Opcode.ROUTED)  # each is a stage of its own
+_READ = TYPES | {torch.int64: 3}  # what externals may be made of
 
 
 class ProgramCall(ctypes.Structure):
@@ -115,13 +119,15 @@ class Program:
         outputs = [(i, e) for i, e in enumerate(self.externals) if e.kind == "output"]
         self.outputs = sorted(outputs, key=lambda output: output[1].number)
         self.outside = np.zeros((len(self.externals), 3), np.int64)  # ``External`` of program.cpp
-        self.outside[:, 2] = [TYPES[external.dtype or torch.float32] for external in self.externals]
+        self.outside[:, 2] = [_READ[external.dtype or torch.float32] for external in self.externals]
         self._alive = (layout.alive, instructions, stages)
         width = layout.width | _ALIGNED  # rows that are a power of two apart would share the places of a cache
-        rows = _ARENA_BYTES // (4 * (width + layout.prepared)) // _CHUNKS[0] * _CHUNKS[0]
+        room = _ROUTED_BYTES if layout.routed else _ARENA_BYTES
+        rows = room // (4 * (width + layout.prepared)) // _CHUNKS[0] * _CHUNKS[0]
         chunk = min(max(rows, _CHUNKS[0]), _CHUNKS[1])
         self._arena, self._prepared = width * chunk, layout.prepared * chunk
         scratch = max(-(-layout.scratch // _ALIGNED) * _ALIGNED, chunk * GROUP if layout.direct else 0)
+        scratch = max(scratch, *(_routed_scratch(op, chunk) for op in layout.routed), 0)
         self.call = ProgramCall(
             stages=stages.ctypes.data,
             count=len(stages),
@@ -220,6 +226,7 @@ class _Layout:
         self.alive: list[Any] = []
         self.width = self.scratch = self.prepared = 0  # floats of a row
         self.direct = _direct([op for stage in stages for op in stage])
+        self.routed = [op for stage in stages for op in stage if op.code is Opcode.ROUTED]
         self._places: dict[Slot, tuple[int, int]] = {}
         self._last = {ref.slot: op for stage in stages for op in stage for ref in op.refs}
         self._free: defaultdict[int, list[int]] = defaultdict(list)
@@ -231,10 +238,12 @@ class _Layout:
             for op in stage:
                 if op.code is Opcode.MATMUL:
                     self._product(op)
+                elif op.code is Opcode.ROUTED:
+                    self._routed_product(op)
                 elif op not in self.direct.values():
                     self._instruction(op, op.out in shared)
             if len(self.instructions) > first:
-                self.stages.append([first, len(self.instructions), *[0] * 6, -1])
+                self.stages.append([first, len(self.instructions), *[0] * 6, -1, 0])
 
     def _product(self, op: Operation) -> None:
         assert op.a is not None
@@ -245,7 +254,20 @@ class _Layout:
             to = [0, self._external(self.direct[op.out])]
         else:
             to = [self._arena(op.out, -(-op.n // 64) * 64), -1]
-        self.stages.append([0, 0, *weight, self._places[op.a.slot][1], *to])
+        self.stages.append([0, 0, *weight, self._places[op.a.slot][1], *to, 0])
+
+    def _routed_product(self, op: Operation) -> None:
+        assert op.a is not None
+        assert op.b is not None
+        weights: ExpertsMatrix
+        weights, step = op.extra
+        index, values = (self._places[ref.slot][1] + ref.offset for ref in (op.b, op.a))
+        choices, bias = op.n // weights.out, 0 if weights.bias is None else weights.bias.data_ptr()
+        table = np.array([weights.count, weights.nbytes // weights.count, choices, index, values, step, bias], np.int64)
+        self.alive += [weights, table]
+        matrix = weights.matrix
+        weight = [matrix.data.data_ptr(), weights.out, weights.inside, matrix.kind]
+        self.stages.append([0, 0, *weight, 0, self._arena(op.out, op.n), -1, table.ctypes.data])
 
     def _external(self, op: Operation) -> int:
         if op.extra not in self.externals:
@@ -301,6 +323,15 @@ class _Layout:
         self._places[slot] = _SCRATCH, at
 
 
+def _routed_scratch(op: Operation, rows: int) -> int:
+    """Floats that a ROUTED needs as ``RoutedProduct`` of experts.h divides them: lists of choices by expert, rows that
+    are multiplied, a group of columns of their results.
+    """
+    weights, _ = op.extra
+    listed = -(-(weights.count + 2 + rows * op.n // weights.out) // _ALIGNED) * _ALIGNED
+    return int(listed + -(-rows // 32) * 32 * (-(-weights.inside // 32) * 32 + GROUP))
+
+
 def _direct(operations: list[Operation]) -> dict[Slot, Operation]:
     """Products whose only use is one STORE, which is left out: the product is written there directly."""
     uses = Counter(ref.slot for op in operations for ref in op.refs)
@@ -336,7 +367,7 @@ def _stages(operations: list[Operation]) -> list[list[Operation]]:
             stage, rest = [], []
             for op in left:
                 ready = all(ref.slot.values is not None or undone[ref.slot] == 0 for ref in op.refs)
-                if ready and (op.code is Opcode.MATMUL) is products:
+                if ready and (op.code in _PRODUCTS) is products:
                     stage.append(op)
                     undone[op.out] -= not products
                 else:

@@ -112,6 +112,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             slot = self.block.compute(Opcode.ADD, out.shape[-1], *operands)
         self.define(out, slot, axis)
 
+    def routed(self, weights: Any, x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+        """Record that ``out [T, K, out]`` is ``x``, ``[T, in]`` or ``[T, K, in]``, times the weights of the experts
+        ``index [T, K]`` (``experts_matrix.ExpertsMatrix``).
+        """
+        (axis, ids), (own, experts) = self._row(x, x.shape), self._row(index, index.shape)
+        if axis or own or len(ids) not in (weights.inside, weights.inside * len(experts)):
+            raise Unrecordable("a product within a token")
+        self.computed += 1
+        self.define(out, self.block.routed(weights, ids, experts), 0)
+
+    def replace(self, tensor: torch.Tensor, like: torch.Tensor) -> None:
+        """Record that ``tensor`` has the elements of ``like``, which was recorded and has its shape."""
+        self._alive.append(tensor)
+        self._know(tensor, self._rows[id(like)])
+
     def attend(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Record that ``out [1, T, H, D]`` is the attention of ``inputs``: these end the block, and a new one
         begins.

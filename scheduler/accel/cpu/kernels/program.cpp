@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "experts.h"
 #include "matrix.h"
 #include "waiting.h"
 
@@ -35,7 +36,7 @@ struct Instruction {
 
 struct External {
     void* data;
-    int64_t stride, type;  // elements from row to row; 0 float32, 1 bfloat16, 2 float16
+    int64_t stride, type;  // elements from row to row; 0 float32, 1 bfloat16, 2 float16, 3 int64, which is only read
 };
 
 // Between two blocks of a program: new keys and values are stored in pages, then attended to.
@@ -53,6 +54,7 @@ struct Stage {
     Weight weight;
     int64_t in, out;      // of the product: floats of a row before it in what is prepared, and in the arena
     int64_t external;     // or, where it is not -1, that it is written to at once
+    const Experts* experts;  // null where all rows meet the same weight
 };
 
 struct Call {
@@ -146,6 +148,10 @@ public:
 
     // Part `part` of `parts` of a stage, for the rows from `start` on that are in the arena.
     void run(const Stage& stage, int64_t start, int64_t rows, int64_t part, int64_t parts) const {
+        if (stage.experts) {
+            RoutedProduct product(*stage.experts, stage.weight, call.arena, call.width, stage.out, rows, call.chunk, scratch);
+            return product.run(part, parts);
+        }
         if (stage.first == stage.last) {
             int64_t groups = column_groups(stage.weight), first = groups * part / parts, last = groups * (part + 1) / parts;
             const float* x = call.prepared + stage.in * call.chunk;
@@ -207,7 +213,8 @@ private:
         int64_t at = row * from.stride;
         if (from.type == 0) read_row((const float*)from.data + at, n, to);
         else if (from.type == 1) read_row((const bf16*)from.data + at, n, to);
-        else read_row((const f16*)from.data + at, n, to);
+        else if (from.type == 2) read_row((const f16*)from.data + at, n, to);
+        else for (int64_t i = 0; i < n; i++) to[i] = float(((const int64_t*)from.data)[at + i]);
     }
     static void write(const External& to, int64_t row, int64_t column, int64_t n, const float* from) {
         int64_t at = row * to.stride + column;
@@ -218,6 +225,12 @@ private:
 };
 
 const double WORTH_IT = 20e3;  // nanoseconds: with less to do, one thread is over before others have come
+
+// How many experts `rows` rows name at most.
+inline int64_t met(const Stage& stage, int64_t rows) {
+    int64_t choices = rows * stage.experts->choices;
+    return choices < stage.experts->count ? choices : stage.experts->count;
+}
 
 // Threads that take parts of a stage until none is left, and then wait for each other. It may have fewer members than
 // were asked for.
@@ -239,6 +252,7 @@ struct Team {
             int64_t rows = call.rows - start < call.chunk ? call.rows - start : call.chunk;
             for (const Stage* stage = call.stages; stage < call.stages + call.count; stage++, at++) {
                 int64_t parts = stage->first == stage->last ? column_groups(stage->weight) : rows;
+                if (stage->experts) parts *= met(*stage, rows);
                 if (parts > 2 * call.threads) parts = 2 * call.threads;
                 for (int64_t part; (part = at->next.fetch_add(1, std::memory_order_relaxed)) < parts;) {
                     member.run(*stage, start, rows, part, parts);
@@ -264,7 +278,9 @@ struct Team {
 double nanoseconds(const Call& call) {
     double sum = 0;
     for (const Stage* stage = call.stages; stage < call.stages + call.count; stage++) {
-        if (stage->first == stage->last) sum += double(stage->weight.out) * stage->weight.in * (0.05 + 0.005 * call.rows);
+        double size = double(stage->weight.out) * stage->weight.in;
+        if (stage->experts) sum += size * (0.05 * met(*stage, call.rows) + 0.005 * call.rows * stage->experts->choices);
+        else if (stage->first == stage->last) sum += size * (0.05 + 0.005 * call.rows);
         for (int64_t i = stage->first; i < stage->last; i++) sum += 0.2 * call.instructions[i].n * call.rows;
     }
     return sum;

@@ -1,0 +1,272 @@
+"""Routed experts on CPUs: a function for transformers' registry of experts functions, which reads the weights of those
+experts only that some token of a step has chosen, each once.
+
+It serves every experts module that calls the registry. What a module computes beside its products (its gate, a norm
+after them) is recorded from its own code, so that the whole is one program. Each module is compared with its own
+forward on made-up tokens; one whose results differ, or that is slower so, keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from scheduler.accel.cpu.experts_matrix import ExpertsMatrix
+from scheduler.accel.cpu.functions import COMPUTED
+from scheduler.accel.cpu.linear import Map, Packing, WeightStandIn, equal, leave_files
+from scheduler.accel.cpu.matrix import TILED, TYPES
+from scheduler.accel.cpu.program import Program, ProgramKernel, kernel
+from scheduler.accel.cpu.recorder import Recorder
+
+_NAME = "warmturn over "  # followed by the name of the function that serves modules that are not packed
+_FLAGS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_apply_gate", "_is_expert_parallel")
+# Tokens, and what our way may take of the time of the module's own.
+_MOST = {1: 0.95, 16: 0.95, 128: 1.1}
+_TRIED = 2  # modules that are timed together
+_CHOICES = 4  # of a made-up token
+_SLACK = 4.0  # roundings: two products and what is between them
+_LARGE = 8.0
+
+
+class PackedExperts:
+    """An experts module whose weights the C++ kernel reads. ``remove`` restores the plain weights, bit for bit."""
+
+    def __init__(self, module: Any, kernel: ProgramKernel) -> None:
+        self.module = module
+        self.dtype = module.down_proj.dtype
+        self.limit: int | None = None  # tokens up to which it is faster than the module's own forward; None: any
+        self._kernel = kernel
+        self._in = "gate_up_proj" if module.has_gate else "up_proj"
+        tiled = kernel.tiles and self.dtype is torch.bfloat16
+        self._weights = {name: ExpertsWeight(self, name, tiled) for name in (self._in, "down_proj")}
+        self._programs: dict[tuple[int, torch.dtype], Program] = {}  # by choices of a token, dtype of their weights
+
+    @property
+    def up(self) -> ExpertsMatrix:
+        """The first product's weights."""
+        return self._weights[self._in].matrix
+
+    @property
+    def down(self) -> ExpertsMatrix:
+        """The second product's weights."""
+        return self._weights["down_proj"].matrix
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        return self.up.nbytes + self.down.nbytes
+
+    @property
+    def copies(self) -> bool:
+        """Whether the plain weights are others in memory than the packed ones."""
+        return bool(self.up.matrix.kind == TILED or self.module.is_transposed)
+
+    @property
+    def touched(self) -> bool:
+        """Whether other code has read a packed weight."""
+        return any(weight.touched for weight in self._weights.values())
+
+    def install(self) -> None:
+        """Put the packed weights in the place of the plain ones, which are released."""
+        for name, weight in self._weights.items():
+            self.module._parameters[name] = WeightStandIn(weight, self.module._parameters[name])
+
+    def remove(self) -> None:
+        """Restore the plain weights."""
+        for name, weight in self._weights.items():
+            self.module._parameters[name] = torch.nn.Parameter(weight.dense(), False)
+
+    def fits(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> bool:
+        """Whether ``forward`` can be called with these arguments, and is faster than the module's own."""
+        if hidden.dim() != 2 or index.dim() != 2 or index.shape != weights.shape or len(index) != len(hidden):
+            return False
+        few = self.limit is None or len(hidden) <= self.limit
+        return few and hidden.dtype is self.dtype and hidden.shape[1] == self.up.inside and weights.dtype in TYPES
+
+    def forward(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What the module returns for tokens ``[T, hidden]``, their experts ``[T, K]``, and the weights of these ``[T,
+        K]``; a number that is none of an expert adds nothing.
+        """
+        key = index.shape[1], weights.dtype
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._recorded(*key)
+        given = [hidden.contiguous(), index.long().contiguous(), weights.contiguous()]
+        program.place_inputs(given)
+        (out,) = program.place_outputs(len(hidden))
+        program.run(len(hidden))
+        return out
+
+    def record(
+        self, recorder: Recorder, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Record ``forward``. The values of the result are made up. Raises ``Unrecordable`` and whatever the module's
+        own code raises.
+        """
+        up = self._product(recorder, self.up, hidden, index)
+        inner = self.module._apply_gate(up) if self.module.has_gate else self.module.act_fn(up)
+        results = self._product(recorder, self.down, inner, index)
+        if self.module.has_post_expert_norm:
+            results = self.module.post_expert_norm(results)
+        weighted = results * weights.unsqueeze(-1)
+        first, *rest = weighted.unbind(1)
+        return sum(rest, first).to(hidden.dtype)
+
+    def _product(self, recorder: Recorder, matrix: ExpertsMatrix, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        with recorder.paused():
+            out = torch.zeros(*index.shape, matrix.out, dtype=self.dtype)
+        recorder.routed(matrix, x, index, out)
+        return out
+
+    def _recorded(self, choices: int, dtype: torch.dtype) -> Program:
+        sizes = {choices, self.up.inside, self.up.out, self.down.inside, self.down.out}
+        tokens = next(n for n in (23, 29, 31, 37, 41, 43) if n not in sizes)
+        hidden = torch.zeros(tokens, self.up.inside, dtype=self.dtype)
+        index = torch.zeros(tokens, choices, dtype=torch.int64)
+        weights = torch.zeros(tokens, choices, dtype=dtype)
+        recorder = Recorder(tokens, [hidden, index, weights], [], COMPUTED)
+        with torch.no_grad(), recorder:
+            recorder.result(self.record(recorder, hidden, index, weights))
+        return Program(recorder.block, self._kernel)
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Within it the module has its plain weights, which is slow if the packed ones are copies."""
+        stand_ins = {name: self.module._parameters[name] for name in self._weights}
+        self.remove()
+        try:
+            yield
+        finally:
+            self.module._parameters.update(stand_ins)
+
+
+class ExpertsWeight:
+    """A packed weight of an experts module."""
+
+    def __init__(self, experts: PackedExperts, name: str, tiled: bool) -> None:
+        module, self.experts, self.touched = experts.module, experts, False
+        self._flipped = bool(module.is_transposed)
+        weight = module._parameters[name].detach()
+        bias = module._parameters[f"{name}_bias"] if module.has_bias else None
+        self.matrix = ExpertsMatrix(weight.transpose(1, 2) if self._flipped else weight, bias, tiled)
+
+    def dense(self) -> torch.Tensor:
+        """The plain weight in the module's layout."""
+        plain = self.matrix.dense()
+        return plain.transpose(1, 2).contiguous() if self._flipped else plain.contiguous()
+
+
+def packed_experts(module: torch.nn.Module) -> PackedExperts | None:
+    """What has the packed weights of a module; another module with the same weights has the same."""
+    weight = module._parameters.get("down_proj")
+    of = weight.of if isinstance(weight, WeightStandIn) else None
+    return of.experts if isinstance(of, ExpertsWeight) else None
+
+
+@torch.no_grad()
+def pack_experts(model: Any, packing: Packing) -> None:
+    """Pack the weights of the experts of ``model`` that are on a CPU, where that is faster."""
+    ours = kernel()
+    alike: defaultdict[Any, list[Any]] = defaultdict(list)
+    for module in model.modules():
+        if ours is not None and _is_experts(module):
+            shapes = tuple((name, weight.shape, weight.dtype) for name, weight in module._parameters.items())
+            alike[type(module), shapes, module.config._experts_implementation].append(module)
+    for (_, _, own), group in alike.items():
+        assert ours is not None
+        ALL_EXPERTS_FUNCTIONS.register(_NAME + own, partial(_forward, own))
+        model.set_experts_implementation(_NAME + own)
+        if all(module.config._experts_implementation == _NAME + own for module in group):
+            with suppress(Exception):  # whatever a module raises at made-up input
+                _pack_alike(group, packing, ours)
+    if alike:
+        leave_files(model, packing)
+
+
+def _forward(
+    own: str, module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """The entry of transformers' registry. ``own``: the entry that modules have that are not packed."""
+    packed, given = packed_experts(module), (hidden_states, top_k_index, top_k_weights)
+    if packed is None:
+        return _own_forward(own, module, *given)
+    if packed.fits(*given):
+        return packed.forward(*given)
+    with packed.plain():
+        return _own_forward(own, packed.module, *given)
+
+
+def _own_forward(own: str, module: Any, *given: torch.Tensor) -> torch.Tensor:
+    plain = type(module).forward.__wrapped__
+    out: torch.Tensor = ALL_EXPERTS_FUNCTIONS.get_interface(own, plain)(module, *given)
+    return out
+
+
+def _is_experts(module: Any) -> bool:
+    """Whether a module is one of experts as the registry serves them, with plain weights on a CPU."""
+    if not all(hasattr(module, name) for name in _FLAGS) or module._is_expert_parallel:
+        return False
+    names = ["gate_up_proj" if module.has_gate else "up_proj", "down_proj"]
+    weights = [module._parameters.get(name) for name in names]
+    names += [f"{name}_bias" for name in names if module.has_bias]
+    return (
+        module._parameters.keys() == set(names)
+        and all(type(one) is torch.nn.Parameter and one.dim() == 3 and one.dtype in TYPES for one in weights)
+        and all(one.device.type == "cpu" for one in module._parameters.values())
+        and len({one.dtype for one in weights if one is not None}) == 1
+        and hasattr(type(module).forward, "__wrapped__")
+        and "forward" not in vars(module)
+        and not module._buffers
+    )
+
+
+def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None:
+    """Pack modules of one class and shape, if the first of them are right and faster so."""
+    tried = [PackedExperts(module, ours) for module in group[:_TRIED]]
+    if not _is_right(tried[0]):
+        return
+    limit: int | None = 0
+    for tokens, most in _MOST.items():
+        made_up = _made_up(tried[0], tokens)
+        plain: list[Map] = [partial(_of_rows, module.forward, made_up) for module in group[:_TRIED]]
+        packed: list[Map] = [partial(_of_rows, one.forward, made_up) for one in tried]
+        what = f"{type(group[0]).__name__} {tuple(group[0].down_proj.shape)} {tried[0].dtype}"
+        if not packing.pays(what, plain, packed, made_up[0][None], most):
+            break
+        limit = tokens
+    else:
+        limit = None
+    if limit == 0 or (limit is not None and tried[0].copies):
+        return
+    for module in group:
+        one = tried.pop(0) if tried else PackedExperts(module, ours)
+        if _is_right(one):
+            one.limit = limit
+            packing.add_experts(one)
+
+
+def _of_rows(forward: Any, made_up: tuple[torch.Tensor, ...], x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = forward(x[0], *made_up[1:])
+    return out
+
+
+def _is_right(packed: PackedExperts) -> bool:
+    """Whether the results are those of the module's own forward, the eager one, but for rounding."""
+    made_up = _made_up(packed, 6)
+    made_up[0][-1] *= _LARGE  # where a gate clamps
+    want = type(packed.module).forward.__wrapped__(packed.module, *made_up)
+    return equal(packed.forward(*made_up), want, _SLACK)
+
+
+def _made_up(packed: PackedExperts, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Random tokens, experts and weights of these."""
+    generator, choices = torch.Generator().manual_seed(tokens), min(_CHOICES, packed.up.count)
+    hidden = torch.randn(tokens, packed.up.inside, generator=generator).to(packed.dtype)
+    weights, index = torch.rand(tokens, packed.up.count, generator=generator).topk(choices)
+    return hidden, index, weights.to(packed.dtype)
