@@ -4,16 +4,20 @@ all of it at once, the oldest part first.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from scheduler.protocol import ModelFacts
 from server.chat.compaction import ask_for_summary, can_be_folded, cuts_of, fold_messages, front_of
-from server.chat.prompts import Prompt
+from server.chat.prompts import Prompt, context_exceeded, count_fed
 from server.errors import ApiError, bad_request
+from server.log.identity import Session
 from server.log.logged_message import LoggedMessage
+from server.log.session_log import SessionLog
 from server.schemas import objects
 from server.turns.pending_turn import PendingTurn
-from server.turns.summary import write_summary
+from server.turns.summary import shortest_summary, write_summary
 
 MOST_PARTS = 8  # of one conversation
 TOO_LONG = "context_length_exceeded"
@@ -99,6 +103,21 @@ class Folding:
                 raise
             return False
         return True
+
+
+async def keep_aside(log: SessionLog, session: Session) -> str:
+    """Fork a session that the caller holds, so that it can be gone back to. Returns the new session's name."""
+    name = f"sess_{uuid.uuid4().hex}"
+    async with log.holding(session.tenant, name):
+        await log.fork(session.tenant, session.name, name)
+    return name
+
+
+def with_room(prompt: Prompt, facts: ModelFacts, param: str) -> Prompt:
+    """``prompt``, if it leaves room for a summary. Raises a 400."""
+    if count_fed(prompt, facts) + shortest_summary(facts) > facts.max_context:
+        raise context_exceeded(f"This model's context is {facts.max_context} tokens: a summary does not fit.", param)
+    return prompt
 
 
 def is_too_long(error: ApiError) -> bool:

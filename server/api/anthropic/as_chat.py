@@ -19,6 +19,7 @@ from server.api.anthropic.block_schemas import (
     ToolUseBlockParam,
 )
 from server.api.anthropic.schemas import AnthropicMessageParam, MessagesRequest, PromptRequest
+from server.api.anthropic.sent_messages import ADDS, REMOVES, open_compaction
 from server.api.anthropic.tool_schemas import AnthropicTool, ToolChoice
 from server.errors import bad_request
 from server.log.logged_message import LoggedMessage
@@ -28,7 +29,6 @@ from server.schemas.strict import validated
 from server.schemas.tools import Tool
 
 EFFORTS = ((2048, "low"), (8192, "medium"))  # of thinking, up to so many tokens; beyond them high
-ADDS, REMOVES = "adds", "removes"  # names of tools, in a message until ``tool_changes`` has read them
 FOUND = "Functions that can be called now: {names}"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -64,14 +64,14 @@ class MessagesChat(ChatRequest):
         return self.kept
 
 
-def as_chat(request: PromptRequest) -> MessagesChat:
-    """The chat request. Raises a 400 for tool results without a call."""
+def as_chat(request: PromptRequest, messages: list[dict[str, Any]] | None = None) -> MessagesChat:
+    """The chat request; ``messages``: in place of the request's own. Raises a 400 for tool results without a call."""
     check_results(request)
-    messages = messages_of(request)
+    messages = messages_of(request) if messages is None else messages
     made: dict[str, Any] = {"messages": messages, "kept": request.keep_seconds, "model": request.model}
     made |= tool_changes(messages, request.functions)
     made["session_id"] = request.session_id
-    if request.messages[-1].role == "assistant":
+    if request.begins_reply:
         made["continue_final_message"] = True
     if request.functions:
         made["tools"] = [tool_of(tool) for tool in request.functions if not tool.defer_loading]
@@ -93,12 +93,12 @@ def messages_of(request: PromptRequest) -> list[dict[str, Any]]:
     """The messages, the system message first; successive messages of one role are joined."""
     system = text_of(request.system)
     made: list[list[dict[str, Any]]] = [[{"role": "system", "content": system}]] if system else []
-    for message in request.messages:
-        for one in split_message(message):
-            if made and made[-1][0]["role"] == one["role"] != "tool":
-                made[-1].append(one)
-            else:
-                made.append([one])
+    compacted, rest = open_compaction(request.messages)
+    for one in (*compacted, *(one for message in rest for one in split_message(message))):
+        if made and made[-1][0]["role"] == one["role"] != "tool":
+            made[-1].append(one)
+        else:
+            made.append([one])
     return [join_messages(messages) for messages in made]
 
 

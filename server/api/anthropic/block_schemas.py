@@ -5,12 +5,13 @@ see could read in a tool's result, is replaced or left out, so that it does not 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from server.schemas.adaptations import adapt
 from server.schemas.messages import NAME, Id
+from server.schemas.sealed_compaction import SEAL, unseal_messages
 from server.schemas.strict import Harmless, Strict, wrong
 
 MAX_BLOCKS = 10_000
@@ -20,7 +21,6 @@ FOREIGN = frozenset(  # what other servers' tools leave in a history
         "advisor_tool_result",
         "bash_code_execution_tool_result",
         "code_execution_tool_result",
-        "compaction",
         "connector_text",
         "container_upload",
         "fallback",
@@ -89,6 +89,28 @@ class ToolUseBlockParam(Block):
     id: Id
     name: Annotated[str, Field(pattern=NAME)]
     input: dict[str, Any]
+
+
+class CompactionBlockParam(Block):
+    """A summary that takes the place of what came before it; one without ``content`` has failed, and is left out. Of a
+    block that another server has made, only the summary is read.
+    """
+
+    KIND = "compaction"
+    IDLE: ClassVar[frozenset[str]] = frozenset({"signature", "tool_changes"})
+    type: Literal["compaction"]
+    content: Annotated[str, Field(min_length=1)] | None = None
+    encrypted_content: str | None = None
+    signature: str | None = None
+    tool_changes: list[object] | None = None
+
+    @model_validator(mode="after")
+    def is_ours(self) -> Self:
+        """What looks like ours can be opened."""
+        sealed = self.encrypted_content or ""
+        if sealed.startswith(SEAL) and unseal_messages(sealed) is None:
+            raise wrong("encrypted_content", "was not made by this server")
+        return self
 
 
 class ForeignBlock(Strict):
@@ -208,15 +230,16 @@ class ToolRemovalBlockParam(Block):
     tool: ToolName
 
 
-KINDS = ("thinking", "tool_use", "tool_result", "tool_reference", "tool_addition", "tool_removal")
+KINDS = ("compaction", "thinking", "tool_use", "tool_result", "tool_reference", "tool_addition", "tool_removal")
 
 
 def kind_of(value: object) -> str:
     """The block's type, for the union; unknown ones are validated, and so refused, as text."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if isinstance(kind, str) and kind in FOREIGN:
+    empty = kind == "compaction" and isinstance(value, dict) and value.get("content") is None
+    if empty or (isinstance(kind, str) and kind in FOREIGN):
         return "<foreign>"
-    return f"<{kind}>" if kind in KINDS else "<text>"
+    return f"<{kind}>" if isinstance(kind, str) and kind in KINDS else "<text>"
 
 
 AnyBlock = Annotated[
@@ -227,15 +250,14 @@ AnyBlock = Annotated[
     | Annotated[ToolReferenceBlockParam, Tag("<tool_reference>")]
     | Annotated[ToolAdditionBlockParam, Tag("<tool_addition>")]
     | Annotated[ToolRemovalBlockParam, Tag("<tool_removal>")]
+    | Annotated[CompactionBlockParam, Tag("<compaction>")]
     | Annotated[ForeignBlock, Tag("<foreign>")],
     Discriminator(kind_of),
 ]
 
 
 def readable(value: object) -> object:
-    """The blocks of a message. What is seen beside tool results comes from the tools, so that it is replaced there; the
-    summary that another server has written of what came before is text.
-    """
+    """The blocks of a message. What is seen beside tool results comes from the tools, so that it is replaced there."""
     if not isinstance(value, list):
         return value
     results = any(isinstance(block, dict) and block.get("type") == "tool_result" for block in value)
@@ -243,11 +265,8 @@ def readable(value: object) -> object:
 
 
 def readable_block(block: dict[str, Any], beside_results: bool) -> dict[str, Any]:
-    """A block, as text if it is a summary, or seen beside tool results."""
+    """A block, as text if it is seen beside tool results."""
     kind = block.get("type")
-    if kind == "compaction" and isinstance(block.get("content"), str):
-        adapt("summary_as_text", "compaction")
-        return {"type": "text", "text": block["content"]}
     if beside_results and kind in SEEN:
         return {"type": "text", "text": text_in(block)}
     return block
@@ -260,7 +279,7 @@ Content = Annotated[
     BeforeValidator(readable),
 ]
 MAY_HOLD = {
-    "user": {"text", "tool_result", "foreign"},
-    "assistant": {"text", "thinking", "tool_use", "foreign"},
+    "user": {"text", "tool_result", "compaction", "foreign"},
+    "assistant": {"text", "thinking", "tool_use", "compaction", "foreign"},
     "system": {"text", "tool_addition", "tool_removal"},
 }

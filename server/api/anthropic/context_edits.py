@@ -1,4 +1,6 @@
-"""Edits of a request's history (``context_management``): old tool results and old reasoning are left out."""
+"""Edits of a request's history (``context_management``): old tool results and old reasoning are left out, and a
+conversation is compacted (``server.api.anthropic.compaction``).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from server.schemas.strict import Strict
 CLEARED = "[Old tool result content cleared]"
 TRIGGER_TOKENS = 100_000  # Anthropic's default
 KEPT_USES = 3  # Anthropic's default
+COMPACTED_TOKENS = 150_000  # Anthropic's default
 Count = Annotated[int, Field(ge=0, le=INT32)]
 ToolNames = Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=4096)]
 
@@ -62,14 +65,29 @@ class ThinkingEdit(Strict):
     )
 
 
+class CompactEdit(Strict):
+    """Summarises the older messages of a prompt of more than ``trigger`` tokens, or of one that does not fit;
+    ``instructions`` take the place of our own question. With ``pause_after_compaction`` all messages are summarised,
+    and the client asks again behind the summary.
+    """
+
+    type: Literal["compact_20260112"]
+    trigger: Annotated[Amount, of("input_tokens")] = Amount(type="input_tokens", value=COMPACTED_TOKENS)
+    instructions: str | None = None
+    pause_after_compaction: bool = False
+
+
 def kind_of_edit(value: object) -> str:
     """Which edit this is; unknown ones are validated, and so refused, as the first."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<thinking>" if kind == "clear_thinking_20251015" else "<tool_uses>"
+    names = {"clear_thinking_20251015": "<thinking>", "compact_20260112": "<compact>"}
+    return names.get(kind, "<tool_uses>") if isinstance(kind, str) else "<tool_uses>"
 
 
 Edit = Annotated[
-    Annotated[ToolUsesEdit, Tag("<tool_uses>")] | Annotated[ThinkingEdit, Tag("<thinking>")],
+    Annotated[ToolUsesEdit, Tag("<tool_uses>")]
+    | Annotated[ThinkingEdit, Tag("<thinking>")]
+    | Annotated[CompactEdit, Tag("<compact>")],
     Discriminator(kind_of_edit),
 ]
 
@@ -79,20 +97,27 @@ class ContextManagement(Strict):
 
     edits: Annotated[list[Edit], Field(max_length=16), Field(fail_fast=True)] = Field(default_factory=list)
 
+    @property
+    def compaction(self) -> CompactEdit | None:
+        """The edit that compacts, if there is one; it comes after the others."""
+        return next((edit for edit in self.edits if isinstance(edit, CompactEdit)), None)
+
 
 Message = TypeVar("Message", bound=Any)
 CountTokens = Callable[[Sequence[Any]], Awaitable[int]]
 
 
 async def edited(
-    messages: Sequence[Message], edits: Sequence[ToolUsesEdit | ThinkingEdit], count: CountTokens
+    messages: Sequence[Message], edits: Sequence[Edit], count: CountTokens
 ) -> tuple[list[Message], list[dict[str, Any]]]:
-    """The messages after ``edits``, and those that have changed something, as replies name them. ``count`` counts the
-    tokens of the prompt that messages make.
+    """The messages after ``edits``, but for compactions, and those that have changed something, as replies name them.
+    ``count`` counts the tokens of the prompt that messages make.
     """
     applied: list[dict[str, Any]] = []
     now = [*messages]
     for edit in edits:
+        if isinstance(edit, CompactEdit):
+            continue
         made, number = clear_thinking(now, edit) if isinstance(edit, ThinkingEdit) else clear_uses(now, edit)
         if not number:
             continue

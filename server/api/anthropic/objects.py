@@ -11,7 +11,7 @@ from server.schemas.objects import CacheReceipt
 
 # The last is not Anthropic's: only ``POST /v1/sessions/{id}/cancel`` ends a message so.
 StopReason = Literal[
-    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded", "cancelled"
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "compaction", "model_context_window_exceeded", "cancelled"
 ]
 
 
@@ -28,9 +28,21 @@ class ThinkingTokens(msgspec.Struct, frozen=True):
     thinking_tokens: int
 
 
+class IterationUsage(msgspec.Struct, frozen=True):
+    """Tokens of one part of a request: of a summary, or of the reply."""
+
+    type: Literal["compaction", "message"]
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    cache_creation: CacheCreation
+
+
 class AnthropicUsage(msgspec.Struct, frozen=True):
     """Tokens of a request. The prompt is the sum of three: computed tokens, tokens computed by a request that asks for
-    them to be cached, and tokens read from the cache.
+    them to be cached, and tokens read from the cache. All are those of the reply; ``iterations`` has those of summaries
+    too, where there are any.
     """
 
     input_tokens: int
@@ -40,6 +52,7 @@ class AnthropicUsage(msgspec.Struct, frozen=True):
     cache_creation: CacheCreation
     output_tokens_details: ThinkingTokens
     service_tier: Literal["standard"] = "standard"
+    iterations: list[IterationUsage] | UnsetType = UNSET
 
 
 class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
@@ -64,7 +77,16 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"
     input: dict[str, Any]
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock
+class CompactionBlock(msgspec.Struct, frozen=True, tag_field="type", tag="compaction"):
+    """A summary of what came before it. ``encrypted_content`` has the newest messages too; it is encoded, but not
+    secret.
+    """
+
+    content: str | None = None
+    encrypted_content: str | None = None
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | CompactionBlock
 
 
 ChangedPart = Literal["model_changed", "system_changed", "tools_changed", "messages_changed"]
@@ -170,7 +192,14 @@ class InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_
     partial_json: str
 
 
-BlockPiece = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+class CompactionDelta(msgspec.Struct, frozen=True, tag_field="type", tag="compaction_delta"):
+    """A whole compaction."""
+
+    content: str | None
+    encrypted_content: str | None
+
+
+BlockPiece = TextDelta | ThinkingDelta | SignatureDelta | InputDelta | CompactionDelta
 
 
 class BlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,7 +29,8 @@ HOUR = 3600  # seconds
 class AnthropicReply(Reply):
     """Writes a message. ``keep_seconds``: how long the request asks its KV to be kept; ``limit``: its most tokens;
     ``shows_thoughts``: whether blocks of reasoning have their text; ``stops``: its stop sequences; ``edits``: those of
-    its history that were applied, where it asks for some; ``diagnosis``: that of its prompt, likewise.
+    its history that were applied, where it asks for some; ``diagnosis``: that of its prompt, likewise. ``compaction``:
+    the block that the message begins with, where the conversation was compacted, and the usage of its summaries.
     """
 
     done = b""
@@ -44,6 +45,7 @@ class AnthropicReply(Reply):
         stops: Sequence[str] = (),
         edits: objects.AppliedEdits | UnsetType = UNSET,
         diagnosis: Diagnosis | None = None,
+        compaction: tuple[objects.CompactionBlock, Sequence[TurnUsage]] | None = None,
     ) -> None:
         super().__init__(head, AT_ALL_TIMES)
         self._request_id = request_id
@@ -53,6 +55,8 @@ class AnthropicReply(Reply):
         self._stops = stops
         self._edits = edits
         self._diagnosis = diagnosis
+        self._block: objects.CompactionBlock | None = None if compaction is None else compaction[0]
+        self._summaries: Sequence[TurnUsage] = () if compaction is None else compaction[1]
         self._blocks = 0  # begun so far
         self._open: type[Part] | None = None  # what the last of them is made of
 
@@ -63,7 +67,8 @@ class AnthropicReply(Reply):
         return named_event(error_body(error.status_code, error.detail, self._request_id))
 
     def open_choice(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
-        return [objects.MessageStart(self._diagnosed(self._message([], self._usage(usage)))), objects.Ping()]
+        start = objects.MessageStart(self._diagnosed(self._message([], self._usage(usage))))
+        return [start, objects.Ping(), *self._write_compaction()]
 
     def write_delta(
         self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
@@ -85,7 +90,7 @@ class AnthropicReply(Reply):
         self, partial_replies: Sequence[PartialReply], usage: TurnUsage, cache: CacheReceipt | None
     ) -> objects.Message:
         partial_reply = partial_replies[0]
-        content: list[objects.Block] = []
+        content: list[objects.Block] = [] if self._block is None else [self._block]
         if partial_reply.reasoning:
             content.append(objects.ThinkingBlock(partial_reply.reasoning if self._shows_thoughts else ""))
         if partial_reply.content:
@@ -117,6 +122,13 @@ class AnthropicReply(Reply):
         cached = usage.cache_read_input_tokens
         tokens = usage.input_tokens + usage.cache_creation_input_tokens + cached
         return msgspec.structs.replace(message, diagnostics=self._diagnosis.answer(message.id, tokens, cached))
+
+    def _write_compaction(self) -> list[msgspec.Struct]:
+        """The block of a compaction, in one piece."""
+        if self._block is None:
+            return []
+        self._blocks += 1
+        return [*compaction_events(self._block)]
 
     def _write_part(self, part: Part) -> Iterator[msgspec.Struct]:
         match part:
@@ -168,18 +180,46 @@ class AnthropicReply(Reply):
 
     def _usage(self, usage: UsageField) -> objects.AnthropicUsage:
         assert isinstance(usage, TurnUsage)
-        cached = usage.prompt_tokens_details.cached_tokens
-        computed = usage.prompt_tokens - cached
-        kept = computed if self._keep_seconds else 0
-        long = self._keep_seconds >= HOUR
-        return objects.AnthropicUsage(
-            input_tokens=computed - kept,
-            cache_creation_input_tokens=kept,
-            cache_read_input_tokens=cached,
-            output_tokens=usage.completion_tokens,
-            cache_creation=objects.CacheCreation(0 if long else kept, kept if long else 0),
-            output_tokens_details=objects.ThinkingTokens(usage.completion_tokens_details.reasoning_tokens),
-        )
+        told = anthropic_usage(usage, self._keep_seconds)
+        if not self._summaries:
+            return told
+        parts = [iteration("compaction", anthropic_usage(summary, 0)) for summary in self._summaries]
+        return msgspec.structs.replace(told, iterations=[*parts, iteration("message", told)])
+
+
+def anthropic_usage(usage: TurnUsage, keep_seconds: int) -> objects.AnthropicUsage:
+    """Usage in Anthropic's format; what is computed is told as written to the cache if it is to be kept."""
+    cached = usage.prompt_tokens_details.cached_tokens
+    computed = usage.prompt_tokens - cached
+    kept = computed if keep_seconds else 0
+    long = keep_seconds >= HOUR
+    return objects.AnthropicUsage(
+        input_tokens=computed - kept,
+        cache_creation_input_tokens=kept,
+        cache_read_input_tokens=cached,
+        output_tokens=usage.completion_tokens,
+        cache_creation=objects.CacheCreation(0 if long else kept, kept if long else 0),
+        output_tokens_details=objects.ThinkingTokens(usage.completion_tokens_details.reasoning_tokens),
+    )
+
+
+def iteration(kind: Literal["compaction", "message"], usage: objects.AnthropicUsage) -> objects.IterationUsage:
+    """The usage of one part of a request."""
+    return objects.IterationUsage(
+        kind,
+        usage.input_tokens,
+        usage.cache_creation_input_tokens,
+        usage.cache_read_input_tokens,
+        usage.output_tokens,
+        usage.cache_creation,
+    )
+
+
+def compaction_events(block: objects.CompactionBlock) -> Iterator[msgspec.Struct]:
+    """The events of a compaction, the first block of a message."""
+    yield objects.BlockStart(0, objects.CompactionBlock())
+    yield objects.BlockDelta(0, objects.CompactionDelta(block.content, block.encrypted_content))
+    yield objects.BlockStop(0)
 
 
 def named_event(told: msgspec.Struct) -> bytes:

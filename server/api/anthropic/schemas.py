@@ -9,8 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from server.api.anthropic.block_schemas import MAY_HOLD, AnyBlock, CacheControl, Content, TextBlockParam, Texts
-from server.api.anthropic.context_edits import ContextManagement
+from server.api.anthropic.block_schemas import (
+    MAY_HOLD,
+    AnyBlock,
+    CacheControl,
+    CompactionBlockParam,
+    Content,
+    TextBlockParam,
+    Texts,
+)
+from server.api.anthropic.context_edits import CompactEdit, ContextManagement
 from server.api.anthropic.tool_schemas import AnthropicTool, AnyTool, ToolChoice
 from server.schemas.field_types import INT32, MAX_STOP_CHARS, MAX_STOPS
 from server.schemas.messages import MAX_MESSAGES, MAX_TOOLS
@@ -83,6 +91,24 @@ class DiagnosticsRequest(Strict):
     """Asks why less was reused than of an earlier message's request."""
 
     previous_message_id: Annotated[str, Field(max_length=512)] | None = None
+
+
+def since_compaction(messages: Sequence[AnthropicMessageParam]) -> Sequence[AnthropicMessageParam]:
+    """The messages from the last compaction on, which is then the first block; the same list if there is none."""
+    for number in reversed(range(len(messages))):
+        blocks = messages[number].blocks
+        places = [place for place, block in enumerate(blocks) if isinstance(block, CompactionBlockParam)]
+        if places:
+            first = messages[number].model_copy(update={"content": [*blocks[places[-1] :]]})
+            return [first, *messages[number + 1 :]]
+    return messages
+
+
+class CompactionRequest(Strict):
+    """Asks for a compaction of the whole conversation and no reply; ``instructions`` take the place of our question."""
+
+    type: Literal["summarize"]
+    instructions: str | None = None
 
 
 class PromptRequest(Strict):
@@ -162,10 +188,28 @@ class PromptRequest(Strict):
             raise wrong("tool_choice", problem)
         return self
 
+    @model_validator(mode="after")
+    def has_what_a_compaction_replaces(self) -> Self:
+        """A session has what came before in its log."""
+        if self.session_id is not None and since_compaction(self.messages) is not self.messages:
+            raise wrong("messages", "with a compaction block need the whole conversation, without session_id")
+        return self
+
+    @property
+    def begins_reply(self) -> bool:
+        """Whether the last message is the beginning of the reply."""
+        last = self.messages[-1]
+        return last.role == "assistant" and any(block.KIND != "compaction" for block in last.blocks)
+
     @property
     def functions(self) -> list[AnthropicTool]:
         """The tools that the client runs."""
         return [tool for tool in self.tools if isinstance(tool, AnthropicTool)]
+
+    @property
+    def compact_edit(self) -> CompactEdit | None:
+        """How the conversation is compacted where that is due, if it is."""
+        return None if self.context_management is None else self.context_management.compaction
 
     @property
     def keep_seconds(self) -> int:
@@ -179,7 +223,9 @@ StopSequence = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 class MessagesRequest(PromptRequest):
     """``POST /v1/messages``. With ``max_tokens`` 0 the prompt is only read, into the cache."""
 
+    LATER: ClassVar[Harmless] = {name: value for name, value in PromptRequest.LATER.items() if name != "compaction"}
     IDLE: ClassVar[frozenset[str]] = PromptRequest.IDLE | {"service_tier"}
+    compaction: CompactionRequest | None = None
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     max_tokens: int = Field(ge=0, le=INT32)
     stop_sequences: Annotated[list[StopSequence], Field(max_length=MAX_STOPS)] | None = Field(

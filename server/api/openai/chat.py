@@ -25,6 +25,7 @@ from server.log.logged_message import LoggedMessage
 from server.log.timeline import SessionRecord
 from server.schemas.adaptations import adapt
 from server.schemas.custom_input import custom_names
+from server.schemas.objects import CompactionReceipt
 from server.schemas.requests import ChatRequest, ReplyRequest
 from server.schemas.vendor_fields import NO_TOKEN_OPTIONS, TokenOptions
 from server.turns.pending_turn import PendingTurn, open_turn
@@ -56,14 +57,18 @@ async def continue_chat(session_id: str, body: ChatRequest, request: Request) ->
 
 
 async def chat(
-    body: ChatRequest, request: Request, session: Session | None, make_reply: ReplyMaker | None = None
+    body: ChatRequest,
+    request: Request,
+    session: Session | None,
+    make_reply: ReplyMaker | None = None,
+    compaction: CompactionReceipt | None = None,
 ) -> Response:
     """Reply to the messages of ``body``. ``make_reply`` makes another endpoint's reply objects; None: a chat
-    completion's."""
+    completion's. ``compaction``: of the conversation, before this turn."""
     if body.metadata and session is None and not names_conversation(body.hints):
         adapt("metadata_left_out", "metadata")  # it is stored with a session
     with ExitStack() as claim:
-        turn = await open_turn(request, body, session, claim)
+        turn = replace(await open_turn(request, body, session, claim), compaction=compaction)
         if (answer := await replay_chat(turn, body, make_reply)) is not None:
             return answer
         tokens, facts = turn.context.tokens, turn.context.facts

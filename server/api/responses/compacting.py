@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from server.api.responses.reading import ReadInput, make_prompt
 from server.api.responses.reply import ResponseReply
 from server.api.responses.schemas import InputRequest, ResponseRequest
 from server.chat.compaction import can_be_folded, fold_messages, front_of, newest_from
-from server.chat.prompts import EMPTY_RECORD, Prompt, check_room, context_exceeded, continuation, count_fed
+from server.chat.prompts import EMPTY_RECORD, Prompt, check_room, continuation, count_fed
 from server.chat.rendering import order_tools, rendering_in_force
 from server.chat.tokenizer import ChatTokenizer
 from server.config.prompt_rules import TOOL_ORDER
@@ -38,10 +37,9 @@ from server.schemas.objects import CompactionReason, CompactionReceipt
 from server.schemas.sealed_compaction import seal_messages
 from server.turns.choices import Choices
 from server.turns.context import ServerContext
-from server.turns.folding import Folding, is_too_long
+from server.turns.folding import Folding, is_too_long, keep_aside, with_room
 from server.turns.pending_turn import PendingTurn
 from server.turns.reply_rules import ReplyRules
-from server.turns.summary import shortest_summary
 from server.turns.turn_runner import TurnRunner
 
 
@@ -121,7 +119,7 @@ def folding_of(turn: PendingTurn, body: InputRequest, past: SessionRecord | None
         def prompt_of(record: SessionRecord | None, new: list[LoggedMessage]) -> Prompt:
             if record is None:
                 return summary_prompt(asked, tokens, facts, None, names, messages)
-            return with_room(response_prompt(asked, tokens, facts, record, new, names), facts)
+            return with_room(response_prompt(asked, tokens, facts, record, new, names), facts, "input")
 
         change = rendering_change_of(asked, tokens, names, messages)
         conversation = Conversation(messages, change.applied_over(rendering_in_force(messages)), prompt_of)
@@ -147,7 +145,7 @@ def summary_prompt(
     new = [message for message in messages if not message.instructions]
     if record is not None:
         new = [*messages[len(record.messages) :]]
-    return with_room(response_prompt(body, tokens, facts, record, new, names), facts)
+    return with_room(response_prompt(body, tokens, facts, record, new, names), facts, "input")
 
 
 def end_within(record: SessionRecord, messages: int) -> SessionRecord | None:
@@ -156,13 +154,6 @@ def end_within(record: SessionRecord, messages: int) -> SessionRecord | None:
         return record
     turn = next((turn for turn in reversed(record.turns) if turn.messages <= messages), None)
     return None if turn is None else at_turn(record, turn)
-
-
-def with_room(prompt: Prompt, facts: ModelFacts) -> Prompt:
-    """``prompt``, if it leaves room for a summary. Raises a 400."""
-    if count_fed(prompt, facts) + shortest_summary(facts) > facts.max_context:
-        raise context_exceeded(f"This model's context is {facts.max_context} tokens: a summary does not fit.", "input")
-    return prompt
 
 
 async def compact_older(
@@ -280,7 +271,4 @@ async def keep_conversation(
     session = branch.session
     if session is None or branch.is_new or session.name.startswith(CHAIN):
         return receipt
-    name = f"sess_{uuid.uuid4().hex}"
-    async with context.log.holding(session.tenant, name):
-        await context.log.fork(session.tenant, session.name, name)
-    return structs.replace(receipt, kept=name)
+    return structs.replace(receipt, kept=await keep_aside(context.log, session))
