@@ -83,6 +83,10 @@ class SessionStore:
         """The named session in device or host memory, if there is one."""
         return self._named.get((tenant, name))
 
+    def holds(self, session: SessionCache) -> bool:
+        """Whether this session is in device or host memory."""
+        return session in self._running or session in self._warm or session in self._hosted
+
     def match(self, tenant: str, prompt: array[int], name: str | None = None) -> int:
         """How many tokens of ``prompt`` could be reused from memory now, at most all but one: from the named session or
         any other of ``tenant``.

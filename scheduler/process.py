@@ -21,10 +21,13 @@ import torch
 import zmq
 
 from scheduler.core.constraint import Grammars, grammar_tokenizer
-from scheduler.core.engine_core import EngineCore, LaunchedStep
+from scheduler.core.engine_core import EngineCore
+from scheduler.core.launched_step import LaunchedStep
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.session_commands import SessionCommands
+from scheduler.core.sessions_index import SessionsIndex
+from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
 from scheduler.logs import configure
 from scheduler.model.decode_graphs import DecodeGraphs, capturer
@@ -133,7 +136,9 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
     limits = Limits(context, embeddings.num_embeddings, loaded.start, width)
     grammars = Grammars(partial(grammar_tokenizer, loaded.tokenizer, loaded.eos_token_ids, embeddings.num_embeddings))
     grammars.prepare()
-    engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars)
+    drafts = config.speculate != "off" and loaded.verdict.mode.caches and not loaded.start
+    speculator = Speculator(SessionsIndex(store.holds), context) if drafts else None
+    engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars, speculator)
     facts = ModelFacts(
         architecture=type(loaded.model).__name__,
         parameters=loaded.parameters,

@@ -37,6 +37,15 @@ class FinishReason(StrEnum):
     ERROR = "error"  # an exception inside this turn, or the engine died
 
 
+class DraftSource(StrEnum):
+    """Where drafted tokens come from."""
+
+    GRAMMAR = "grammar"  # what the reply's grammar leaves no choice about
+    PREDICTION = "prediction"  # the reply that the client predicts
+    HISTORY = "history"  # the session's own timeline
+    SESSIONS = "sessions"  # other sessions of the tenant
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """One turn to run.
 
@@ -52,6 +61,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     ``thinking`` limits how long the reply reasons (None: no limit).
     ``parent``: the session of the same tenant that waits for this turn (of a sub-agent), or that this one is a side
     call of: it is not evicted for this turn, and its age counts anew with it.
+    With ``speculate`` tokens may be drafted for it, which changes no token of the reply. ``prediction`` (int32, see
+    ``pack_ids``) is what the client expects the reply to be.
     """
 
     turn: str
@@ -69,6 +80,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     side: bool = False
     thinking: ThinkingBudget | None = None
     parent: str | None = None
+    speculate: bool = True
+    prediction: bytes = b""
 
 
 class AwaitTools(msgspec.Struct, frozen=True, tag=True):
@@ -244,6 +257,7 @@ class Delta(msgspec.Struct, frozen=True):
     multi-byte character may still be forming. ``tokens`` includes the token that ended the turn. ``stop`` tells which
     stop string or stop token id ended it. ``reused`` tokens of history are in ``receipt``. ``thinking_cut``: the turn's
     budget for reasoning was spent, and the end of the reasoning was forced, with this delta or an earlier one.
+    ``drafts``: with the last delta, tokens drafted for the turn and accepted ones, by ``DraftSource``.
     """
 
     turn: str
@@ -256,6 +270,7 @@ class Delta(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
     thinking_cut: bool = False
+    drafts: dict[str, tuple[int, int]] = {}
 
 
 QUEUE_FULL = "Too many requests are waiting; try again later."
@@ -297,6 +312,8 @@ class Stats(msgspec.Struct, frozen=True):
     misses: dict[str, int] = {}  # by ``Miss``, since the engine started
     evictions_after: dict[str, int] = {}  # from the device, by ``StopKind``, since the engine started
     hold_seconds: dict[str, float] = {}  # by ``StopKind``: the age past which a tenth of what goes on is to come
+    drafted: dict[str, int] = {}  # tokens drafted, by ``DraftSource``, since the engine started
+    accepted: dict[str, int] = {}  # drafted tokens that were accepted
     warmed: int = 0  # announced sessions that were brought to the device
 
     def tier(self, tier: Tier) -> TierStats:
@@ -390,6 +407,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     remote_space: int | None = None  # bytes of that tier; None: no limit
     kv_at_rest: str = "exact"  # exact | int8 | fp8: how KV is written to disk
     tensor_parallel: int = 1  # ranks among which the model is divided, one process and one device each
+    speculate: str = "off"  # auto | off: whether tokens are drafted
     tenant_share: float = 1.0  # of every tier that one tenant may hold when others need the room
     offline: bool = False  # take files of the hub only where they have been downloaded before
     log_format: str = "text"  # text | json

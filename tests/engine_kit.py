@@ -27,9 +27,12 @@ from cache.tiers.restore_rates import RestoreRates
 from cache.tiers.segment_store import SegmentStore
 from scheduler.accel.cpu.linear import pack
 from scheduler.core.constraint import Grammars, grammar_tokenizer
-from scheduler.core.engine_core import EngineCore, LaunchedStep
+from scheduler.core.engine_core import EngineCore
+from scheduler.core.launched_step import LaunchedStep
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
+from scheduler.core.sessions_index import SessionsIndex
+from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
 from scheduler.forward.rope import LongRope
 from scheduler.model.measurement import describe
@@ -129,6 +132,7 @@ class Kit:
         nearer: Callable[[str], SegmentStore] | None = None,
         share: float = 1.0,
         overlaps: bool = False,
+        speculates: bool = False,
     ) -> None:
         """``folder``: of a disk tier; without it there is none. ``nearer`` makes a tier between the disk and the remote
         one, for a fingerprint. ``overlaps``: steps run as on a GPU; what is in
@@ -160,7 +164,9 @@ class Kit:
         runner = OverlappingRunner if overlaps else ModelRunner
         self.runner = runner(self.mode, self.pool.device, self.rope)
         self.grammars = byte_grammars()
-        self.engine = EngineCore(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars)
+        self.speculator = Speculator(SessionsIndex(self.store.holds), limits.context)
+        drafts = self.speculator if speculates else None
+        self.engine = EngineCore(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars, drafts)
         self.refused: dict[str, Refused] = {}
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
         self._sent = 0
@@ -185,6 +191,8 @@ class Kit:
         thinking: ThinkingBudget | None = None,
         side: bool = False,
         parent: str | None = None,
+        prediction: list[int] | None = None,
+        speculate: bool = True,
     ) -> str:
         """Submit a turn, greedy unless told otherwise; returns its id."""
         self._sent += 1
@@ -205,6 +213,8 @@ class Kit:
             thinking=thinking,
             side=side,
             parent=parent,
+            speculate=speculate,
+            prediction=pack_ids(prediction or []),
         )
         refused = self.engine.submit(request)
         if refused is not None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec import structs
+
 from cache.tier import Tier, TierHolding
 from scheduler.core.thinking import ThinkingState
 from scheduler.protocol import (
@@ -65,6 +67,7 @@ class FakeEngine:
         self.healthy = True
         self.draining = False
         self.reply = "Hello there, friend."
+        self.drafts: dict[str, tuple[int, int]] = {}
         self.ids: list[int] | None = None
         self.refusal: TurnRefused | None = None
         self.refuse_from = 0  # the first turn that `refusal` is for
@@ -244,7 +247,8 @@ class FakeEngine:
                 reason = FinishReason.LENGTH
             logprobs = () if request.logprobs is None else (self._logprob(token, request.logprobs),)
             told = number > cut
-            deltas.append(Delta(turn.name, (token,), piece, reason, stop, logprobs=logprobs, thinking_cut=told))
+            delta = Delta(turn.name, (token,), piece, reason, stop, logprobs=logprobs, thinking_cut=told)
+            deltas.append(delta if reason is None else structs.replace(delta, drafts=self.drafts))
             if reason is not None:
                 return deltas
         return [*deltas, Delta(turn.name, finish_reason=FinishReason.LENGTH)]

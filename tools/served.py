@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scheduler.core.engine_core import LaunchedStep
+from scheduler.core.launched_step import LaunchedStep
 from scheduler.model.loader import prepare
 from scheduler.process import build
 from scheduler.protocol import EngineConfig, StepOutputs, Submit, pack_ids

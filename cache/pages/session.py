@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,18 @@ class SessionCache:
         """A step has fed the next ``count`` of ``token_ids``."""
         assert self.length + count <= len(self.token_ids), (self.length, count, len(self.token_ids))
         self.mask.extend(b"\x01" * count)
+
+    def draft(self, ids: Sequence[int]) -> None:
+        """Append tokens that the next step feeds behind the pending one and that ``undraft`` removes."""
+        self.token_ids.extend(ids)
+
+    def undraft(self, length: int) -> None:
+        """Keep the first ``length`` tokens: those behind it were drafted. Their keys and values stay in the pages, for
+        ``fed`` to count those that turn out to be right. Not for stateful sessions.
+        """
+        assert not self.stateful
+        del self.token_ids[length:]
+        del self.mask[length:]
 
     def hide(self, start: int, stop: int) -> None:
         """Hide tokens ``start..stop`` from later tokens; they keep their positions."""

@@ -58,6 +58,10 @@ class Constraint:
                 return left
         return mask
 
+    def forced_tokens(self) -> list[int]:
+        """The tokens that come next if the grammar leaves no choice of text; others may spell the same text."""
+        return list(self.matcher.compute_ff_tokens())
+
     def accept(self, token: int) -> bool:
         """Take the next ``token``; return whether the grammar now allows only the end. Raises ``GrammarError``."""
         if not self.matcher.consume_token(token) or self.matcher.is_error():

@@ -12,9 +12,8 @@ import logging
 import os
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +21,16 @@ import torch
 from cache.inventory import tier_stats
 from cache.memory.stream import HostCopy, put
 from scheduler.core.constraint import GrammarError, Grammars
+from scheduler.core.drafters import Draft
 from scheduler.core.gauges import disk_gauges
 from scheduler.core.grammar_queue import GrammarQueue
+from scheduler.core.launched_step import DraftedRows, LaunchedStep, feed, prompt_logprobs, reserve_drafts
 from scheduler.core.limits import Limits
 from scheduler.core.output_queue import UNDECODABLE, OutputQueue
 from scheduler.core.queue import QueueFull
-from scheduler.core.sampling import SampledToken, Sampler, SamplerOutput
+from scheduler.core.sampling import SampledToken, Sampler
 from scheduler.core.scheduler import Scheduler
+from scheduler.core.speculator import Speculator
 from scheduler.core.stop_checker import StopChecker
 from scheduler.core.text import TextStream, Vocabulary
 from scheduler.core.thinking import ThinkingState
@@ -40,6 +42,7 @@ from scheduler.protocol import (
     AwaitTools,
     Cancel,
     Delta,
+    DraftSource,
     FinishReason,
     Refused,
     Stats,
@@ -56,22 +59,6 @@ _MAX_FAILURES = 8  # failed steps in a row after which the engine gives up
 _MIN_PREFILL = 32  # prompt tokens in a step that make its time a measure of prefill
 
 
-class LaunchedStep(NamedTuple):
-    """A step that the device may still be computing: its plan, the time of its start, the turns with prompt
-    log-probabilities, the turns that end without a token, and the turns for which a token is drawn. ``done`` completes
-    with the step.
-    """
-
-    plan: list[tuple[Turn, int]]
-    started: float  # time.perf_counter()
-    launched: float  # time.perf_counter() when the device had all of its work
-    prompt_outputs: list[tuple[Turn, int, SamplerOutput]]  # behind how many tokens
-    ended: list[Turn]
-    drawing: list[Turn]
-    drawn: SamplerOutput | None
-    done: HostCopy
-
-
 Deliver = Callable[[LaunchedStep | None, StepOutputs], object]
 
 
@@ -86,7 +73,9 @@ class EngineCore:
         eos_token_ids: tuple[int, ...],
         limits: Limits,
         grammars: Grammars,
+        speculator: Speculator | None = None,
     ) -> None:
+        """``speculator``: None if no tokens are drafted."""
         self.scheduler = scheduler
         self._runner = runner
         self._vocabulary = vocabulary
@@ -96,6 +85,7 @@ class EngineCore:
         self._compiling = GrammarQueue(grammars)
         self._refused: list[Refused] = []
         self._outputs = OutputQueue(self._stop_checker)
+        self._speculator = speculator
         self._failures = 0  # steps in a row
         self.stalled = False  # the last step had nothing that could run
         self._steps = self._prompt = self._cached = self._generated = 0
@@ -193,7 +183,7 @@ class EngineCore:
             self._announce(turn)
         started = time.perf_counter()
         try:
-            return self._run(plan, started)
+            return self._run(plan, self._draft(plan), started)
         except Exception as error:  # out of memory, or a bug in a model: these turns end, the engine goes on
             self._fail_step(plan, error)
         return None
@@ -220,6 +210,14 @@ class EngineCore:
         for turn, sampled in zip(step.drawing, drawn, strict=True):
             if turn.finish_reason is None:
                 self._commit(turn, sampled)
+        try:
+            self._verify(step)
+        except Exception as error:
+            self._fail_step(step.plan, error)
+            return
+        if self._speculator is not None and all(count == 1 for _, count in step.plan):
+            fed = len(step.plan) + sum(len(rows.draft.ids) for rows in step.drafted)
+            self._speculator.costs.measured(fed, time.perf_counter() - step.started)
 
     def take_outputs(self) -> StepOutputs:
         """The deltas since the last call, and the current statistics."""
@@ -273,6 +271,8 @@ class EngineCore:
             evictions_after={str(kind): count for kind, count in retention.evictions.items()},
             hold_seconds=retention.hold_seconds(),
             warmed=retention.warmed,
+            drafted=_by_name(self._speculator.drafted) if self._speculator is not None else {},
+            accepted=_by_name(self._speculator.accepted) if self._speculator is not None else {},
             **disk_gauges(scheduler.store.archive),
         )
 
@@ -290,8 +290,16 @@ class EngineCore:
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
-    def _run(self, plan: list[tuple[Turn, int]], started: float) -> LaunchedStep:
-        """Feed the plan and draw."""
+    def _draft(self, plan: list[tuple[Turn, int]]) -> dict[Turn, Draft]:
+        """Tokens to feed behind the pending ones of a plan, as far as there is room for them."""
+        if self._speculator is None or self.scheduler.store.stateful:
+            return {}
+        drafts = self._speculator.draft(plan, self.scheduler.spare_tokens(plan))
+        return reserve_drafts(self.scheduler.store, drafts) if drafts else drafts
+
+    def _run(self, plan: list[tuple[Turn, int]], drafts: dict[Turn, Draft], started: float) -> LaunchedStep:
+        """Feed the plan with the drafts, and draw the tokens behind the pending ones."""
+        drafted: list[DraftedRows] = []
         rows: list[int] = []
         sampling: list[tuple[Turn, int]] = []
         prompt_rows: list[tuple[Turn, int, int]] = []  # first row and how many
@@ -306,14 +314,16 @@ class EngineCore:
             if last:
                 sampling.append((turn, len(rows) - 1))
             row += count
-        work = [(turn.session, count) for turn, count in plan if turn.session is not None]
-        logits = self._runner.run(work, rows)
+            if turn in drafts:
+                size = len(drafts[turn].ids)
+                drafted.append(DraftedRows(turn, drafts[turn], len(rows)))
+                rows.extend(range(row, row + size))
+                row += size
+        logits = feed(self._runner, plan, drafts, rows)
         for turn, _ in plan:
             if turn.session is not None and turn.session.length == turn.prompt_length - 1:
                 turn.session.checkpoint()
-        prompt_outputs = [
-            self._compute_prompt_logprobs(turn, logits[first : first + count]) for turn, first, count in prompt_rows
-        ]
+        prompt_outputs = [prompt_logprobs(turn, logits[first : first + count]) for turn, first, count in prompt_rows]
         for turn, _ in sampling:
             if turn.generated == 0 and turn.session is not None:
                 self.scheduler.store.publish(turn.session)
@@ -325,7 +335,25 @@ class EngineCore:
             wanted = logits if len(chosen) == len(logits) else logits[put(np.array(chosen), logits.device)]
             drawn = self._sampler.draw(wanted, turns)
         done = HostCopy(logits[:0])
-        return LaunchedStep(plan, started, time.perf_counter(), prompt_outputs, ended, turns, drawn, done)
+        kept = logits if drafted else None
+        return LaunchedStep(
+            plan, started, time.perf_counter(), prompt_outputs, ended, turns, drawn, done, drafted, kept
+        )
+
+    def _verify(self, step: LaunchedStep) -> None:
+        """Draw behind each drafted token that turned out to be right, one after the other, as steps of their own would
+        have done: with the turn's own random numbers, penalties, grammar and stop conditions as they are by then.
+        """
+        agreeing = step.drafted
+        while agreeing := [rows for rows in agreeing if rows.agrees()]:
+            assert step.logits is not None
+            chosen = put(np.array([rows.first + rows.accepted - 1 for rows in agreeing]), step.logits.device)
+            drawn = self._sampler.draw(step.logits[chosen], [rows.turn for rows in agreeing]).read()
+            for rows, sampled in zip(agreeing, drawn, strict=True):
+                self._commit(rows.turn, sampled)
+        if self._speculator is not None:
+            for rows in step.drafted:
+                self._speculator.learn(rows.turn, rows.draft, rows.accepted)
 
     def _commit(self, turn: Turn, sampled: SampledToken) -> None:
         """A token was drawn: decide whether it ends the turn, before it is ever fed."""
@@ -344,18 +372,16 @@ class EngineCore:
             return
         self._outputs.add(turn, drawn)
         if drawn.reason is not None:
+            self._index(turn)
             self.scheduler.finish(turn, drawn.reason)
 
-    def _compute_prompt_logprobs(self, turn: Turn, logits: torch.Tensor) -> tuple[Turn, int, SamplerOutput]:
-        """Log-probabilities of the prompt tokens that ``logits [count, V]`` predict, behind how many tokens."""
-        assert turn.session is not None
-        first = turn.session.length - logits.shape[0]
-        targets = turn.ids[first + 1 : turn.session.length + 1]
-        wanted = [turn.request.prompt_logprobs] * len(targets)
-        return turn, first, SamplerOutput(logits[: len(targets)], targets, wanted)
+    def _index(self, turn: Turn) -> None:
+        """What a turn that ends has said may be drafted for other turns of its tenant."""
+        if self._speculator is not None:
+            self._speculator.ended(turn)
 
     def _report_prompt_logprobs(self, turn: Turn, first: int, sampled: list[SampledToken]) -> None:
-        """Add what ``_compute_prompt_logprobs`` has found; sent once the prompt is whole."""
+        """Add what ``prompt_logprobs`` has found; sent once the prompt is whole."""
         if first == 0:  # also where a preempted turn begins again
             text, data = self._vocabulary.spell(turn.ids[0])
             turn.prompt_logprobs = [TokenLogprob(turn.ids[0], text, data, None)]
@@ -374,8 +400,9 @@ class EngineCore:
             self._outputs.add(turn, Delta(turn.request.turn, receipt=turn.receipt))
 
     def _finish(self, turn: Turn, reason: FinishReason, error: str | None = None) -> None:
+        self._index(turn)
         self.scheduler.finish(turn, reason)
-        self._outputs.add(turn, Delta(turn.request.turn, finish_reason=reason, error=error))
+        self._outputs.add(turn, Delta(turn.request.turn, finish_reason=reason, error=error, drafts=turn.drafts))
 
     def _fail(self, turn: Turn, message: str) -> None:
         if turn.finish_reason is None:
@@ -392,3 +419,7 @@ class EngineCore:
         if self.scheduler.busy(request.tenant, request.session):
             return Refused(request.turn, "session_busy", "A turn of this session is running.")
         return None
+
+
+def _by_name(counts: Mapping[DraftSource, int]) -> dict[str, int]:
+    return {str(source): count for source, count in counts.items()}

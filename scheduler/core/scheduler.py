@@ -104,6 +104,10 @@ class Scheduler:
             self.waiting.charge(turn.request.tenant, count)
         return list(plan.items())
 
+    def spare_tokens(self, plan: list[tuple[Turn, int]]) -> int:
+        """How many more tokens than those of ``plan`` a step may feed."""
+        return max(0, self._max_step_tokens - sum(count for _, count in plan))
+
     def finish(self, turn: Turn, reason: FinishReason) -> None:
         """End a turn, waiting or running; its session is idle from now on and its KV stays."""
         assert turn.finish_reason is None

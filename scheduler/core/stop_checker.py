@@ -78,6 +78,7 @@ class StopChecker:
             stop=drawn.stop,
             logprobs=(self.spell_logprobs(sampled),) if sampled.logprob is not None else (),
             thinking_cut=drawn.thinking_cut,
+            drafts=drawn.turn.drafts if drawn.reason is not None else {},
         )
 
     def spell_logprobs(self, sampled: SampledToken) -> TokenLogprob:

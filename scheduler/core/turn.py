@@ -55,6 +55,7 @@ class Turn:
     arrived: float = 0.0  # when it was queued first, by the retention's clock
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     token_counts: TokenCounts | None = None  # where a penalty needs it
+    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by source: tokens drafted, tokens accepted
 
     def __post_init__(self) -> None:
         prompt = unpack_ids(self.request.prompt)

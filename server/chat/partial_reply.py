@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler.protocol import Delta, FinishReason, TokenLogprob
@@ -44,6 +44,7 @@ class PartialReply:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     reasoning_tokens: int = 0
     thinking_cut: bool = False  # its budget for reasoning was spent, and the end was forced
+    drafts: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by source: tokens drafted, tokens accepted
     calls: list[ParsedCall] = field(default_factory=list)
     finish: Finish | None = None
     stop: str | int | None = None  # the stop string or stop token id that ended it
@@ -65,7 +66,7 @@ class PartialReply:
             self.take(part)
         self._count(len(delta.tokens), parts)
         if delta.finish_reason is not None:
-            self.stop = delta.stop
+            self.stop, self.drafts = delta.stop, delta.drafts
             finish = FINISH[delta.finish_reason]
             self.finish = "tool_calls" if finish == "stop" and self.calls else finish
         return parts

@@ -17,6 +17,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "device",
         "dtype",
         "tensor_parallel",
+        "speculate",
         "served_model_name",
         "model_alias",
         "model_names",

@@ -105,6 +105,10 @@ class ServeConfig(BaseSettings):
         description="processes that share the model; with CUDA each has a GPU",
         json_schema_extra={"metavar": "RANKS"},
     )
+    speculate: Literal["auto", "off"] = Field(
+        default="off",
+        description="draft tokens and verify several in one step; replies stay the same, byte for byte",
+    )
     max_running: Count = Field(
         default=256, description="turns in the batch at once", json_schema_extra={"metavar": "TURNS"}
     )
@@ -323,6 +327,7 @@ class ServeConfig(BaseSettings):
             kv_at_rest=self.kv_at_rest,
             tenant_share=self.tenant_share,
             tensor_parallel=self.tensor_parallel,
+            speculate=self.speculate,
             log_format=self.log_format,
             log_level=self.log_level,
         )

@@ -133,4 +133,5 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         prompt_logprobs=tuple(entry for delta in deltas for entry in delta.prompt_logprobs),
         error=last.error,
         thinking_cut=any(delta.thinking_cut for delta in deltas),
+        drafts=last.drafts,
     )

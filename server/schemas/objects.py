@@ -25,7 +25,9 @@ class CachedTokens(msgspec.Struct, frozen=True):
 
 
 class CompletionTokens(msgspec.Struct, frozen=True):
-    """How many generated tokens were thought. Predictions are taken, and never save one."""
+    """How many generated tokens were reasoning; and how many tokens of the client's prediction were fed as drafts, and
+    accepted or rejected. Rejected ones are not part of the reply and are not counted in ``completion_tokens``.
+    """
 
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
@@ -110,6 +112,13 @@ class CompactionReceipt(msgspec.Struct, frozen=True):
     kept: str | UnsetType = UNSET
 
 
+class DraftCounts(msgspec.Struct, frozen=True):
+    """Tokens that were drafted, and how many of these are in the reply."""
+
+    drafted: int
+    accepted: int
+
+
 class CacheReceipt(msgspec.Struct, frozen=True):
     """What the prompts of a request cost; each counts once. ``reused`` tokens were not computed, by the tier that had
     them; every tier is named. ``recomputed`` tokens had been computed for this session before, ``new`` ones had not.
@@ -117,7 +126,8 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     context, where the request allowed more than that. ``ignored``: unknown fields that were left out of the request;
     ``adapted``: what of it was taken otherwise than it is written. ``line``: for a request with a hint of its
     conversation. ``compaction``: where older messages were summarised. ``thinking_budget_spent``: the budget for
-    reasoning was spent, in one choice at least, and the end of the reasoning was forced.
+    reasoning was spent, in one choice at least, and the end of the reasoning was forced. ``speculation``: what was
+    drafted for the reply, by source.
     """
 
     prompt_tokens: int
@@ -133,6 +143,7 @@ class CacheReceipt(msgspec.Struct, frozen=True):
     line: LineReceipt | UnsetType = UNSET
     compaction: CompactionReceipt | UnsetType = UNSET
     thinking_budget_spent: bool | UnsetType = UNSET
+    speculation: dict[str, DraftCounts] | UnsetType = UNSET
 
 
 # --- chats --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from scheduler.sampling_params import LEAST_TOP_P, Generation, Sampling, Stoppin
 from server.log.logged_message import LoggedMessage
 from server.schemas.field_types import INT32, INT64, Bias, Limit, Stops, Temperature, TokenIds, TopP
 from server.schemas.formats import Formatted
-from server.schemas.messages import MAX_MESSAGES, Content, Messages
+from server.schemas.messages import MAX_MESSAGES, Content, Messages, plain_text
 from server.schemas.metadata import Metadata
 from server.schemas.routed_fields import Effort, RoutedFields
 from server.schemas.strict import Harmless, Strict, wrong
@@ -90,6 +90,7 @@ class TurnRequest(Strict):
     ] = Field(default_factory=list)
     skip_special_tokens: bool = True
     stream: bool = False
+    speculation: bool = True
     user: str = Field("", max_length=512)  # the client's own note about its user; kept out of everything
 
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None  # a tenant's requests find each other anyway
@@ -104,6 +105,11 @@ class TurnRequest(Strict):
         if limit is not None and self.min_tokens > limit:
             raise PydanticCustomError("value_error", "cannot be more than max_tokens", {"field": "min_tokens"})
         return self
+
+    @property
+    def predicted(self) -> str:
+        """The reply that the client expects; "" if it predicts none."""
+        return ""
 
     @property
     def salt(self) -> str:
@@ -242,7 +248,7 @@ class GenerationRequest(Formatted, VendorFields, TurnRequest):
 
 
 class Prediction(Strict):
-    """The client's prediction of the reply. It is accepted and has no effect."""
+    """The client's prediction of the reply, from which tokens are drafted."""
 
     type: Literal["content"]
     content: Content
@@ -292,6 +298,10 @@ class ReplyRequest(Tooled, RoutedFields, ThinkingFields, GenerationRequest):
     @property
     def may_continue_line(self) -> bool:
         return super().may_continue_line and self.reasoning_history == "keep"
+
+    @property
+    def predicted(self) -> str:
+        return "" if self.prediction is None else plain_text(self.prediction.content)
 
     @property
     def effort(self) -> str | None:

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cache.tier import StopKind, Tier
-from scheduler.protocol import Delta, FinishReason, Miss, ModelFacts, Receipt, Stats
+from scheduler.protocol import Delta, DraftSource, FinishReason, Miss, ModelFacts, Receipt, Stats
 from server import __version__
 from server.log.recovery.salvage import Salvage
 from server.schemas.objects import LineOutcome, MissReason
@@ -73,6 +73,8 @@ class Metrics(Collector):
         self._missed: collections.Counter[str] = collections.Counter()  # and their misses
         self._evicted: collections.Counter[Tier] = collections.Counter()  # and evictions
         self._evicted_after: collections.Counter[str] = collections.Counter()  # the same by ``StopKind``
+        self._drafted: collections.Counter[str] = collections.Counter()  # by ``DraftSource``
+        self._accepted: collections.Counter[str] = collections.Counter()
         self._model: tuple[str, ModelFacts] | None = None
         self.requests = _counts("requests", "Requests answered", "route", "status")
         self.turns = _counts("turns", "Turns ended", "finish_reason", known=tuple(FinishReason))
@@ -141,6 +143,8 @@ class Metrics(Collector):
             self._evicted.update({tier: held.evictions for tier, held in self._stats.tiers.items()})
             self._missed.update(self._stats.misses)
             self._evicted_after.update(self._stats.evictions_after)
+            self._drafted.update(self._stats.drafted)
+            self._accepted.update(self._stats.accepted)
         if stats.pid and stats.pid != self._engine:
             self.restarts.add(self._engine != 0)
             self._engine = stats.pid
@@ -187,6 +191,7 @@ class Metrics(Collector):
             yield CounterMetricFamily(PREFIX + name, text, self._before[field] + getattr(stats, field))
         yield self._evictions()
         yield from self._retention()
+        yield from self._drafts()
         yield self._misses()
         yield from self._room()
         if self._model is not None:
@@ -210,6 +215,16 @@ class Metrics(Collector):
             evicted.add_metric([kind], self._evicted_after[kind] + self._stats.evictions_after.get(kind, 0))
             hold.add_metric([kind], self._stats.hold_seconds.get(kind, 0.0))
         yield from (evicted, hold)
+
+    def _drafts(self) -> Iterator[Metric]:
+        """Tokens that were drafted, and accepted ones, by where they came from."""
+        drafted = CounterMetricFamily(PREFIX + "draft_tokens", "Drafted tokens that were verified", labels=["source"])
+        text = "Drafted tokens that are in a reply"
+        accepted = CounterMetricFamily(PREFIX + "accepted_draft_tokens", text, labels=["source"])
+        for source in DraftSource:
+            drafted.add_metric([source], self._drafted[source] + self._stats.drafted.get(source, 0))
+            accepted.add_metric([source], self._accepted[source] + self._stats.accepted.get(source, 0))
+        yield from (drafted, accepted)
 
     def _misses(self) -> Metric:
         text = "Turns that could not reuse all KV of their prompt"

@@ -92,6 +92,8 @@ class PendingTurn:
         """
         body, facts = self.body, self.context.facts
         salt, keep_until = body.salt, body.keep_until
+        predicted = body.predicted
+        prediction = pack_ids(self.context.tokens.encode(predicted, special=False)) if predicted else b""
         made = []
         for prompt in prompts:
             stopping = body.stopping(check_room(prompt, body, facts), facts.generation)
@@ -113,6 +115,8 @@ class PendingTurn:
                     side=self.line is not None and self.line.side,
                     thinking=rules.thinking,
                     parent=None if self.line is None else self.line.parent,
+                    speculate=body.speculation,
+                    prediction=prediction,
                 )
                 made.append(submit)
         return made

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from scheduler.protocol import DraftSource
 from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
 from server.http.body import is_turn_route
@@ -19,7 +20,7 @@ from server.log.logged_message import LoggedMessage
 from server.log.response_rows import TurnExtras
 from server.log.timeline import NewTurn, SessionMoved
 from server.schemas.adaptations import adaptations
-from server.schemas.objects import CachedTokens, CacheReceipt, CompletionTokens, Usage
+from server.schemas.objects import CachedTokens, CacheReceipt, CompletionTokens, DraftCounts, Usage
 from server.schemas.strict import ignored
 from server.telemetry import log_context, traces
 from server.turns.choices import Choices
@@ -195,7 +196,9 @@ class TurnRunner:
         completion = sum(len(partial_reply.tokens) for partial_reply in self._partial_replies)
         cached = sum(receipt.cached for receipt in choices.receipts[:: self._per_prompt] if receipt is not None)
         thought = sum(partial_reply.reasoning_tokens for partial_reply in self._partial_replies)
-        return Usage(prompt, completion, prompt + completion, CachedTokens(cached), CompletionTokens(thought))
+        predicted = count_drafts(self._partial_replies).get(DraftSource.PREDICTION, DraftCounts(0, 0))
+        details = CompletionTokens(thought, predicted.accepted, predicted.drafted - predicted.accepted)
+        return Usage(prompt, completion, prompt + completion, CachedTokens(cached), details)
 
     def _usage_field(self, choices: Choices) -> Usage | msgspec.UnsetType | None:
         options = self._reply.usage_options
@@ -219,7 +222,18 @@ class TurnRunner:
             line=UNSET if self._turn.line is None else self._turn.line.receipt,
             compaction=self._turn.compaction or UNSET,
             thinking_budget_spent=any(partial_reply.thinking_cut for partial_reply in self._partial_replies) or UNSET,
+            speculation=count_drafts(self._partial_replies) or UNSET,
         )
+
+
+def count_drafts(partial_replies: Iterable[PartialReply]) -> dict[str, DraftCounts]:
+    """The drafted tokens of replies that have ended, by source."""
+    counts: dict[str, DraftCounts] = {}
+    for reply in partial_replies:
+        for source, (drafted, accepted) in reply.drafts.items():
+            before = counts.get(source, DraftCounts(0, 0))
+            counts[source] = DraftCounts(before.drafted + drafted, before.accepted + accepted)
+    return counts
 
 
 def prepend_beginning(said: str, reply: LoggedMessage) -> LoggedMessage:

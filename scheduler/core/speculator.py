@@ -1,0 +1,177 @@
+"""``Speculator``: decides which drafted tokens a step feeds, and learns from what was accepted.
+
+Speculative decoding: a step feeds drafted tokens behind the pending one, and a draft is accepted if and only if the
+token drawn at its position is the draft. So no reply depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from scheduler.core.drafters import (
+    Draft,
+    Drafter,
+    GrammarDrafter,
+    HistoryDrafter,
+    PredictionDrafter,
+    SessionsDrafter,
+)
+from scheduler.core.sessions_index import SessionsIndex
+from scheduler.core.step_costs import StepCosts
+from scheduler.core.turn import Turn
+from scheduler.protocol import DraftSource, unpack_ids
+
+MOST = 16  # drafted tokens of a turn in one step
+_GAIN = 1.02  # tokens per cost that drafting must gain
+_TURN_WEIGHT = 4.0  # drafts of its own after which a turn's record counts as much as that of all turns
+_FORGETTING = 0.9  # of a turn's record, per draft
+_GLOBAL_FORGETTING = 0.998
+_PRIORS = {DraftSource.GRAMMAR: 0.95, DraftSource.PREDICTION: 0.8, DraftSource.HISTORY: 0.6, DraftSource.SESSIONS: 0.6}
+_LENGTHS = (4, 6, 10, 20)  # matched tokens, in which proposals of one source are told apart
+
+Kind = tuple[DraftSource, int]  # and how many tokens matched
+
+
+@dataclass
+class Record:
+    """Drafted tokens that were compared with drawn ones, and how many of these were equal."""
+
+    tested: float = 0.0
+    accepted: float = 0.0
+
+    def add(self, tested: int, accepted: int, forgetting: float) -> None:
+        """Count a draft."""
+        self.tested = self.tested * forgetting + tested
+        self.accepted = self.accepted * forgetting + accepted
+
+
+@dataclass
+class TurnState:
+    """The drafters of one turn and their record. ``untried``: a proposal that was not fed, with the number of tokens
+    that were generated then.
+    """
+
+    drafters: list[Drafter]
+    records: dict[Kind, Record] = field(default_factory=dict)
+    untried: tuple[Draft, int] | None = None
+
+
+class Speculator:
+    """Drafts for the turns of a step. The most promising drafter of a turn is the first that proposes something:
+    grammar, prediction, the own history, other sessions. A token is drafted if the tokens per cost that the step is
+    expected to give become more by it.
+    """
+
+    def __init__(self, shared: SessionsIndex, context: int) -> None:
+        """``context``: the most tokens of a timeline."""
+        self.drafted: Counter[DraftSource] = Counter()
+        self.accepted: Counter[DraftSource] = Counter()
+        self.costs = StepCosts()
+        self._shared = shared
+        self._context = context
+        self._records: dict[Kind, Record] = {}
+        self._turns: WeakKeyDictionary[Turn, TurnState] = WeakKeyDictionary()
+
+    def draft(self, plan: list[tuple[Turn, int]], room: int) -> dict[Turn, Draft]:
+        """Drafts of at most ``room`` tokens in all for the turns of ``plan`` that decode, for each at least one token
+        or none.
+        """
+        fed = sum(count for _, count in plan)
+        expected = float(sum(turn.uncomputed == count for turn, count in plan))
+        chosen: dict[Turn, Draft] = {}
+        for turn, count in plan:
+            if count != 1 or turn.uncomputed != 1 or not turn.generated or not turn.request.speculate:
+                continue
+            state = self._state(turn)
+            self._test_untried(turn, state)
+            most = min(MOST, room, self._room_of(turn))
+            draft = self._propose(turn, state, most) if most > 0 else None
+            if draft is None:
+                continue
+            size, gained = self._worth(draft, self._chance(state, draft), fed, expected)
+            if size:
+                chosen[turn] = draft._replace(ids=draft.ids[:size])
+                fed, expected, room = fed + size, expected + gained, room - size
+            else:
+                state.untried = draft, turn.generated
+        return chosen
+
+    def learn(self, turn: Turn, draft: Draft, accepted: int) -> None:
+        """``accepted`` tokens of a draft that was fed were drawn."""
+        self.drafted[draft.source] += len(draft.ids)
+        self.accepted[draft.source] += accepted
+        drafted, before = turn.drafts.get(draft.source, (0, 0))
+        turn.drafts[draft.source] = drafted + len(draft.ids), before + accepted
+        self._count(self._state(turn), draft, min(len(draft.ids), accepted + 1), accepted)
+
+    def ended(self, turn: Turn) -> None:
+        """A turn is about to end: from now on its timeline may be proposed to other turns of its tenant."""
+        if turn.session is not None:
+            self._shared.add(turn.scope, turn.session)
+
+    def _state(self, turn: Turn) -> TurnState:
+        state = self._turns.get(turn)
+        if state is None:
+            drafters: list[Drafter] = [GrammarDrafter()] if turn.request.grammar is not None else []
+            if turn.request.prediction:
+                drafters.append(PredictionDrafter(unpack_ids(turn.request.prediction)))
+            state = self._turns[turn] = TurnState([*drafters, HistoryDrafter(), SessionsDrafter(self._shared)])
+        return state
+
+    def _room_of(self, turn: Turn) -> int:
+        """Tokens that may be drafted before the turn must end: the one that is drawn behind them counts too."""
+        left = self._context - len(turn.ids)
+        if turn.limit is not None:
+            left = min(left, turn.limit - turn.generated)
+        return left - 1
+
+    def _propose(self, turn: Turn, state: TurnState, most: int) -> Draft | None:
+        for drafter in state.drafters:
+            draft = drafter.propose(turn, most)
+            if draft is not None and draft.ids:
+                return draft
+        return None
+
+    def _test_untried(self, turn: Turn, state: TurnState) -> None:
+        """Compare a proposal that was not worth feeding with what was drawn: so a drafter that has become better is
+        noticed.
+        """
+        if state.untried is None:
+            return
+        (draft, generated), state.untried = state.untried, None
+        drawn = turn.ids[turn.prompt_length + generated :]
+        if drawn:
+            self._count(state, draft, 1, int(drawn[0] == draft.ids[0]))
+
+    def _count(self, state: TurnState, draft: Draft, tested: int, accepted: int) -> None:
+        kind = kind_of(draft)
+        state.records.setdefault(kind, Record()).add(tested, accepted, _FORGETTING)
+        self._records.setdefault(kind, Record()).add(tested, accepted, _GLOBAL_FORGETTING)
+
+    def _chance(self, state: TurnState, draft: Draft) -> float:
+        """The probability that the next token of a draft is right if those before it were."""
+        kind = kind_of(draft)
+        everyone, own = self._records.get(kind, Record()), state.records.get(kind, Record())
+        usual = (everyone.accepted + _PRIORS[draft.source] * 2) / (everyone.tested + 2)
+        return (own.accepted + usual * _TURN_WEIGHT) / (own.tested + _TURN_WEIGHT)
+
+    def _worth(self, draft: Draft, chance: float, fed: int, expected: float) -> tuple[int, float]:
+        """How many tokens of a draft to feed in a step that feeds ``fed`` tokens and is expected to give ``expected``,
+        and how many more these are expected to give.
+        """
+        best, size, gained = expected / self.costs.relative(fed) * _GAIN, 0, 0.0
+        more, right = 0.0, 1.0
+        for count in range(1, len(draft.ids) + 1):
+            right *= chance
+            more += right
+            rate = (expected + more) / self.costs.relative(fed + count)
+            if rate > best:
+                best, size, gained = rate, count, more
+        return size, gained
+
+
+def kind_of(draft: Draft) -> Kind:
+    """The kind of a draft, by which records are kept."""
+    return draft.source, sum(draft.length >= length for length in _LENGTHS)
