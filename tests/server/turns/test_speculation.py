@@ -10,8 +10,8 @@ from scheduler.protocol import unpack_ids
 @served()
 async def test_a_prediction_reaches_the_engine_and_usage_tells_what_became_of_it(site: Site) -> None:
     site.engine.drafts = {"prediction": (9, 4), "history": (3, 3)}
-    body = {"prediction": {"type": "content", "content": [{"type": "text", "text": "Hello there"}]}}
-    answer = (await site.chat(**body)).json()
+    prediction = {"type": "content", "content": [{"type": "text", "text": "Hello there"}]}
+    answer = (await site.chat(prediction=prediction)).json()
     details = answer["usage"]["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (4, 5)
     assert answer["cache"]["speculation"]["history"] == {"drafted": 3, "accepted": 3}
