@@ -1,7 +1,8 @@
 """Loads tokenizers in a process that never imports torch, which saves 0.1 GB of memory and seconds of start.
 
-transformers takes torch for not installed then. The few files that it reads with torch's help, such as GGUF, are read
-once by a process of its own (``python -m server.torchless MODEL FOLDER``), which saves the tokenizer as plain files.
+transformers takes torch for not installed then. The few files that it reads with torch's help are read once by a
+process of its own (``python -m server.torchless MODEL FOLDER``), which saves the tokenizer as plain files; so are GGUF
+files, by the engine's reader (``python -m scheduler.weights.gguf_tokenizer FILE FOLDER``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def without_torch() -> None:
 
 def read_tokenizer(model: str) -> Any:
     """The tokenizer of a hub id, folder or GGUF file. Raises what transformers raises."""
+    if Path(model).suffix == ".gguf":
+        return _converted(model, "scheduler.weights.gguf_tokenizer")
     if sys.modules.get("torch", True) is not None:
         return _read(model)
     advised = os.environ.get(ADVICE)
@@ -37,7 +40,7 @@ def read_tokenizer(model: str) -> Any:
         return _read(model)
     except ImportError:
         log.info(f"the tokenizer of {model} cannot be loaded without torch: loading it in a separate process")
-        return _converted(model)
+        return _converted(model, "server.torchless")
     finally:
         os.environ.pop(ADVICE)
         if advised is not None:
@@ -47,17 +50,15 @@ def read_tokenizer(model: str) -> Any:
 def _read(model: str) -> Any:
     from transformers import AutoTokenizer
 
-    path = Path(model)
-    if path.suffix == ".gguf":  # transformers wants a file named beside its folder
-        return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     return AutoTokenizer.from_pretrained(model)
 
 
-def _converted(model: str) -> Any:
-    """The tokenizer as another process has read and saved it. Raises ImportError with what that process says."""
+def _converted(model: str, module: str) -> Any:
+    """The tokenizer as another process, which runs ``module``, has read and saved it. Raises ImportError with what that
+    process says."""
     root = Path(__file__).resolve().parent.parent
     with TemporaryDirectory() as folder:
-        command = (sys.executable, "-P", "-m", "server.torchless", model, folder)
+        command = (sys.executable, "-P", "-m", module, model, folder)
         known = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
         environment = {**os.environ, "PYTHONPATH": known}
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)

@@ -32,15 +32,6 @@ def reason(error: BaseException, model: str) -> str:
     return first_line(error)
 
 
-def check_file(path: Path) -> None:
-    """Refuse a GGUF file that is not there, before it is looked for on the hub. Raises ``FileNotFoundError``. What can
-    be the file of a hub repository is left to the hub.
-    """
-    here = path.is_absolute() or len(path.parts) != 3 or path.parent.exists()
-    if here and not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-
-
 def speechless(settings: Any) -> ValueError:
     """A configuration that no class which generates text takes."""
     kind = getattr(settings, "model_type", "") or type(settings).__name__

@@ -34,7 +34,7 @@ from scheduler.accel.cpu.linear import pack
 from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens
-from scheduler.model import load_errors
+from scheduler.model import gguf, load_errors
 from scheduler.model.generation_defaults import generation_of, read_generation
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
@@ -44,6 +44,8 @@ from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
 from scheduler.protocol import EngineConfig, Loading
 from scheduler.sampling_params import Generation
+from scheduler.weights.gguf_path import find_file
+from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
 
 log = logging.getLogger("warmturn.engine")
 
@@ -142,6 +144,8 @@ def _own(model: Any) -> Mapping[str, Any]:
 
 def read_config(config: EngineConfig) -> Any:
     """The model's own configuration."""
+    if (path := _gguf(config)) is not None:
+        return gguf.read_config(path)
     where, options = _source(config.model)
     return AutoConfig.from_pretrained(where, **options)
 
@@ -149,6 +153,8 @@ def read_config(config: EngineConfig) -> Any:
 def _tokenizer(config: EngineConfig) -> Any:
     """The tokenizer. Raises whatever its reader does, ``ValueError`` where there is none: for some models transformers
     then makes an empty one."""
+    if (path := find_file(config.model)) is not None:
+        return read_gguf_tokenizer(path)
     where, options = _source(config.model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
@@ -165,6 +171,10 @@ def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tup
     """The model on ``device``, or this rank's part of it, and its digest; ``settings`` from ``read_config``. Raises
     whatever its reader does, ``ValueError`` where weights are missing. All ranks must ask for it together.
     """
+    if (path := _gguf(config)) is not None:
+        dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+        model, weights = gguf.read_model(path, settings, _class_of(settings), dtype, _attention(settings))
+        return model.to(device), weights
     where, options = _source(config.model)
     options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     options |= _attention(settings) | _quantised(settings, device)
@@ -202,12 +212,15 @@ def _remember(known: Path | None, found: _Known) -> None:
             partial.replace(known)
 
 
+def _gguf(config: EngineConfig) -> Path | None:
+    """The GGUF file of the model where our own reader takes it. Raises what that raises."""
+    path = find_file(config.model)
+    return path if path is not None and config.tensor_parallel == 1 and gguf.reads(path) else None
+
+
 def _source(model: str) -> tuple[str, dict[str, Any]]:
-    """Where transformers finds the model, and how: a GGUF file is named beside its folder. Raises
-    ``FileNotFoundError`` for one that is not there."""
+    """Where transformers finds the model, and how: a GGUF file is named beside its folder."""
     path = Path(model)
-    if path.suffix == ".gguf":
-        load_errors.check_file(path)
     return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (model, {})
 
 

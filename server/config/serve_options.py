@@ -260,7 +260,8 @@ class ServeConfig(BaseSettings):
     def _model_folder_exists(cls, model: str) -> str:
         folder = Path(model).expanduser()
         if model != DEMO and folder.exists():
-            return str(folder.resolve())  # the engine runs elsewhere
+            # the engine runs elsewhere; a link to a file keeps its name, which says what the file is
+            return str(folder.absolute() if folder.is_file() else folder.resolve())
         if PATH_LIKE.match(model):
             raise ValueError("there is no such file" if folder.suffix == ".gguf" else "there is no such folder")
         return model

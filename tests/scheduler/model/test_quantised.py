@@ -297,8 +297,8 @@ def test_the_line_names_the_extra(extra: str, scheme: dict[str, Any], tmp_path: 
 
 
 @pytest.mark.usefixtures("bare")
-def test_the_line_of_a_gguf_file(tmp_path: Path) -> None:
-    key, value = b"general.architecture", b"llama"
+def test_the_line_of_a_gguf_file_that_only_transformers_reads(tmp_path: Path) -> None:
+    key, value = b"general.architecture", b"t5"
     path = tmp_path / "tiny.gguf"
     text = struct.pack(f"<Q{len(key)}sIQ{len(value)}s", len(key), key, 8, len(value), value)
     path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + text)

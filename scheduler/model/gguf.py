@@ -1,0 +1,43 @@
+"""GGUF files as models: reads configuration and weights with our own reader.
+
+A few architectures that only transformers' reader knows are left to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.integrations import GGUF_CONFIG_MAPPING
+from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+
+from scheduler.weights.gguf_config import ARCHITECTURES, read_gguf_config
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_header import read_metadata
+from scheduler.weights.gguf_model import build_model, file_digest
+
+
+def reads(path: Path) -> bool:
+    """Whether our reader takes the file; transformers' takes the others. Raises ``OSError`` or ``GgufError``."""
+    architecture = read_metadata(path).get("general.architecture")
+    theirs = architecture in GGUF_CONFIG_MAPPING or architecture in GGUF_CONFIG_ARCHS
+    return architecture in ARCHITECTURES or not theirs or (path.parent / "config.json").is_file()
+
+
+def read_config(path: Path) -> Any:
+    """The configuration of the model in a file. Raises ``OSError`` or ``GgufError``."""
+    return read_gguf_config(GgufFile(path), path)
+
+
+def read_model(
+    path: Path, settings: Any, kind: Any, dtype: torch.dtype | None, options: Mapping[str, Any]
+) -> tuple[Any, str]:
+    """The model in a file, of the auto class ``kind``, and its digest. Raises ``OSError`` or ``GgufError``."""
+    file = GgufFile(path)
+    model = build_model(file, settings, kind, dtype, options)
+    if (path.parent / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(str(path.parent))
+    return model.eval(), file_digest(file, settings)

@@ -1,0 +1,132 @@
+"""Makes a transformers model from a GGUF file.
+
+The model is built without memory for its parameters; each of them is then a view of the file, or computed from it a few
+rows at a time. Errors name tensors and parameters, never a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+from transformers.initialization import no_init_weights
+
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_names import find_tensors
+from scheduler.weights.gguf_source import all_values
+from scheduler.weights.gguf_types import PLAIN_TYPES
+from scheduler.weights.gguf_values import Values
+
+_ROPE_FACTORS = "rope_freqs.weight"
+_UNUSED = ("rope_freqs.", "rope_factors_")  # tensors that are no parameters
+_LAYER = "blk."
+
+
+def build_model(file: GgufFile, config: Any, kind: Any, dtype: torch.dtype | None, options: Mapping[str, Any]) -> Any:
+    """The model of class ``kind`` (one of transformers' auto classes) with the file's weights as ``dtype``; None: as
+    most of them are stored. ``options`` are for the model's class. Raises ``GgufError`` where the file and the
+    configuration do not fit.
+    """
+    with _parameters_without_memory(), no_init_weights():
+        model = kind.from_config(config, dtype=dtype or stored_dtype(file), **options)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    names = {*parameters, *model.state_dict()}
+    found = find_tensors(names, file.tensors)
+    _check(file, parameters, found, config.num_hidden_layers)
+    values = Values(file, model)
+    for name in sorted(found):
+        _set(model, name, values.of(name, found[name]))
+        file.drop_pages()
+    for name in parameters.keys() - found.keys():  # biases that the file leaves out
+        _set(model, name, nn.Parameter(torch.zeros_like(parameters[name], device="cpu"), False))
+    _turn(file, model)
+    return model
+
+
+def stored_dtype(file: GgufFile) -> torch.dtype:
+    """The type of most bytes of weights if it is a plain one; float32 if they are packed."""
+    sizes: Counter[torch.dtype | None] = Counter()
+    for tensor in file.tensors.values():
+        sizes[PLAIN_TYPES.get(tensor.kind)] += tensor.data.numel()
+    return max(sizes, key=lambda each: sizes[each], default=None) or torch.float32
+
+
+def file_digest(file: GgufFile, config: Any) -> str:
+    """A digest of the configuration and of every byte of the weights, as they are stored."""
+    found = hashlib.blake2b(config.to_json_string().encode(), digest_size=16)
+    for name in sorted(file.tensors):
+        tensor = file.tensors[name]
+        content = xxhash.xxh3_128_digest(tensor.data.numpy().data)
+        found.update(f"{name!r} {tensor.shape} {tensor.kind}".encode() + content)
+        file.drop_pages()
+    return found.hexdigest()
+
+
+def _check(file: GgufFile, parameters: Iterable[str], found: Mapping[str, tuple[str, ...]], layers: int) -> None:
+    """Raise ``GgufError`` unless every parameter has a tensor, and every tensor a parameter."""
+    if lacking := sorted(name for name in parameters if name not in found and not name.endswith(".bias")):
+        raise GgufError(f"{len(lacking)} weights are missing in the file, {lacking[0]} first")
+    used = {tensor for tensors in found.values() for tensor in tensors}
+    left = sorted(name for name in file.tensors if name not in used and not _beside(name, layers))
+    if left:
+        raise GgufError(f"the model has no place for {len(left)} tensors of the file, {left[0]!r} first")
+
+
+def _beside(name: str, layers: int) -> bool:
+    """Whether a tensor may be left: factors of rotary positions, which are read elsewhere, and layers for predicting
+    further tokens, which are numbered after the last layer.
+    """
+    number = name.removeprefix(_LAYER).partition(".")[0]
+    return name.startswith(_UNUSED) or (name.startswith(_LAYER) and number.isdigit() and int(number) >= layers)
+
+
+def _set(model: Any, name: str, value: Any) -> None:
+    """Make ``value`` a parameter or buffer of the model, or a module in the place of the one that has it."""
+    path, _, leaf = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if isinstance(value, nn.Module):
+        model.set_submodule(path, value)
+    elif leaf in owner._parameters:
+        owner._parameters[leaf] = value
+    else:
+        owner._buffers[leaf] = value.data
+
+
+def _turn(file: GgufFile, model: Any) -> None:
+    """Divide the rotary frequencies by the factors that the file has for each of them."""
+    tensor = file.tensors.get(_ROPE_FACTORS)
+    if tensor is None:
+        return
+    factors = all_values(tensor, torch.float32)
+    for module in model.modules():
+        for name in ("inv_freq", "original_inv_freq"):
+            frequencies = module._buffers.get(name)
+            if frequencies is None:
+                continue
+            if frequencies.shape != factors.shape:
+                raise GgufError("the factors of the rotary positions are not one for each frequency")
+            module._buffers[name] = frequencies / factors
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Parameters that are registered here have a shape and no memory; buffers are as always."""
+    register = nn.Module.register_parameter
+
+    def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None:
+            self._parameters[name] = nn.Parameter(param.to("meta"), False)
+
+    nn.Module.register_parameter = registered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

@@ -1,0 +1,133 @@
+"""Which tensors of a GGUF file are the parameters of a transformers model.
+
+The names inside a layer are few, and the same for nearly all architectures: one table maps them. Where a name has
+several meanings, those that only some architectures have come first, and a tensor is taken once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)\.(?P<kind>weight|bias)$")
+_BARE = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<leaf>.+)$")
+
+# Outside of layers: the last part of a module's name, and what it may be in the file, the first that is there.
+_OUTSIDE = {
+    "embed_tokens": ("token_embd",),
+    "wte": ("token_embd",),
+    "word_embeddings": ("token_embd",),
+    "embeddings": ("token_embd",),
+    "wpe": ("position_embd",),
+    "word_embeddings_layernorm": ("token_embd_norm",),
+    "embedding_norm": ("output_norm", "token_embd_norm"),
+    "norm": ("output_norm",),
+    "final_layernorm": ("output_norm",),
+    "norm_f": ("output_norm",),
+    "ln_f": ("output_norm",),
+    "lm_head": ("output", "token_embd"),
+}
+_SHARED = ("token_embd",)  # may be taken twice: where the embeddings are the head
+
+# Inside a layer, in the order in which they take tensors.
+_INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("self_attn.q_proj", ("attn_q",)),
+    ("self_attn.k_proj", ("attn_k",)),
+    ("self_attn.v_proj", ("attn_v",)),
+    ("self_attn.o_proj", ("attn_output",)),
+    ("self_attn.out_proj", ("attn_output",)),
+    ("self_attn.dense", ("attn_output",)),
+    ("self_attn.qkv_proj", ("attn_qkv",)),
+    ("self_attn.q_norm", ("attn_q_norm",)),
+    ("self_attn.k_norm", ("attn_k_norm",)),
+    ("self_attn.q_layernorm", ("attn_q_norm",)),
+    ("self_attn.k_layernorm", ("attn_k_norm",)),
+    ("self_attn.sinks", ("attn_sinks",)),
+    ("self_attention.query_key_value", ("attn_qkv",)),
+    ("self_attention.dense", ("attn_output",)),
+    ("attn.c_attn", ("attn_qkv",)),
+    ("attn.c_proj", ("attn_output",)),
+    ("mlp.gate_proj", ("ffn_gate",)),
+    ("mlp.up_proj", ("ffn_up",)),
+    ("mlp.down_proj", ("ffn_down",)),
+    ("mlp.gate_up_proj", ("ffn_up",)),
+    ("mlp.c_fc", ("ffn_up",)),
+    ("mlp.c_proj", ("ffn_down",)),
+    ("mlp.dense_h_to_4h", ("ffn_up",)),
+    ("mlp.dense_4h_to_h", ("ffn_down",)),
+    ("feed_forward.w1", ("ffn_gate",)),
+    ("feed_forward.w2", ("ffn_down",)),
+    ("feed_forward.w3", ("ffn_up",)),
+    ("mlp.gate", ("ffn_gate_inp",)),
+    ("mlp.router", ("ffn_gate_inp",)),
+    ("block_sparse_moe.gate", ("ffn_gate_inp",)),
+    ("block_sparse_moe.router", ("ffn_gate_inp",)),
+    ("block_sparse_moe.router.layer", ("ffn_gate_inp",)),
+    ("mlp.shared_expert.gate_proj", ("ffn_gate_shexp",)),
+    ("mlp.shared_expert.up_proj", ("ffn_up_shexp",)),
+    ("mlp.shared_expert.down_proj", ("ffn_down_shexp",)),
+    ("mlp.shared_expert_gate", ("ffn_gate_inp_shexp",)),
+    ("conv.in_proj", ("shortconv.in_proj",)),
+    ("conv.out_proj", ("shortconv.out_proj",)),
+    ("conv.conv", ("shortconv.conv",)),
+    ("mixer.in_proj", ("ssm_in",)),
+    ("mixer.conv1d", ("ssm_conv1d",)),
+    ("mixer.x_proj", ("ssm_x",)),
+    ("mixer.dt_proj", ("ssm_dt",)),
+    ("mixer.out_proj", ("ssm_out",)),
+    ("norm", ("attn_norm",)),
+    ("ln_1", ("attn_norm",)),
+    ("ln_2", ("ffn_norm",)),
+    ("ln_attn", ("attn_norm_2",)),
+    ("ln_mlp", ("attn_norm",)),
+    ("operator_norm", ("attn_norm",)),
+    ("ffn_norm", ("ffn_norm",)),
+    ("input_layernorm", ("attn_norm",)),
+    ("pre_feedforward_layernorm", ("ffn_norm",)),
+    ("post_feedforward_layernorm", ("post_ffw_norm",)),
+    ("post_mlp_layernorm", ("post_ffw_norm",)),
+    ("post_self_attn_layernorm", ("post_attention_norm",)),
+    ("post_attention_layernorm", ("post_attention_norm", "ffn_norm")),
+)
+# Parameters that are no module's weight or bias, with the names of the tensors that they are joined from.
+_JOINED = {
+    "experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    "experts.down_proj": ("ffn_down_exps.weight",),
+    "experts.gate_up_proj_bias": ("ffn_gate_exps.bias", "ffn_up_exps.bias"),
+    "experts.down_proj_bias": ("ffn_down_exps.bias",),
+    "e_score_correction_bias": ("exp_probs_b.bias",),
+    "self_attn.sinks": ("attn_sinks.weight",),
+    "mixer.A_log": ("ssm_a",),
+    "mixer.D": ("ssm_d",),
+}
+
+
+def find_tensors(parameters: Iterable[str], tensors: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The tensors of the file that each parameter is made of, for those that are found; more than one are joined."""
+    found: dict[str, tuple[str, ...]] = {}
+    taken: set[str] = set()
+    order = {leaf: place for place, (leaf, _) in enumerate(_INSIDE)}
+    for name in sorted(parameters, key=lambda name: order.get(_leaf(name), -1)):
+        for choice in _choices(name):
+            if all(each in tensors and each not in taken for each in choice):
+                found[name] = choice
+                taken |= {each for each in choice if each.partition(".")[0] not in _SHARED}
+                break
+    return found
+
+
+def _leaf(name: str) -> str:
+    match = _LAYER.search(name)
+    return match["leaf"] if match else ""
+
+
+def _choices(name: str) -> list[tuple[str, ...]]:
+    """What a parameter may be in a file, the likeliest first."""
+    if match := _LAYER.search(name):
+        leafs = dict(_INSIDE).get(match["leaf"], ())
+        return [(f"blk.{match['number']}.{leaf}.{match['kind']}",) for leaf in leafs]
+    if match := _BARE.search(name):
+        joined = next((made for end, made in _JOINED.items() if f".{match['leaf']}".endswith("." + end)), None)
+        return [tuple(f"blk.{match['number']}.{part}" for part in joined)] if joined else []
+    module, _, kind = name.rpartition(".")
+    return [(f"{found}.{kind}",) for found in _OUTSIDE.get(module.rpartition(".")[2], ())]

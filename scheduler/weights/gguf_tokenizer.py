@@ -1,0 +1,76 @@
+"""The tokenizer and the chat template in the metadata of a GGUF file. A tokenizer beside the file wins.
+
+The server has no torch, and this module needs none: `python -m scheduler.weights.gguf_tokenizer FILE FOLDER` saves the
+tokenizer as plain files.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from scheduler.model_names import read_quickly
+from scheduler.weights.gguf_header import GgufError, read_metadata
+from scheduler.weights.gguf_path import find_file
+
+_SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_BESIDE = ("tokenizer.json", "tokenizer.model")
+
+
+def read_gguf_tokenizer(path: Path) -> Any:
+    """The tokenizer for the model in a GGUF file, the first one if it is split. Raises ``OSError``, ``GgufError`` where
+    the file has none of a known kind.
+    """
+    metadata = read_metadata(path)
+    template = metadata.get("tokenizer.chat_template")
+    if any((path.parent / name).is_file() for name in _BESIDE):
+        from transformers import AutoTokenizer
+
+        beside = AutoTokenizer.from_pretrained(str(path.parent))
+        if beside.chat_template is None and isinstance(template, str):
+            beside.chat_template = template
+        return beside
+    return _converted(metadata)
+
+
+def _converted(metadata: dict[str, Any]) -> Any:
+    """The tokenizer that the metadata describes."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+
+    groups = {
+        group: {name: metadata[f"tokenizer.{key}"] for key, name in renames.items() if f"tokenizer.{key}" in metadata}
+        for group, renames in GGUF_TOKENIZER_MAPPING.items()
+    }
+    described, settings = groups["tokenizer"], groups["tokenizer_config"]
+    tokens = described.get("tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise GgufError("there is no tokenizer in the file or beside it")
+    if described.get("tokenizer_type") == "llama":
+        settings.setdefault("add_bos_token", True)  # as llama.cpp does where the file does not say
+    elif described.get("tokenizer_type") == "gemma4":
+        settings["add_bos_token"] = False  # its chat template writes the token
+    for name, key in _SPECIAL.items():
+        token = metadata.get(f"tokenizer.ggml.{key}")
+        settings[name] = tokens[token] if isinstance(token, int) and 0 <= token < len(tokens) else None
+    try:
+        backend, _ = convert_gguf_tokenizer(str(metadata.get("general.architecture")), described)
+    except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
+        raise GgufError("the tokenizer in the file is of an unknown kind or damaged") from error
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+
+
+if __name__ == "__main__":
+    read_quickly()
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # importing it is an ImportError then
+    try:
+        read_gguf_tokenizer(find_file(sys.argv[1]) or Path(sys.argv[1])).save_pretrained(sys.argv[2])
+    except Exception as error:
+        print(next(iter(str(error).splitlines()), type(error).__name__), file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,175 @@
+"""The types of GGUF tensors: how many elements a block has, how many bytes it takes, and its parts.
+
+Each packed type becomes ``PackedRows``: unsigned codes, scales and, where the type has them, minima. The element at
+place ``i`` is ``scale * (code - zero) - minimum``, or ``scale * table[code]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from scheduler.weights.packed_source import PackedRows
+
+Unpack = Callable[[torch.Tensor], PackedRows]  # uint8 [rows, blocks, bytes of a block]
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
+
+
+@dataclass(frozen=True)
+class GgufType:
+    """A type of tensor. ``dtype`` is None where blocks are packed; then ``unpack`` reads them."""
+
+    name: str
+    elements: int
+    nbytes: int
+    dtype: torch.dtype | None = None
+    bits: int = 0
+    group: int = 0
+    zero: int = 0
+    table: tuple[float, ...] | None = None
+    unpack: Unpack | None = None
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 number at byte ``at`` of each block, as float32."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).float().squeeze(-1)
+
+
+def _signed(blocks: torch.Tensor, at: int, count: int) -> torch.Tensor:
+    """``count`` signed bytes from byte ``at`` on."""
+    return blocks[..., at : at + count].contiguous().view(torch.int8)
+
+
+def _nibbles(data: torch.Tensor) -> torch.Tensor:
+    """The low halves of all bytes, then the high halves."""
+    return torch.cat((data & 15, data >> 4), dim=-1)
+
+
+def _bits(data: torch.Tensor, width: int) -> torch.Tensor:
+    """Fields of ``width`` bits: the lowest of all bytes, then the next ones: ``[..., 8 / width, bytes]``."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8)
+    return data[..., None, :] >> shifts[:, None] & ((1 << width) - 1)
+
+
+def _split(data: torch.Tensor, count: int) -> torch.Tensor:
+    """The last dimension as ``[count, rest]``."""
+    return data.reshape(*data.shape[:-1], count, -1)
+
+
+def _flat(values: torch.Tensor) -> torch.Tensor:
+    """``[rows, blocks, ...]`` as ``[rows, all]``."""
+    return values.reshape(values.shape[0], -1)
+
+
+def _q4_0(b: torch.Tensor) -> PackedRows:
+    return PackedRows(_flat(_nibbles(b[..., 2:])), _half(b, 0))
+
+
+def _q4_1(b: torch.Tensor) -> PackedRows:
+    return PackedRows(_flat(_nibbles(b[..., 4:])), _half(b, 0), -_half(b, 2))
+
+
+def _fifth(data: torch.Tensor) -> torch.Tensor:
+    """The fifth bits, of element ``i`` bit ``i`` of 32, in their place."""
+    return (_bits(data, 1).transpose(-1, -2).flatten(-2)) << 4
+
+
+def _q5_0(b: torch.Tensor) -> PackedRows:
+    return PackedRows(_flat(_nibbles(b[..., 6:]) | _fifth(b[..., 2:6])), _half(b, 0))
+
+
+def _q5_1(b: torch.Tensor) -> PackedRows:
+    return PackedRows(_flat(_nibbles(b[..., 8:]) | _fifth(b[..., 4:8])), _half(b, 0), -_half(b, 2))
+
+
+def _q8_0(b: torch.Tensor) -> PackedRows:
+    return PackedRows(_flat(b[..., 2:] ^ 128), _half(b, 0))
+
+
+def _six_bit_scales(s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The 8 scales and the 8 minima in 12 bytes, int8 each."""
+    first, second, rest = s[..., :4], s[..., 4:8], s[..., 8:]
+    scales = torch.cat((first & 63, rest & 15 | first >> 6 << 4), dim=-1)
+    minima = torch.cat((second & 63, rest >> 4 | second >> 6 << 4), dim=-1)
+    return scales.to(torch.int8), minima.to(torch.int8)
+
+
+def _two_level(codes: torch.Tensor, b: torch.Tensor, fine: torch.Tensor, minima: torch.Tensor, at: int) -> PackedRows:
+    """Codes with fine scales and minima, and a float16 number for each of both at byte ``at``."""
+    return PackedRows(
+        _flat(codes),
+        coarse_scales=_half(b, at),
+        fine_scales=_flat(fine),
+        coarse_minima=_half(b, at + 2),
+        fine_minima=_flat(minima),
+    )
+
+
+def _q4_k(b: torch.Tensor) -> PackedRows:
+    codes = _nibbles(_split(b[..., 16:], 4))
+    return _two_level(codes, b, *_six_bit_scales(b[..., 4:16]), 0)
+
+
+def _q5_k(b: torch.Tensor) -> PackedRows:
+    low = _nibbles(_split(b[..., 48:], 4)).flatten(-2)
+    high = _bits(b[..., 16:48], 1).flatten(-2)
+    return _two_level(low | high << 4, b, *_six_bit_scales(b[..., 4:16]), 0)
+
+
+def _q6_k(b: torch.Tensor) -> PackedRows:
+    low = _nibbles(_split(b[..., :128], 2)).flatten(-2)
+    high = _bits(_split(b[..., 128:192], 2), 2).flatten(-3)
+    fine = _flat(_signed(b, 192, 16))
+    return PackedRows(_flat(low | high << 4), coarse_scales=_half(b, 208), fine_scales=fine)
+
+
+def _q2_k(b: torch.Tensor) -> PackedRows:
+    codes = _bits(_split(b[..., 16:80], 2), 2)
+    fine, minima = (b[..., :16] & 15).to(torch.int8), (b[..., :16] >> 4).to(torch.int8)
+    return _two_level(codes, b, fine, minima, 80)
+
+
+def _q3_k(b: torch.Tensor) -> PackedRows:
+    codes = _bits(_split(b[..., 32:96], 2), 2).flatten(-3) | _bits(b[..., :32], 1).flatten(-2) << 2
+    s = b[..., 96:108]
+    low = _nibbles(s[..., :8])
+    fine = (low | _bits(s[..., 8:], 2).flatten(-2) << 4).to(torch.int8) - 32
+    return PackedRows(_flat(codes), coarse_scales=_half(b, 108), fine_scales=_flat(fine))
+
+
+def _iq4_xs(b: torch.Tensor) -> PackedRows:
+    low = _bits(b[..., 4:8], 4).transpose(-1, -2).flatten(-2)
+    high = _bits(b[..., 2:4], 2).transpose(-1, -2).flatten(-2)
+    fine = (low | high << 4).to(torch.int8) - 32
+    codes = _nibbles(_split(b[..., 8:], 8))
+    return PackedRows(_flat(codes), coarse_scales=_half(b, 0), fine_scales=_flat(fine))
+
+
+def _mxfp4(b: torch.Tensor) -> PackedRows:
+    scales = torch.ldexp(torch.ones(b.shape[:-1]), b[..., 0].int() - 128)
+    return PackedRows(_flat(_nibbles(b[..., 1:])), scales)
+
+
+TYPES = {
+    0: GgufType("F32", 1, 4, torch.float32),
+    1: GgufType("F16", 1, 2, torch.float16),
+    30: GgufType("BF16", 1, 2, torch.bfloat16),
+    2: GgufType("Q4_0", 32, 18, bits=4, group=32, zero=8, unpack=_q4_0),
+    3: GgufType("Q4_1", 32, 20, bits=4, group=32, unpack=_q4_1),
+    6: GgufType("Q5_0", 32, 22, bits=5, group=32, zero=16, unpack=_q5_0),
+    7: GgufType("Q5_1", 32, 24, bits=5, group=32, unpack=_q5_1),
+    8: GgufType("Q8_0", 32, 34, bits=8, group=32, zero=128, unpack=_q8_0),
+    10: GgufType("Q2_K", 256, 84, bits=4, group=16, unpack=_q2_k),
+    11: GgufType("Q3_K", 256, 110, bits=4, group=16, zero=4, unpack=_q3_k),
+    12: GgufType("Q4_K", 256, 144, bits=4, group=32, unpack=_q4_k),
+    13: GgufType("Q5_K", 256, 176, bits=5, group=32, unpack=_q5_k),
+    14: GgufType("Q6_K", 256, 210, bits=6, group=16, zero=32, unpack=_q6_k),
+    20: GgufType("IQ4_NL", 32, 18, bits=4, group=32, table=_IQ4, unpack=_q4_0),
+    23: GgufType("IQ4_XS", 256, 136, bits=4, group=32, table=_IQ4, unpack=_iq4_xs),
+    39: GgufType("MXFP4", 32, 17, bits=4, group=32, table=_E2M1, unpack=_mxfp4),
+}
+PLAIN_TYPES = {kind: each.dtype for kind, each in TYPES.items() if each.dtype is not None}

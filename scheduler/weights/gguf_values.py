@@ -1,0 +1,168 @@
+"""The value of each parameter from the tensors of a GGUF file, where llama.cpp's converter has changed it back as
+transformers' model has it: the order of rows, norms that multiply by ``weight + 1``, transposed matrices, experts.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from scheduler.weights.gguf_config import PERMUTED
+from scheduler.weights.gguf_file import GgufFile, GgufTensor
+from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_source import GgufSource, all_values, values
+
+_ROWS = 64  # that are unpacked at a time
+_NORM_INPUT = 3.0  # of two signs, see ``_adds_one``
+
+
+class Values:
+    """Makes the parameters of one model."""
+
+    def __init__(self, file: GgufFile, model: Any) -> None:
+        """``model`` has no memory for its parameters yet."""
+        self._file, self._model = file, model
+        self._config = model.config
+        self._made: dict[str, nn.Parameter] = {}
+        self._added: dict[type, bool] = {}
+
+    def of(self, name: str, tensors: tuple[str, ...]) -> nn.Parameter:
+        """The parameter ``name``, which is made of ``tensors``. Raises ``GgufError`` where the shapes do not fit."""
+        if name.endswith("weight") and len(tensors) == 1 and tensors[0] in self._made:
+            return self._made[tensors[0]]  # the embeddings are the head as well
+        parts = [self._file.tensors[tensor] for tensor in tensors]
+        path, _, leaf = name.rpartition(".")
+        owner = self._model.get_submodule(path)
+        like = owner._parameters.get(leaf)
+        like = owner._buffers[leaf] if like is None else like
+        made = nn.Parameter(self._value(owner, name, parts, like), False)
+        if tuple(made.shape) != tuple(like.shape):
+            raise GgufError(f"{tensors[0]!r} is of shape {parts[0].shape}, and {name} of {tuple(like.shape)}")
+        self._made[tensors[0]] = made
+        return made
+
+    def _value(self, owner: nn.Module, name: str, parts: list[GgufTensor], like: torch.Tensor) -> torch.Tensor:
+        if len(like.shape) == 3 and len(parts[0].shape) == 3:
+            return _experts(owner, parts, like)
+        if len(parts) > 1:
+            return _interleaved(owner, [all_values(part, like.dtype) for part in parts], -1)
+        part, rows = parts[0], self._rows(name, parts[0])
+        if rows is not None:
+            return _ordered(part, rows, like.dtype)
+        if isinstance(owner, Conv1D) and len(part.shape) == 2:
+            return all_values(part, like.dtype).t().contiguous()
+        if name.endswith(".A_log"):
+            return torch.log(-all_values(part, torch.float32)).to(like.dtype).reshape(like.shape)
+        if len(part.shape) == 1 and name.endswith(".weight") and self._adds_one(owner):
+            return (all_values(part, torch.float32) - 1).to(like.dtype)
+        value = all_values(part, like.dtype)
+        same = [size for size in value.shape if size > 1] == [size for size in like.shape if size > 1]
+        return value.reshape(like.shape) if same else value
+
+    def _rows(self, name: str, part: GgufTensor) -> torch.Tensor | None:
+        """Which row of the tensor each row of the parameter is; None if they are in order."""
+        out = part.shape[0]
+        if ".query_key_value." in name:
+            return _by_head(out, self._config)
+        if self._file.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
+            width = getattr(self._config, "head_dim", None)
+            width = width or self._config.hidden_size // self._config.num_attention_heads
+            if out % width or width % 2:
+                raise GgufError(f"{part.name!r} does not have whole heads")
+            return torch.arange(out).view(-1, width // 2, 2).transpose(1, 2).flatten()
+        return None
+
+    def _adds_one(self, norm: nn.Module) -> bool:
+        """Whether a norm multiplies by its weight and one; the file has what it multiplies by."""
+        if type(norm) not in self._added:
+            self._added[type(norm)] = _adds_one(norm)
+        return self._added[type(norm)]
+
+
+def _adds_one(norm: nn.Module) -> bool:
+    """Measured: whether anything is left where the weight is 0."""
+    weight = norm._parameters.get("weight")
+    if weight is None or len(weight.shape) != 1:
+        return False
+    trial = copy.deepcopy(norm)
+    for name, parameter in trial._parameters.items():
+        if parameter is not None:
+            trial._parameters[name] = nn.Parameter(torch.zeros_like(parameter, device="cpu"), False)
+    x = torch.full((1, len(weight)), _NORM_INPUT, dtype=weight.dtype)
+    x[:, ::2] *= -1
+    try:
+        with torch.no_grad():
+            return bool(trial(x).any())
+    except TypeError:  # it takes more than that: a gated norm, which does not add
+        return False
+
+
+def _by_head(out: int, config: Any) -> torch.Tensor:
+    """Queries, keys and values in that order, as rows that have those of each group of heads together."""
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_kv_heads", None)
+    if not getattr(config, "new_decoder_architecture", True):
+        groups = 1 if config.multi_query else heads
+    groups = groups or heads
+    width = out // (heads + 2 * groups)
+    if width * (heads + 2 * groups) != out:
+        raise GgufError("the queries, keys and values of a layer do not have whole heads")
+    query, key, value = torch.split(torch.arange(out), [heads * width, groups * width, groups * width])
+    return torch.cat([each.view(groups, -1, width) for each in (query, key, value)], dim=1).flatten()
+
+
+def _ordered(part: GgufTensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The rows of a tensor in another order."""
+    if part.plain:
+        return values(part)[rows].to(dtype)
+    source = GgufSource(part, rows)
+    whole = torch.empty(source.out, source.inside, dtype=dtype)
+    for start in range(0, source.out, _ROWS):
+        whole[start : start + _ROWS] = source.dequantise(start, min(start + _ROWS, source.out))
+    return whole
+
+
+def _experts(owner: nn.Module, parts: list[GgufTensor], like: torch.Tensor) -> torch.Tensor:
+    """The matrices of all experts, ``[experts, out, in]`` or as their module has them; several parts by rows."""
+    whole = torch.empty(like.shape, dtype=like.dtype)
+    target = whole.transpose(1, 2) if getattr(owner, "is_transposed", False) else whole
+    count = len(whole)
+    if any(part.shape[0] != count or part.shape[2] != target.shape[2] for part in parts):
+        raise GgufError(f"{parts[0].name!r} is of another shape than the model's experts")
+    if sum(part.shape[1] for part in parts) != target.shape[1]:
+        raise GgufError(f"{parts[0].name!r} is of another shape than the model's experts")
+    for place, part in enumerate(parts):
+        mine = _part(owner, target, place, len(parts), 1)
+        for expert in range(count):
+            if part.plain:
+                mine[expert] = values(part)[expert]
+                continue
+            source, first, out = GgufSource(part), expert * part.shape[1], part.shape[1]
+            for start in range(0, out, _ROWS):
+                stop = min(start + _ROWS, out)
+                mine[expert, start:stop] = source.dequantise(first + start, first + stop)
+    return whole
+
+
+def _part(owner: nn.Module, whole: torch.Tensor, place: int, count: int, dim: int) -> torch.Tensor:
+    """Where one of ``count`` parts is in what they are joined to: one after the other, or in turns."""
+    if count == 1:
+        return whole
+    if getattr(owner, "is_concatenated", True):
+        return whole.chunk(count, dim)[place]
+    turns = [slice(None)] * whole.dim()
+    turns[dim] = slice(place, None, count)
+    return whole[tuple(turns)]
+
+
+def _interleaved(owner: nn.Module, parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """Biases of experts, joined as their weights are."""
+    shape = [*parts[0].shape[:-1], sum(part.shape[-1] for part in parts)]
+    whole = torch.empty(shape, dtype=parts[0].dtype)
+    for place, part in enumerate(parts):
+        _part(owner, whole, place, len(parts), whole.dim() - 1).copy_(part)
+    return whole

@@ -1,0 +1,48 @@
+"""`PackedSource`: a packed weight as its checkpoint stores it, the same for all formats; `PackedRows`: rows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows of a packed weight, ``w = scale * (value - zero) - minimum``, or ``scale * table[value]``.
+
+    ``values`` are unsigned codes, uint8 ``[rows, inside]``. ``scales`` and ``minima`` are float32
+    ``[rows, inside / group]``. Formats with scales of two levels give coarse ones, float32 ``[rows, inside / 256]``,
+    and fine ones, int8 ``[rows, inside / group]``, instead: a scale is their product, and so is a minimum.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+    minima: torch.Tensor | None = None
+    coarse_scales: torch.Tensor | None = None
+    fine_scales: torch.Tensor | None = None
+    coarse_minima: torch.Tensor | None = None
+    fine_minima: torch.Tensor | None = None
+
+
+class PackedSource(Protocol):
+    """A packed weight ``[out, inside]``. ``group`` consecutive elements of a row share a scale. ``order`` is int64
+    ``[inside]`` where the columns are stored in another order: column ``i`` is multiplied by input ``order[i]``.
+    """
+
+    out: int
+    inside: int
+    bits: int
+    group: int
+    zero: int
+    table: tuple[float, ...] | None
+    order: torch.Tensor | None
+
+    def rows(self, start: int, stop: int) -> PackedRows:
+        """Rows ``start`` to ``stop``, packed."""
+        ...
+
+    def dequantise(self, start: int, stop: int) -> torch.Tensor:
+        """Rows ``start`` to ``stop``: float32 ``[rows, inside]``, columns in the order of the inputs."""
+        ...

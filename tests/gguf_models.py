@@ -1,0 +1,238 @@
+"""Tiny random models of many architectures as GGUF files, as llama.cpp's converter would write them.
+
+``scheduler/weights/gguf_names.json`` has the names that the ``gguf`` package gives to the parameters of each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from gguf_kit import F32, Stored, byte_tokens, interleaved, store, write_file
+from tiny_models import TEMPLATE
+
+NAMES: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "scheduler/weights/gguf_names.json").read_text())
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 288,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": 258,
+    "pad_token_id": 256,
+    "tie_word_embeddings": False,
+}
+_TIED = {**_SHAPE, "tie_word_embeddings": True}
+_OLD: dict[str, Any] = {"vocab_size": 288, "hidden_size": 64, "eos_token_id": 258, "bos_token_id": None}
+_EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+_FEW = {"num_experts_per_tok": 2, "num_experts": 4}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_SCALES = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}
+_FALCON: dict[str, Any] = {**_OLD, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False}
+
+# By a label, whose first word is GGUF's name of the architecture.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", _SHAPE),
+    "llama biased": ("LlamaConfig", {**_SHAPE, "attention_bias": True}),
+    "llama experts": ("MixtralConfig", {**_SHAPE, **_EXPERTS}),
+    "qwen2": ("Qwen2Config", _TIED),
+    "qwen3": ("Qwen3Config", {**_SHAPE, "head_dim": 32}),
+    "qwen3moe": (
+        "Qwen3MoeConfig",
+        {**_SHAPE, **_FEW, "head_dim": 16, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
+    "qwen2moe": (
+        "Qwen2MoeConfig",
+        {**_SHAPE, **_FEW, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    ),
+    "gemma": ("GemmaConfig", {**_TIED, "head_dim": 16}),
+    "gemma2": ("Gemma2Config", {**_TIED, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {**_TIED, "num_hidden_layers": 7, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
+    ),
+    "phi3": ("Phi3Config", _SHAPE),
+    "starcoder2": ("Starcoder2Config", _SHAPE),
+    "stablelm": ("StableLmConfig", {**_SHAPE, "use_qkv_bias": True}),
+    "granite": ("GraniteConfig", {**_SHAPE, **_SCALES, "logits_scaling": 2.0}),
+    "granitemoe": ("GraniteMoeConfig", {**_SHAPE, **_SCALES, **_EXPERTS}),
+    "olmo2": ("Olmo2Config", _SHAPE),
+    "olmoe": ("OlmoeConfig", {**_SHAPE, **_FEW}),
+    "command-r": ("CohereConfig", {**_TIED, "logit_scale": 0.2}),
+    "cohere2": ("Cohere2Config", {**_TIED, "head_dim": 16, "logit_scale": 0.2, "sliding_window": 8}),
+    "glm4": ("Glm4Config", {**_SHAPE, "head_dim": 16}),
+    "smollm3": ("SmolLM3Config", _SHAPE),
+    "seed_oss": ("SeedOssConfig", {**_SHAPE, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
+    "nemotron": ("NemotronConfig", _SHAPE),
+    "gpt2": ("GPT2Config", {"vocab_size": 288, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 256, **_OLD}),
+    "falcon": ("FalconConfig", {**_FALCON, "new_decoder_architecture": False, "multi_query": True}),
+    "falcon grouped": ("FalconConfig", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "bloom": ("BloomConfig", {**_OLD, "n_layer": 2, "n_head": 4}),
+    "mamba": ("MambaConfig", {**_OLD, "num_hidden_layers": 2}),
+    "gpt-oss": ("GptOssConfig", {**_SHAPE, **_EXPERTS, "head_dim": 16, "sliding_window": 8}),
+    "lfm2": ("Lfm2Config", {**_SHAPE, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "ernie4_5": ("Ernie4_5Config", {**_SHAPE, "head_dim": 16}),
+    "exaone4": (
+        "Exaone4Config",
+        {**_SHAPE, "head_dim": 16, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "minimax-m2": ("MiniMaxM2Config", {**_SHAPE, **_EXPERTS, "head_dim": 16, "rope_parameters": _ROPE}),
+}
+_WITHOUT_HEAD_WIDTH = ("llama", "granite", "starcoder2")  # llama.cpp's converter need not write it
+_PERMUTED = ("llama", "granite", "granitemoe", "smollm3")
+_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")  # whose norms are stored as w + 1
+
+# Keys of the metadata and the settings that they come from, the first that there is.
+_KEYS = {
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "block_count": ("num_hidden_layers",),
+    "feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads", "num_attention_heads"),
+    "attention.key_length": ("head_dim",),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.scale": ("attention_multiplier",),
+    "logit_scale": ("logit_scale", "logits_scaling"),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
+    "ssm.conv_kernel": ("conv_kernel",),
+    "ssm.state_size": ("state_size",),
+    "ssm.inner_size": ("intermediate_size",),
+    "ssm.time_step_rank": ("time_step_rank",),
+    "shortconv.l_cache": ("conv_L_cache",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+}
+
+
+def config_of(label: str) -> Any:
+    """The configuration of one of ``MODELS``."""
+    kind, settings = MODELS[label]
+    return getattr(transformers, kind)(**settings)
+
+
+def metadata_of(label: str) -> dict[str, Any]:
+    """What llama.cpp's converter says of the model, and a byte-level tokenizer."""
+    architecture, config = label.partition(" ")[0], config_of(label)
+    said = {}
+    for key, names in _KEYS.items():
+        value = next((v for name in names if (v := getattr(config, name, None)) is not None), None)
+        if value is not None:
+            said[key] = float(value) if "epsilon" in key or "scale" in key or "capping" in key else value
+    if architecture in _WITHOUT_HEAD_WIDTH:
+        said.pop("attention.key_length", None)
+    if architecture in ("mamba", "lfm2"):
+        said["attention.layer_norm_rms_epsilon"] = said.pop("attention.layer_norm_epsilon", None) or config.norm_eps
+    if architecture == "falcon":
+        said["attention.head_count_kv"] = _groups(config)
+    if architecture == "lfm2":
+        said["attention.head_count_kv"] = [0, 2]
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    if "rope_theta" in rope:
+        said["rope.freq_base"] = float(rope["rope_theta"])
+    if part := rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None)):
+        said["rope.dimension_count"] = int(part * (getattr(config, "head_dim", None) or 16))
+    named = {f"{architecture}.{key}": value for key, value in said.items()}
+    template = {"tokenizer.chat_template": TEMPLATE}
+    return {"general.architecture": architecture, **named, **byte_tokens(288), **template}
+
+
+def _groups(config: Any) -> int:
+    """Groups of heads that share keys, where queries, keys and values are one matrix."""
+    if getattr(config, "new_decoder_architecture", False):
+        return int(config.num_kv_heads)
+    return 1 if getattr(config, "multi_query", False) else int(config.num_attention_heads)
+
+
+def random_model(label: str) -> Any:
+    """A model whose every parameter matters."""
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config_of(label), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".A_log"):
+                continue
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.2)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+@torch.no_grad()
+def written(path: Path, label: str, kind: int) -> tuple[Path, Any]:
+    """One of ``MODELS`` as a file with blocks of ``kind``, and the model with the dequantised weights."""
+    model, architecture = random_model(label), label.partition(" ")[0]
+    tensors: dict[str, Stored] = {}
+    for name, weight in model.state_dict().items():
+        if not (name.startswith("lm_head") and model.config.tie_word_embeddings):
+            tensors |= _stored(architecture, model, name, weight, kind)
+    return write_file(path, metadata_of(label), tensors), model
+
+
+def _stored(architecture: str, model: Any, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    """The tensors of one parameter, which gets the values that they stand for."""
+    if ".experts." in name:
+        return _experts(architecture, name, weight, kind)
+    if name.endswith(("router.weight", "e_score_correction_bias")) and "mlp.router" not in name:
+        leaf = "ffn_gate_inp.weight" if name.endswith("weight") else "exp_probs_b.bias"
+        return {f"blk.{_number(name)}.{leaf}": _kept(weight, kind)}
+    base, ending = re.sub(r"\.(weight|bias)$", "", name), re.search(r"\.(weight|bias)$", name)
+    found = NAMES[architecture][re.sub(r"\.\d+\.", ".N.", base, count=1)].replace(".N.", f".{_number(name)}.")
+    found += ending[0] if ending else ".weight" if base.endswith("sinks") else ""
+    if name.endswith("A_log"):
+        return {found: store(-torch.exp(weight))}
+    if weight.dim() == 1 and architecture in _ADDED and name.endswith("norm.weight"):
+        return {found: store(weight + 1)}
+    if weight.dim() == 2 and isinstance(model.get_submodule(base), transformers.pytorch_utils.Conv1D):
+        return {found: _kept(weight.t(), kind)}
+    if architecture in _PERMUTED and ("q_proj" in name or "k_proj" in name):
+        heads = model.config.num_attention_heads if "q_proj" in name else model.config.num_key_value_heads
+        return {found: _kept(weight, kind).rows(interleaved(len(weight), heads))}
+    if "query_key_value" in name:
+        rows = torch.arange(len(weight)).view(_groups(model.config), -1, 16)
+        order = torch.cat([rows[:, :-2].flatten(), rows[:, -2].flatten(), rows[:, -1].flatten()])
+        return {found: _kept(weight, kind).rows(order)}
+    if weight.dim() == 3:
+        return {found: store(weight.squeeze(1))}
+    return {found: _kept(weight[0] if "shared_expert_gate" in name else weight, kind)}
+
+
+def _kept(weight: torch.Tensor, kind: int) -> Stored:
+    """A tensor to store; the parameter gets its values."""
+    stored = store(weight, kind)
+    weight.copy_(stored.values)
+    return stored
+
+
+def _experts(architecture: str, name: str, weight: torch.Tensor, kind: int) -> dict[str, Stored]:
+    turns, bias = architecture == "gpt-oss", name.endswith("_bias")
+    ending = "bias" if bias else "weight"
+    whole = weight.transpose(1, 2) if turns and not bias else weight
+    layer, kind = f"blk.{_number(name)}", F32 if bias else kind
+    if "down_proj" in name:
+        return {f"{layer}.ffn_down_exps.{ending}": _kept(whole, kind)}
+    half = whole.shape[1] // 2
+    gate, up = (whole[:, ::2], whole[:, 1::2]) if turns else (whole[:, :half], whole[:, half:])
+    return {f"{layer}.ffn_gate_exps.{ending}": _kept(gate, kind), f"{layer}.ffn_up_exps.{ending}": _kept(up, kind)}
+
+
+def _number(name: str) -> str:
+    """The number of a parameter's layer."""
+    found = re.search(r"\.(\d+)\.", name)
+    return found[1] if found else ""

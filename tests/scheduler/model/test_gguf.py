@@ -1,0 +1,98 @@
+"""GGUF files as models of the engine: tokens as of a forward from scratch, the tokenizer, and errors in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_kit import Q4_0, Q8_0, store, write_file
+from gguf_models import metadata_of, written
+from tiny_models import TEMPLATE, greedy
+from transformers import AutoTokenizer
+
+from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
+from scheduler.process import build
+from scheduler.protocol import EngineConfig, Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
+from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
+from server import torchless
+
+DEMO = Path(__file__).resolve().parents[3] / "server" / "demo"
+EMBEDDINGS = torch.zeros(288, 64)
+PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(30, 70), 5, 6, 7]]
+
+
+def load_quietly(path: Path, dtype: str = "auto") -> LoadedModel:
+    return load(EngineConfig("", str(path), device="cpu", dtype=dtype), lambda message: None)
+
+
+def generate(loaded: LoadedModel, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """``count`` greedy tokens a prompt, through the engine, side by side."""
+    engine, _ = build(EngineConfig("", "", device="cpu", kv_memory=8 << 20), loaded)
+    for number, prompt in enumerate(prompts):
+        stopping = Stopping(max_tokens=count, ignore_eos=True)
+        engine.submit(Submit(str(number), "a", pack_ids(prompt), None, Sampling(temperature=0.0), stopping))
+    said: list[list[int]] = [[] for _ in prompts]
+    with torch.no_grad():
+        while not engine.idle:
+            for delta in engine.step().deltas:
+                said[int(delta.turn)] += delta.tokens
+    engine.check_integrity()
+    return said
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("label", "kind"), [("llama", Q4_0), ("qwen2", Q8_0), ("qwen3moe", Q8_0), ("gemma2", Q8_0)])
+def test_greedy_tokens_are_those_of_the_dequantised_weights(label: str, kind: int, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, kind)
+    loaded = load_quietly(path)
+    assert loaded.eos_token_ids == (258,)
+    assert loaded.context == 256
+    assert generate(loaded, PROMPTS, 12) == [greedy(want, prompt, 12) for prompt in PROMPTS]
+
+
+def test_files_have_fingerprints_of_their_own(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "llama", Q8_0)
+    other, _ = written(tmp_path / "y.gguf", "llama", Q4_0)
+    first = fingerprint(load_quietly(path))
+    assert fingerprint(load_quietly(path)) == first != fingerprint(load_quietly(other))
+
+
+def test_the_tokenizer_in_the_file(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "x.gguf", metadata_of("llama"), {})
+    tokenizer = read_gguf_tokenizer(path)
+    text = "<|im_start|>user\nÜber 42?<|im_end|>"
+    assert tokenizer.encode(text) == [256, *b"user\n\xc3\x9cber 42?", 257]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.chat_template == TEMPLATE
+    assert (tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token) == ("<|endoftext|>", "<|im_start|>", None)
+    again = torchless.read_tokenizer(str(path))  # in a process without torch
+    assert (again.encode(text), again.chat_template) == (tokenizer.encode(text), TEMPLATE)
+    assert (again.eos_token, again.pad_token, again.bos_token) == ("<|endoftext|>", "<|im_start|>", None)
+
+
+def test_a_tokenizer_beside_the_file_wins(tmp_path: Path) -> None:
+    own = AutoTokenizer.from_pretrained(DEMO)
+    path = write_file(tmp_path / "x.gguf", metadata_of("llama"), {})
+    own.save_pretrained(tmp_path)
+    text = "How far is the moon?"
+    assert read_gguf_tokenizer(path).encode(text) == own.encode(text)
+    assert read_gguf_tokenizer(path).chat_template == own.chat_template
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokenizer.ggml.tokens": []}, "there is no tokenizer in the file or beside it"),
+        ({"tokenizer.ggml.model": "unheard-of"}, "the tokenizer in the file is of an unknown kind or damaged"),
+        ({"tokenizer.ggml.merges": ["a"]}, "the tokenizer in the file is of an unknown kind or damaged"),
+        ({"general.architecture": "unheard-of"}, "its architecture is not one of bloom, cohere2, command-r"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_in_a_line(change: dict[str, object], reason: str, tmp_path: Path) -> None:
+    path = write_file(tmp_path / "x.gguf", {**metadata_of("llama"), **change}, {"token_embd.weight": store(EMBEDDINGS)})
+    with pytest.raises(LoadFailed) as caught:
+        load_quietly(path)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)

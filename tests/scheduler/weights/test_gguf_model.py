@@ -1,0 +1,165 @@
+"""Models in GGUF files: the same logits as a float32 model of transformers with the dequantised weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_kit import BF16, F16, F32, Q4_0, Q8_0, Stored, store, write_file
+from gguf_models import MODELS, metadata_of, written
+from transformers import AutoModelForCausalLM
+
+from scheduler.weights.gguf_config import ARCHITECTURES, read_gguf_config
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_header import GgufError
+from scheduler.weights.gguf_model import build_model, file_digest, stored_dtype
+from scheduler.weights.gguf_source import all_values
+
+IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
+quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
+
+
+def read(path: Path, dtype: torch.dtype | None = None) -> AutoModelForCausalLM:
+    file = GgufFile(path)
+    return build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, dtype, {}).eval()
+
+
+def logits(model: AutoModelForCausalLM) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(IDS).logits
+    return found
+
+
+def test_every_architecture_that_is_named_is_tested() -> None:
+    assert {label.partition(" ")[0] for label in MODELS} >= set(ARCHITECTURES) - {"mistral"}  # older files of llama
+
+
+@quiet
+@pytest.mark.parametrize("label", MODELS)
+def test_an_architecture(label: str, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, Q8_0)
+    torch.testing.assert_close(logits(read(path)), logits(want), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(F32, torch.float32), (F16, torch.float16), (BF16, torch.bfloat16)])
+def test_plain_weights_stay_as_they_are(kind: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama", kind)
+    assert stored_dtype(GgufFile(path)) is dtype
+    got = read(path)
+    assert next(got.parameters()).dtype is dtype
+    for name, weight in want.state_dict().items():
+        if weight.dim() == 2:
+            assert torch.equal(got.state_dict()[name].float(), weight), name
+    torch.testing.assert_close(logits(read(path, torch.float32)), logits(want), rtol=1e-4, atol=1e-4)
+
+
+def test_four_bits(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "qwen2", Q4_0)
+    torch.testing.assert_close(logits(read(path)), logits(want), rtol=1e-4, atol=1e-4)
+
+
+def test_embeddings_that_are_the_head_are_kept_once(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "qwen2", Q8_0)
+    model = read(path)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.config.tie_word_embeddings
+
+
+def rewritten(path: Path, label: str, change: dict[str, Stored | None], **metadata: object) -> Path:
+    """The file with other tensors; None for one that it shall not have."""
+    file = GgufFile(path)
+    tensors = {
+        each.name: Stored(each.data.numpy().copy(), each.shape, each.kind, torch.empty(0))
+        for each in file.tensors.values()
+    }
+    tensors = {name: each for name, each in {**tensors, **change}.items() if each is not None}
+    return write_file(path.with_name("changed.gguf"), {**metadata_of(label), **metadata}, tensors)
+
+
+def test_factors_of_the_rotary_positions_are_those_of_llama_3(tmp_path: Path) -> None:
+    """llama.cpp's converter computes them, and says nothing of them in the metadata."""
+    path, want = written(tmp_path / "x.gguf", "llama", F32)
+    config = copy.deepcopy(want.config)
+    config.rope_parameters = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    scaled = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    scaled.load_state_dict(want.state_dict())
+    factors = want.model.rotary_emb.inv_freq / scaled.model.rotary_emb.inv_freq
+    got = read(rewritten(path, "llama", {"rope_freqs.weight": store(factors)}))
+    torch.testing.assert_close(logits(got), logits(scaled), rtol=1e-4, atol=1e-4)
+    assert (logits(got) - logits(want)).abs().max() > 1e-2
+    with pytest.raises(GgufError, match="one for each frequency"):
+        read(rewritten(path, "llama", {"rope_freqs.weight": store(factors[:3])}))
+
+
+def test_a_layer_that_predicts_further_tokens_is_left(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama", F32)
+    got = read(rewritten(path, "llama", {"blk.2.attn_norm.weight": store(torch.ones(64))}))
+    assert torch.equal(logits(got), logits(want))
+
+
+def test_a_tensor_too_few_or_too_many(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "llama", F32)
+    with pytest.raises(GgufError, match=r"1 weights are missing in the file, model\.layers\.1\.mlp\.up_proj"):
+        read(rewritten(path, "llama", {"blk.1.ffn_up.weight": None}))
+    with pytest.raises(GgufError, match=r"no place for 1 tensors of the file, 'blk\.1\.ssm_a'"):
+        read(rewritten(path, "llama", {"blk.1.ssm_a": store(torch.ones(4))}))
+    with pytest.raises(GgufError, match=r"'blk\.1\.ffn_up\.weight' is of shape"):
+        read(rewritten(path, "llama", {"blk.1.ffn_up.weight": store(torch.ones(96, 32))}))
+    with pytest.raises(GgufError, match="no embeddings"):
+        read(rewritten(path, "llama", {"token_embd.weight": None}))
+
+
+def test_experts_of_another_shape(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "qwen3moe", F32)
+    with pytest.raises(GgufError, match="another shape than the model's experts"):
+        read(rewritten(path, "qwen3moe", {"blk.1.ffn_up_exps.weight": store(torch.ones(3, 32, 64))}))
+
+
+def test_an_architecture_that_is_not_known_is_told_which_are(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama", F32)
+    other = rewritten(path, "llama", {}, **{"general.architecture": "unheard-of"})
+    with pytest.raises(GgufError, match=r"not one of bloom, .*starcoder2; .* config\.json beside the file"):
+        read(other)
+    want.config.save_pretrained(tmp_path)  # with it, whatever the file calls the architecture
+    got = read(rewritten(path, "llama", {}, **{"general.architecture": "mistral3"}))
+    assert torch.equal(logits(got), logits(want))
+
+
+def test_the_models_own_configuration_wins(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama", F32)
+    said = json.loads(want.config.to_json_string())
+    (tmp_path / "config.json").write_text(json.dumps({**said, "rms_norm_eps": 0.5, "quantization_config": {"a": 1}}))
+    file = GgufFile(path)
+    config = read_gguf_config(file, path)
+    assert config.rms_norm_eps == 0.5
+    assert not hasattr(config, "quantization_config")
+
+
+def test_all_ends_of_a_turn_end_a_reply(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "llama", F32)
+    other = rewritten(path, "llama", {}, **{"tokenizer.ggml.eot_token_id": 257, "tokenizer.ggml.eom_token_id": 258})
+    file = GgufFile(other)
+    assert read_gguf_config(file, other).eos_token_id == [258, 257]
+
+
+def test_files_with_other_weights_or_settings_have_other_digests(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "llama", Q8_0)
+    file = GgufFile(path)
+    config = read_gguf_config(file, path)
+    first = file_digest(file, config)
+    assert file_digest(GgufFile(path), config) == first
+    norm = all_values(file.tensors["blk.0.attn_norm.weight"], torch.float32).clone()
+    norm[5] += 1e-3
+    assert file_digest(GgufFile(rewritten(path, "llama", {"blk.0.attn_norm.weight": store(norm)})), config) != first
+    config.rms_norm_eps *= 2
+    assert file_digest(file, config) != first
