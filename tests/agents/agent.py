@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,12 @@ class Agent:
     asks: str = "$never^"
     awaits: tuple[Rule, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""  # what is not as by default
+
+    @property
+    def title(self) -> str:
+        """Its name in tables, and of the folder of its recordings."""
+        return "-".join(part for part in (self.name, self.variant) if part)
 
     @property
     def installed(self) -> bool:
@@ -91,6 +97,8 @@ CODEX = Agent(
     asks="CONTEXT CHECKPOINT COMPACTION",
     awaits=(Rule(r'"agent_id": ?"([^"]+)"[^{]*$', Reply("", [call("multi_agent_v1__wait_agent", targets=["FOUND"])])),),
 )
+SOCKET = ("-c", "model_providers.warmturn.supports_websockets=true")
+CODEX_SOCKET = replace(CODEX, variant="websocket", first=(*CODEX.first, *SOCKET), again=(*CODEX.again, *SOCKET))
 OPENCODE = Agent(
     name="opencode",
     program=NPM / "opencode",
@@ -145,4 +153,4 @@ PI = Agent(
     ),
     environment={"PI_OFFLINE": "1"},
 )
-AGENTS = {agent.name: agent for agent in (CLAUDE, CODEX, OPENCODE, QWEN, AIDER, PI)}
+AGENTS = {agent.title: agent for agent in (CLAUDE, CODEX, CODEX_SOCKET, OPENCODE, QWEN, AIDER, PI)}

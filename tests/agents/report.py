@@ -21,8 +21,8 @@ def add(agent: Agent, template: str, exchanges: list[Exchange], late: Reuse, ear
     lines = json.loads(PATH.read_text()) if PATH.exists() else {}
     refused = sum(exchange.status >= 400 for exchange in exchanges)
     told = " ".join([template, *more_flags()])
-    lines[f"{agent.name} {told}"] = (
-        f"| {agent.name} | {_version(agent)} | {told} | {len(exchanges)} | {refused} "
+    lines[f"{agent.title} {told}"] = (
+        f"| {agent.title} | {_version(agent)} | {told} | {len(exchanges)} | {refused} "
         f"| {late.reused / max(late.prompt, 1):.1%} | {late.share:.1%} | {early.share:.1%} |"
     )
     PATH.write_text(json.dumps(lines, indent=1))

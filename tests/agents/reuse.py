@@ -57,9 +57,9 @@ def parts_of(body: dict[str, Any]) -> list[Part]:
 def measure(exchanges: list[Exchange], since: int = 0, until: int | None = None) -> Reuse:
     """The requests from ``since`` to ``until`` that have a receipt. What one could reuse is the longest beginning that
     it shares with any before."""
-    total, before = Reuse(), list[list[Part]]()
+    total, before, known = Reuse(), list[list[Part]](), dict[str, list[Any]]()
     for at, exchange in enumerate(exchanges[:until]):
-        one = _measure_one(exchange, before)
+        one = _measure_one(exchange, before, known)
         if one is not None and at >= since:
             total = Reuse(
                 total.requests + 1,
@@ -70,11 +70,13 @@ def measure(exchanges: list[Exchange], since: int = 0, until: int | None = None)
     return total
 
 
-def _measure_one(exchange: Exchange, before: list[list[Part]]) -> Reuse | None:
-    """One request after those of ``before``, to which it is added."""
+def _measure_one(exchange: Exchange, before: list[list[Part]], known: dict[str, list[Any]]) -> Reuse | None:
+    """One request after those of ``before``, to which it is added. ``known``: the items up to the end of each response
+    that a later request may name.
+    """
     if exchange.method != "POST" or not isinstance(exchange.body, dict):
         return None
-    parts, receipt = parts_of(exchange.body), exchange.receipt
+    parts, receipt = parts_of(_whole(exchange, known)), exchange.receipt
     shared = max((_shared(parts, earlier) for earlier in before), default=0)
     before.append(parts)
     if receipt is None or not parts:
@@ -82,6 +84,18 @@ def _measure_one(exchange: Exchange, before: list[list[Part]]) -> Reuse | None:
     tokens = receipt["prompt_tokens"]
     reusable = min(round(tokens * shared / sum(len(text) for _, text in parts)), tokens - 1)
     return Reuse(1, tokens, sum(receipt["reused"].values()), reusable)
+
+
+def _whole(exchange: Exchange, known: dict[str, list[Any]]) -> dict[str, Any]:
+    """The body of a request with the items of the response that it follows, which did not travel with it."""
+    body, response = exchange.body, exchange.response
+    new = body.get("input")
+    if not isinstance(new, list):
+        return dict(body)
+    items = [*known.get(body.get("previous_response_id") or "", []), *new]
+    if response is not None:
+        known[response["id"]] = [*items, *response["output"]]
+    return {**body, "input": items}
 
 
 def _shared(parts: list[Part], earlier: list[Part]) -> int:

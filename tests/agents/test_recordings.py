@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -12,12 +13,17 @@ import pytest
 from agents.recording import FOLDER
 from agents.tiny_llama import CONTEXT, TEMPLATES
 from fake_engine import FACTS
-from http_context import Site, served
+from http_context import PATIENCE, Site, served
+from real_port import port
 from template_styles import tokens_with
+from websockets.asyncio.client import connect
 
+from server.api.responses.socket_requests import CreateEvent
 from server.chat.tokenizer import ChatTokenizer
 
-RECORDINGS = sorted(FOLDER.glob("*/*.json"))
+ALL = sorted(FOLDER.glob("*/*.json"))
+OVER_SOCKETS = [path for path in ALL if path.parent.name.endswith("-websocket")]
+RECORDINGS = [path for path in ALL if path not in OVER_SOCKETS]
 MOST = 400_000  # bytes of all recordings
 PRIVATE = re.compile(r"/root/|/work/|/tmp/pytest|pytest-of|Bearer|sk-[A-Za-z0-9]{8}", re.IGNORECASE)
 
@@ -56,8 +62,33 @@ async def test_a_request_is_answered_where_the_template_refuses_system_messages_
     await answer(site, path)
 
 
+@pytest.mark.parametrize("path", OVER_SOCKETS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_message_of_a_socket_is_understood(path: Path) -> None:
+    body = json.loads(path.read_text(encoding="utf-8"))["body"]
+    CreateEvent.model_validate(body)
+
+
+def test_a_warm_up_and_what_follows_it_are_answered() -> None:
+    async def within() -> None:
+        async with port(tokens=tokens("reasoning"), any_model=True) as opened:
+            opened.site.engine.facts = msgspec.structs.replace(FACTS, max_context=CONTEXT)
+            url = f"ws://127.0.0.1:{opened.number}/v1/responses"
+            async with connect(url) as socket:
+                last = None
+                for path in OVER_SOCKETS[:2]:
+                    body = json.loads(path.read_text(encoding="utf-8"))["body"]
+                    await socket.send(json.dumps(body | ({"previous_response_id": last} if last else {})))
+                    event: dict[str, Any] = {}
+                    while event.get("type") not in ("response.completed", "error", "response.failed"):
+                        event = json.loads(await socket.recv())
+                    assert event["type"] == "response.completed", event
+                    last = event["response"]["id"]
+
+    asyncio.run(asyncio.wait_for(within(), PATIENCE))
+
+
 def test_the_recordings_are_small_and_tell_nothing_of_a_machine() -> None:
     assert {path.parent.name for path in RECORDINGS} >= {"claude", "codex", "opencode", "qwen", "aider"}
-    assert sum(path.stat().st_size for path in RECORDINGS) < MOST
-    for path in RECORDINGS:
+    assert sum(path.stat().st_size for path in ALL) < MOST
+    for path in ALL:
         assert PRIVATE.search(path.read_text(encoding="utf-8")) is None, path

@@ -25,6 +25,7 @@ CASES = [
     ("claude", "chatml"),
     ("codex", "chatml"),
     ("codex", "reasoning"),
+    ("codex-websocket", "reasoning"),
     ("opencode", "reasoning"),
     ("opencode", "brackets"),
     ("qwen", "chatml"),
@@ -71,12 +72,13 @@ def test_a_scripted_session(at_work: tuple[Agent, str, Desk, ScriptedServer]) ->
     early = measure(made.exchanges, since=first_turn, until=steady)
     refused = [exchange for exchange in made.exchanges if exchange.status >= 400 and exchange.method != "HEAD"]
     if "AGENTS_RECORD" in os.environ:
-        record(agent.name, made.exchanges, made.folder)
+        record(agent.title, made.exchanges, made.folder)
     report.add(agent, template, made.exchanges, late, early)
     assert [(exchange.path, exchange.status, exchange.answer[:500]) for exchange in refused] == []
     assert "first line" in (made.project / FIRST).read_text()
     assert "second file" in (made.project / SECOND).read_text()
     assert agent.tools is None or re.search("done|second file", printed)
+    assert agent.variant != "websocket" or any(exchange.socket for exchange in made.exchanges)
     assert early.requests >= 9 or agent.tools is None
     assert late.share >= LEAST
     assert early.share >= STEADY.get(agent.name, LEAST)

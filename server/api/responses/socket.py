@@ -18,11 +18,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocketDisconnect
 
 from server.api.responses.branches import ResponseBranch, branch_of, new_chain
+from server.api.responses.reply import ResponseReply
 from server.api.responses.routes import prepare_response
 from server.api.responses.routes import router as over_http
 from server.api.responses.socket_memory import SocketMemory
 from server.api.responses.socket_reply import SocketReply, encode_error
-from server.api.responses.socket_requests import LANE_ID, CancelEvent, CreateEvent
+from server.api.responses.socket_requests import LANE_ID, CancelEvent, CreateEvent, with_user_message
+from server.chat.tokenizer import TemplateRefused
 from server.errors import ApiError, ClientLeft, bad_request
 from server.http.body import INLINE_BYTES, is_turn_route, log_ignored
 from server.http.error_responses import as_api_error
@@ -185,8 +187,7 @@ class ResponseSocket:
             context.check(body, None)
             branch = await self._branch(body, request, claim)
             context.check(body, branch.session)
-            write = partial(SocketReply, lane=body.stream_id, warms=not body.generate)
-            _, runner, reply = await prepare_response(request, body, branch, None, claim, write)
+            runner, reply, added = await self._prepare(body, request, branch, claim)
             choices = runner.submit()
             claim.callback(choices.close)
             await choices.wait_until_admitted()
@@ -201,8 +202,25 @@ class ResponseSocket:
                 told = self._told(error)
                 await self._send(reply.encode_event(reply.write_failure(told)[1]))
                 return told.status_code
-            self._keep(body, runner, choices, reply.head.id)
+            self._keep(body, runner, choices, reply.head.id, added)
         return 200
+
+    async def _prepare(
+        self, body: CreateEvent, request: Request, branch: ResponseBranch, claim: ExitStack
+    ) -> tuple[TurnRunner, ResponseReply, int]:
+        """The turn of a request, the reply that it writes, and how many messages were added to its prompt: templates
+        may refuse a prompt without a user's message, which is what clients have read before the first message comes.
+        """
+        write = partial(SocketReply, lane=body.stream_id, warms=not body.generate)
+        try:
+            _, runner, reply = await prepare_response(request, body, branch, None, claim, write)
+        except TemplateRefused:
+            longer = None if body.generate else with_user_message(body)
+            if longer is None:
+                raise
+            _, runner, reply = await prepare_response(request, longer, branch, None, claim, write)
+            return runner, reply, 1
+        return runner, reply, 0
 
     async def _branch(self, body: CreateEvent, request: Request, claim: ExitStack) -> ResponseBranch:
         """The branch of a request, which may follow a response that only this connection knows."""
@@ -212,11 +230,13 @@ class ResponseSocket:
             return await branch_of(context, tenant, body, body.store, None, claim)
         return ResponseBranch(await new_chain(context, tenant, None, claim) if body.store else None, known)
 
-    def _keep(self, body: CreateEvent, runner: TurnRunner, choices: Choices, id: str) -> None:
-        """Keep what a later request of this connection may continue, unless the log has it."""
+    def _keep(self, body: CreateEvent, runner: TurnRunner, choices: Choices, id: str, added: int) -> None:
+        """Keep what a later request of this connection may continue, unless the log has it; but not the ``added``
+        messages at the end of the prompt.
+        """
         turn = runner.new_turn(choices)
         if not body.generate:
-            self._memory.keep_prompt(id, turn.messages[:-1], turn.fingerprint, body.stream_id)
+            self._memory.keep_prompt(id, turn.messages[: -1 - added], turn.fingerprint, body.stream_id)
         elif not body.store:
             self._memory.keep(id, turn, body.stream_id)
 

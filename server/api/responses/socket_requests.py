@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from server.api.responses.item_schemas import InputMessage
 from server.api.responses.schemas import ResponseRequest
 from server.schemas.messages import Id
 from server.schemas.strict import Strict, wrong
@@ -33,6 +34,14 @@ class CreateEvent(ResponseRequest):
     @property
     def token_limit(self) -> int | None:
         return super().token_limit if self.generate else 0
+
+
+def with_user_message(body: CreateEvent) -> CreateEvent | None:
+    """The same prompt with a short message of a user behind it; None if the input is a text, which is one."""
+    if isinstance(body.input, str):
+        return None
+    last = InputMessage(role="user", content=".")
+    return body.model_copy(update={"input": [*(body.input or []), last]})
 
 
 class CancelEvent(Strict):

@@ -12,6 +12,7 @@ import openai
 import pytest
 from http_context import PATIENCE, Site, demo_tokens
 from real_port import Port, port
+from template_styles import NO_TOOLS, tokens_with
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -20,17 +21,24 @@ from server.api.responses.socket_memory import MOST
 
 P = ParamSpec("P")
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+NEEDS_USER = (
+    "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ raise_exception('No user query.') }}{% endif %}" + NO_TOOLS
+)
 ANSWER = "Hello there, friend."
 
 
 def on_a_port(**parts: Any) -> Callable[[Callable[Concatenate[Port, P], Awaitable[None]]], Callable[P, None]]:
-    """Make a test of a coroutine function whose first parameter is a Port; ``parts`` are for its site."""
+    """Make a test of a coroutine function whose first parameter is a Port; ``parts`` are for its site, or functions
+    that make them.
+    """
 
     def decorate(test: Callable[Concatenate[Port, P], Awaitable[None]]) -> Callable[P, None]:
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             async def within() -> None:
-                async with port(**parts) as opened:
+                made = {name: part() if callable(part) else part for name, part in parts.items()}
+                async with port(**made) as opened:
                     await asyncio.wait_for(test(opened, *args, **kwargs), PATIENCE)
 
             asyncio.run(within())
@@ -150,6 +158,22 @@ async def test_a_prompt_is_read_without_a_reply(at: Port) -> None:
     assert at.site.engine.submitted[0].stopping.max_tokens == 0
     assert first.endswith("Hello<|im_end|>\n<|im_start|>assistant\n")
     assert "Hello<|im_end|>\n<|im_start|>user\nGo on" in second
+
+
+@on_a_port(tokens=lambda: tokens_with(NEEDS_USER))
+async def test_a_prompt_is_read_where_the_template_wants_a_user(at: Port) -> None:
+    system = [{"role": "developer", "content": "Be brief."}]
+    async with opened(at) as socket:
+        await send(socket, input=system, generate=False)
+        warm = (await until_end(socket))[-1]["response"]
+        assert (warm["status"], warm["output"]) == ("completed", [])
+        await create(socket, input="Hello", previous_response_id=warm["id"])
+        await refused(socket, 400, "invalid_prompt", input=system)
+    first, second = (demo_tokens().decode(ids) for ids in prompts(at.site))
+    assert first.startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
+    assert (
+        second == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @on_a_port()
