@@ -257,8 +257,9 @@ async def prepare_compaction(
     if body.background and branch.is_new:
         branch = await create_session(context, branch)
     aside = summary_turn(asked, turn.claim, stream=body.stream)
-    aside = replace(aside, session=branch.session, record=branch.past, idempotency=turn.idempotency, compaction=receipt)
-    aside = replace(aside, line=aside.line if branch.session is None else None)
+    aside = replace(aside, line=asked.line, idempotency=turn.idempotency, compaction=receipt)
+    if branch.session is not None:
+        aside = replace(aside, session=branch.session, record=branch.past)
     reply = new_reply(context, body, branch, read, partial(make_reply, make_output=CompactionOutput))
     return aside, CompactionRunner(aside, prompt, short, await summary_rules(context, prompt), reply), reply
 

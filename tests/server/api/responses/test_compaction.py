@@ -11,6 +11,7 @@ import pytest
 from http_context import Call, Site, demo_tokens, served
 from openai_document import stream_faults
 from responses_kit import prompt, respond, says
+from template_styles import THINKS, tokens_with
 
 from server.api.responses.sealed_reasoning import unseal
 from server.chat.compaction import ASKED, GO_ON, TASK
@@ -209,6 +210,7 @@ async def test_a_trigger_is_answered_by_one_compaction(site: Site) -> None:
     assert prompt(site).endswith(f"{turn_of('user', TASK)}<|im_start|>assistant\n")
     assert (made["status"], made["usage"]["output_tokens"]) == ("completed", 7)
     assert made["cache"]["compaction"]["reason"] == "request"
+    assert "line" not in made["cache"]
     users = [one for one in TALK if one["role"] == "user"]
     await respond(site, [*users, item], store=False)  # in the middle of its work
     assert prompt(site).endswith(f"{turn_of('assistant', SUMMARY)}{turn_of('user', GO_ON)}<|im_start|>assistant\n")
@@ -254,6 +256,42 @@ async def test_a_model_that_writes_no_summary_ends_nothing(site: Site) -> None:
     site.engine.reply = SUMMARY
     await respond(site, "Fourth", previous_response_id=one["id"])
     assert "First" in prompt(site)
+
+
+@served(tokens=lambda: tokens_with(THINKS))
+async def test_reasoning_is_no_summary_and_takes_half_of_its_room_at_most(site: Site) -> None:
+    site.engine.reply = "<think>\nWhat was it?\n</think>\n\nStories."
+    made = await respond(site, TALK, context_management=RULE)
+    budget = site.engine.submitted[0].thinking
+    assert budget is not None
+    assert budget.tokens == 2048 // 8 // 2
+    assert site.engine.submitted[1].thinking is None
+    told = unseal_messages(made["output"][0]["encrypted_content"])
+    assert told is not None
+    assert told[1] == LoggedMessage("assistant", "Stories.")
+    made = await respond(site, [*TALK, TRIGGER])
+    assert unseal(made["output"][0]["encrypted_content"]) == "Stories."
+
+
+@served()
+async def test_tools_that_came_later_stay_callable_behind_the_summary(site: Site) -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [{**TOOLS[0], "name": "late"}]}
+    talk = [*TALK[:2], added, *TALK[2:]]
+    made = await respond(site, talk, tools=TOOLS, context_management=RULE, store=False)
+    front, _, rest = prompt(site).partition(ASKED)
+    assert ("look" in front, "late" in front, "late" in rest.partition(SUMMARY)[0]) == (True, False, True)
+    before = prompt(site)
+    says(site, ("late", "{}"))
+    two = await respond(site, [*made["output"], {"role": "user", "content": "On"}], tools=TOOLS, store=False)
+    assert prompt(site).startswith(before)
+    assert two["output"][0]["name"] == "late"
+
+
+@served()
+async def test_a_count_is_that_of_the_whole_conversation(site: Site) -> None:
+    long = [{**TALK[0], "content": LONG * 20}, *TALK[1:]]
+    counted = await site.http.post("/v1/responses/input_tokens", json={"input": long, "truncation": "auto"})
+    assert counted.json()["input_tokens"] > 2048
 
 
 @served()

@@ -104,6 +104,26 @@ async def test_the_events_are_those_of_a_stream(at: Port) -> None:
 
 
 @on_a_port()
+async def test_a_conversation_is_compacted_and_goes_on_behind_its_summary(at: Port) -> None:
+    rule = [{"type": "compaction", "compact_threshold": 200}]
+    async with opened(at) as socket:
+        one = await create(socket, input="First " + "Tell me a story. " * 20)
+        more = {"input": "Second " + "Tell me a story. " * 20, "context_management": rule}
+        two = await create(socket, previous_response_id=one["id"], **more)
+        assert [item["type"] for item in two["output"]] == ["compaction", "message"]
+        await create(socket, input="Third", previous_response_id=two["id"])
+        asked = await create(socket, input=[{"type": "compaction_trigger"}], previous_response_id=two["id"])
+        assert [item["type"] for item in asked["output"]] == ["compaction"]
+        await create(socket, input="Third", previous_response_id=asked["id"])
+        await create(socket, input="Other", previous_response_id=one["id"])
+    first, summary, second, third, _, behind, back = prompts(at.site)
+    assert summary[: len(first)] == back[: len(first)] == first
+    assert third[: len(second)] == second
+    text = demo_tokens().decode(behind)
+    assert ("Second" in text, ANSWER in text, "Third" in text) == (False, True, True)
+
+
+@on_a_port()
 async def test_a_response_that_is_not_stored_is_continued_token_by_token(at: Port) -> None:
     replied = [id for letter in "Hello" for id in demo_tokens().encode(letter, special=False)]
     assert replied != demo_tokens().encode("Hello", special=False)  # nobody who tokenises it anew has these
