@@ -45,7 +45,7 @@ def run(arguments: Sequence[str], launcher: EngineLauncher) -> int:
             from server.cli.sessions_terminal import sessions
 
             return sessions(config)
-        from server.cli.terminal import chat
+        from server.cli.chat.chat import chat
 
         return chat(config)
     except UsageError as error:

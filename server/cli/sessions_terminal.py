@@ -8,12 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
-from urllib.parse import quote
+from typing import TextIO
 
 import httpx
 
-from server.cli.terminal import explain
+from server.cli.remote_server import (
+    Answer,
+    RemoteServer,
+    RequestFailed,
+    base_url,
+    explain,
+    key_header,
+    no_server,
+    session_path,
+)
 from server.config.serve_options import UsageError
 from server.config.sessions_options import SessionsCommand
 
@@ -21,11 +29,6 @@ CAPSULE = {"content-type": "application/zip"}
 TIMEOUT = httpx.Timeout(
     10.0, read=None, write=60.0
 )  # an export begins when it is packed; a disk may take a file slowly
-Answer = dict[str, Any]
-
-
-class RequestFailed(Exception):
-    """The server refused the request; the text is one line for the user."""
 
 
 def sessions(command: SessionsCommand, client: httpx.Client | None = None, terminal: TextIO | None = None) -> int:
@@ -33,16 +36,15 @@ def sessions(command: SessionsCommand, client: httpx.Client | None = None, termi
     no server could take, and when none answers."""
     out = terminal or sys.stdout
     url = command.config.url
-    headers = {"authorization": f"Bearer {command.config.api_key}"} if command.config.api_key else {}
-    base = url.rstrip("/").removesuffix("/v1")
+    headers = key_header(command.config.api_key)
     try:
-        with client or httpx.Client(base_url=base, headers=headers, timeout=TIMEOUT) as http:
+        with client or httpx.Client(base_url=base_url(url), headers=headers, timeout=TIMEOUT) as http:
             answer = VERBS[command.verb](RemoteServer(http), command.arguments)
     except RequestFailed as error:
         print(f"warmturn: {error}", file=sys.stderr)
         return 1
     except httpx.ConnectError:
-        raise UsageError(f"no server answers at {url}; `warmturn serve` starts one") from None
+        raise no_server(url) from None
     except httpx.HTTPError as error:
         print(f"warmturn: the connection to the server was lost ({type(error).__name__})", file=sys.stderr)
         return 1
@@ -54,42 +56,9 @@ def sessions(command: SessionsCommand, client: httpx.Client | None = None, termi
     return 0
 
 
-class RemoteServer:
-    """A JSON client of the server. Raises RequestFailed for every answer but a 2xx."""
-
-    def __init__(self, http: httpx.Client) -> None:
-        self.http = http
-
-    def ask(self, method: str, path: str = "", body: Answer | None = None, parameters: Answer | None = None) -> Answer:
-        """One request below /v1/sessions. Values that are None are left out of body and parameters, but for those
-        of the body under a key that ends in "!", which is dropped."""
-        content = None
-        if body is not None:
-            content = {k.removesuffix("!"): v for k, v in body.items() if v is not None or k.endswith("!")}
-        wanted = {k: v for k, v in (parameters or {}).items() if v is not None}
-        return self.read(self.http.request(method, f"/v1/sessions{path}", json=content, params=wanted or None))
-
-    def read(self, response: httpx.Response) -> Answer:
-        """The answer's object."""
-        if response.status_code == 401:
-            raise UsageError("--api-key: the server refused this key, or needs one")
-        if not response.is_success:
-            raise RequestFailed(explain(response))
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise RequestFailed("the program at this address does not have this API")
-        return answer
-
-
 def at(arguments: Answer) -> str:
-    """The path of the session that is meant. Raises UsageError for what would be a path to something else."""
-    name: str = arguments["session"]
-    if "/" in name or name in ("", ".", ".."):
-        raise UsageError("SESSION: no session can have this id")
-    return "/" + quote(name, safe=":@")
+    """The path of the session that is meant. Raises UsageError."""
+    return session_path(arguments["session"])
 
 
 def pairs(given: Iterable[str], flag: str) -> dict[str, str]:

@@ -100,16 +100,27 @@ exit status:
 
 CHAT = """\
 keys:
+  Enter    send
+  Alt-Enter, Ctrl-J, or a \\ at the end of a line
+           begin another line; a pasted text keeps its lines
   Ctrl-C   stop the reply and keep it; twice: drop the turn
   Ctrl-D   leave; the session stays, --session continues it
+
+commands: /help lists them (new, list, open, fork, undo, edit, retry, save,
+system, set, stats, quit).
+
+With a MESSAGE, or with text through a pipe, the reply alone goes to standard
+output. The lines that were typed are kept in ~/.local/state/warmturn.
 
 examples:
   warmturn chat
   warmturn chat --session alice --system "Answer in one sentence."
   warmturn chat --url http://10.0.0.7:8000 --api-key secret1
+  git diff | warmturn chat "Review this."
 
 exit status:
-  0  left with Ctrl-D, or at the end of the input
+  0  left with /quit or Ctrl-D, or the message was answered
+  1  the message was not answered; one line on standard error says why
   2  no server answers, or it refuses the key
 """
 

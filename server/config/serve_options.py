@@ -363,6 +363,12 @@ class ClientConfig(BaseSettings):
 class ChatConfig(ClientConfig):
     """`warmturn chat`."""
 
+    message: str | None = Field(
+        default=None,
+        min_length=1,
+        description="answer this, and what comes through a pipe, and leave",
+        json_schema_extra={"metavar": "MESSAGE", "positional": True, "default": "none: talk"},
+    )
     model: str | None = Field(
         default=None,
         min_length=1,

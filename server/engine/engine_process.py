@@ -297,7 +297,8 @@ class EngineProcess:
         try:
             link.configure(config)
             await self._may_load.wait()
-            link.load()
+            if not self._ending:
+                link.load()
             async with contextlib.aclosing(link.messages()) as messages:
                 async for message in messages:
                     self._last_message = time.monotonic()

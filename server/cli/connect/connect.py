@@ -18,7 +18,7 @@ from server.cli.connect.client_settings import (
     client_settings,
     merged,
 )
-from server.cli.terminal import explain
+from server.cli.remote_server import explain
 from server.config.connect_options import ConnectConfig
 from server.config.serve_options import UsageError
 

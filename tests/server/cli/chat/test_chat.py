@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.cli.terminal import chat
+from server.cli.chat.chat import chat
 from server.config.serve_options import ChatConfig, UsageError
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -61,10 +61,10 @@ def talk(
     monkeypatch: pytest.MonkeyPatch, server: Handler, typed: str = "hello\n", config: ChatConfig | None = None
 ) -> str:
     """What the terminal shows when ``typed`` is typed."""
-    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
     client = httpx.Client(transport=httpx.MockTransport(server), base_url="http://test")
-    assert chat(config or ChatConfig(session="s1"), client, out) == 0
+    assert chat(config or ChatConfig(session="s1"), client, typed.splitlines()) == 0
     return out.getvalue()
 
 
@@ -217,3 +217,48 @@ def test_without_a_server_there_is_no_chat(monkeypatch: pytest.MonkeyPatch, serv
         talk(monkeypatch, server)
     assert told in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def once(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    server: Handler,
+    message: str | None = None,
+    piped: str = "",
+) -> tuple[int, str, str]:
+    """The exit status of a chat behind a pipe, what it printed, and what it said on standard error."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    client = httpx.Client(transport=httpx.MockTransport(server), base_url="http://test")
+    status = chat(ChatConfig(session="s1", message=message), client)
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+@pytest.mark.parametrize(
+    ("message", "piped", "sent"),
+    [
+        ("review this", "+ a\n- b\n", "review this\n\n+ a\n- b"),
+        (None, "\none\ntwo\n", "one\ntwo"),
+        ("hello", "", "hello"),
+    ],
+)
+def test_a_pipe_and_a_message_are_one_turn_whose_reply_alone_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], message: str | None, piped: str, sent: str
+) -> None:
+    server = Server(reply("Fi", "ne."))
+    status, out, err = once(monkeypatch, capsys, server, message, piped)
+    assert (status, out) == (0, "Fine.\n")
+    assert err.startswith("reused 412 of 431 prompt tokens")
+    assert server.asked[0]["messages"] == [{"role": "user", "content": sent}]
+
+
+def test_a_message_without_an_answer_is_exit_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(httpx.Response(409, json={"error": {"message": "Busy."}}))
+    assert once(monkeypatch, capsys, server, "hello") == (1, "", "Busy.\n")
+
+
+def test_an_empty_pipe_is_a_wrong_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="MESSAGE: nothing to send"):
+        once(monkeypatch, capsys, Server(), piped="\n")
