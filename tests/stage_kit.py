@@ -13,6 +13,7 @@ from cache.pages.layers import read_layers
 from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
+from scheduler.accel.cpu.experts import pack_experts
 from scheduler.accel.cpu.linear import pack
 from scheduler.forward.mode import Mode
 from scheduler.forward.modes import PackedMode
@@ -31,7 +32,9 @@ class Stage:
         self.model = model
         self.layers = read_layers(model.config.get_text_config(decoder=True))
         self.rope = LongRope(model)
-        self.verdict: Verdict = probe(model, self.layers, PAGE, self.rope, packing=pack(model))
+        packing = pack(model)
+        pack_experts(model, packing)
+        self.verdict: Verdict = probe(model, self.layers, PAGE, self.rope, packing=packing)
 
     @property
     def mode(self) -> Mode:

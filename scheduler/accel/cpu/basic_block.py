@@ -43,6 +43,9 @@ class Opcode(IntEnum):
     LOAD = auto()
     STORE = auto()
     PACK = auto()
+    TOPK = auto()
+    TAKE = auto()
+    SCATTER = auto()
     MATMUL = auto()  # with a weight: a stage of its own
     ROUTED = auto()  # with the weights of the experts that a row names: a stage of its own
 

@@ -40,7 +40,6 @@ class PackedExperts:
     def __init__(self, module: Any, kernel: ProgramKernel) -> None:
         self.module = module
         self.dtype = module.down_proj.dtype
-        self.limit: int | None = None  # tokens up to which it is faster than the module's own forward; None: any
         self._kernel = kernel
         self._in = "gate_up_proj" if module.has_gate else "up_proj"
         tiled = kernel.tiles and self.dtype is torch.bfloat16
@@ -56,6 +55,15 @@ class PackedExperts:
     def down(self) -> ExpertsMatrix:
         """The second product's weights."""
         return self._weights["down_proj"].matrix
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens up to which it is faster than the module's own forward; None: any."""
+        return self.up.limit
+
+    @limit.setter
+    def limit(self, tokens: int | None) -> None:
+        self.up.limit = self.down.limit = tokens
 
     @property
     def nbytes(self) -> int:

@@ -18,6 +18,7 @@ class ExpertsMatrix:
         self.count, self.out, self.inside = weight.shape
         padded = F.pad(weight, (0, 0, 0, -self.out % GROUP)) if tiled else weight
         self.matrix = Matrix(padded.reshape(-1, self.inside), tiled)
+        self.limit: int | None = None  # rows up to which it is at least as fast as torch; None: any
         self.bias = None if bias is None else bias.detach().float().contiguous()
 
     @property

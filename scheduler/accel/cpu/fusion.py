@@ -39,8 +39,7 @@ class FusedModule:
         self._recording = recording
         self._attention = attention
         self._programs = [Program(block, kernel) for block in recording.blocks]
-        limits = [matrix.limit for matrix in recording.matrices if matrix.limit is not None]
-        self._limit = min(limits) if limits else None  # rows
+        self._limit = min(recording.limits, default=None)  # rows
         backend, asked = cpu.cpu_backend(), recording.asked
         self._layer: LayerProgram | None = None
         if backend is not None and len(asked) == 1:

@@ -34,6 +34,7 @@ _ARENA_BYTES = 8 << 20  # aimed at, so that rows that are worked on together sta
 _ROUTED_BYTES = 64 << 20  # where experts are read again for every chunk
 _CHUNKS = (32, 256)  # rows: the fewest and the most that are worked on together
 _PRODUCTS = (Opcode.MATMUL, Opcode.ROUTED)  # each is a stage of its own
+_TABLES = (Opcode.COPY, Opcode.GATHER, Opcode.TOPK, Opcode.TAKE, Opcode.SCATTER)
 _READ = TYPES | {torch.int64: 3}  # what externals may be made of
 
 
@@ -278,7 +279,7 @@ class _Layout:
         count, table, n = 0, 0, op.n
         if op.code in (Opcode.LOAD, Opcode.STORE):
             count = self._external(op)
-        elif op.code in (Opcode.COPY, Opcode.GATHER):
+        elif op.code in _TABLES:
             array = np.ascontiguousarray(op.extra)
             self.alive.append(array)
             count, table = len(array), array.ctypes.data

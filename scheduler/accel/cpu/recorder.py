@@ -23,6 +23,7 @@ from scheduler.accel.cpu.basic_block import BasicBlock, External, Ids, Opcode, S
 
 # A program keeps float32 where the module goes through one of these.
 _EXACT = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_CHOSEN = frozenset({torch.int64, torch.bool})  # places of elements, and masks of them: what routers make
 
 
 class Unrecordable(Exception):
@@ -36,6 +37,10 @@ def _named(names: str) -> frozenset[Any]:
 # Functions that only move data.
 KEEPS = _named("_to_copy clone contiguous alias detach lift_fresh")  # the result has the elements of the argument
 RESHAPES = _named("view _unsafe_view _reshape_alias reshape")
+_CHOOSING = _named("topk _to_copy bitwise_not logical_not")  # what makes places and masks
+_SEVERAL = _named("topk")  # has more than one result that matters
+_SCATTERS = _named("scatter_")
+_ZEROS = _named("zeros zeros_like new_zeros")
 _REARRANGES = """
     transpose permute t unsqueeze squeeze expand slice select split split_with_sizes unbind chunk repeat flip roll
     narrow unfold cat stack
@@ -77,6 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self._rows: dict[int, Rows] = {}
         self._sharing: defaultdict[int, set[int]] = defaultdict(set)  # by the address of their memory
         self._others = {id(tensor) for tensor in others}
+        self._zeros: set[int] = set()  # the memory of zeros that were made meanwhile
         for number, tensor in enumerate(inputs):
             axis = self.token_axis(tensor)
             self.axes.append(axis)
@@ -168,22 +174,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         name, others = func.overloadpacket, any(id(tensor) in self._others for tensor in tensors)
         if func._schema.is_mutable:
             name = self._elsewhere(name, args[0])
-        if not any(id(tensor) in self._rows for tensor in tensors):
+        if name in _ZEROS:
+            self._zeros.update(_memory(out) for out in outs)
+        elif not any(id(tensor) in self._rows for tensor in tensors):
             if others and not all(isinstance(out, torch.Tensor) for out in outs):
                 raise Unrecordable(f"{name} of what is in no row")
             self._others.update(id(out) for out in outs if others)
         elif others:
             raise Unrecordable(f"{name} with what is in no row")
-        elif not all(isinstance(out, torch.Tensor) and out.dtype in _EXACT for out in outs):
+        elif not self._are_exact(name, moved := _is_move(name, tensors, outs), outs):
             raise Unrecordable(f"{name} to another type")
-        elif name in MOVES:
+        elif moved:
             self._move(name, func, args, kwargs, outs)
         elif name in self._functions:
             self.computed += 1
-            self._functions[name](self, outs[0], *args, **kwargs)
-            self._others.update(id(out) for out in outs[1:])
+            self._functions[name](self, outs if name in _SEVERAL else outs[0], *args, **kwargs)
+            self._others.update(id(out) for out in outs[1:] if id(out) not in self._rows)
         else:
             raise Unrecordable(str(name))
+
+    def _are_exact(self, name: Any, moved: bool, outs: list[Any]) -> bool:
+        """Whether the float32 numbers of a row can be the results; places and masks are if they are only moved, or made
+        by a function that is recorded.
+        """
+        known = _EXACT | _CHOSEN if moved or name in _CHOOSING else _EXACT
+        return all(isinstance(out, torch.Tensor) and out.dtype in known for out in outs)
 
     def _move(self, name: Any, func: Any, args: Any, kwargs: Any, outs: list[torch.Tensor]) -> None:
         moved = []
@@ -202,6 +217,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         """The variant of an in-place function that is not in place. Raises Unrecordable if other tensors share the
         memory.
         """
+        if name in _SCATTERS and _memory(tensor) in self._zeros:
+            return name
         if id(tensor) in self._rows and self._sharing[_memory(tensor)] == {id(tensor)}:
             return getattr(torch.ops.aten, name.__name__.removesuffix("_"), name)
         raise Unrecordable(f"{name} is in place")
@@ -212,6 +229,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         return self._rows[id(tensor)][part]
 
     # What the recorded functions below need.
+
+    def is_row(self, operand: Any) -> bool:
+        """Whether an operand depends on the inputs."""
+        return id(operand) in self._rows
 
     def elementwise(self, out: torch.Tensor, code: Opcode, *operands: Any) -> None:
         """Record that ``out`` is one instruction on tensors, constants or numbers, which are broadcast to its shape."""
@@ -297,6 +318,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     def _know(self, tensor: torch.Tensor, rows: Rows) -> None:
         self._rows[id(tensor)] = rows
         self._sharing[_memory(tensor)].add(id(tensor))
+
+
+def _is_move(name: Any, tensors: list[torch.Tensor], outs: list[Any]) -> bool:
+    """Whether a function only moves data, to a type in which the same numbers stand for it."""
+    kinds = {one.dtype for one in (*tensors, *outs) if isinstance(one, torch.Tensor)}
+    return name in MOVES and (len(kinds) == 1 or kinds <= _EXACT)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -17,7 +17,7 @@
 namespace {
 
 enum Opcode : int64_t { ADD, SUB, MUL, DIV, MAX, MIN, ABS, EXP, SQRT, TANH, SIGMOID, SILU,
-                      ERF, REDUCE_SUM, REDUCE_MAX, COPY, GATHER, LOAD, STORE, PACK };
+                      ERF, REDUCE_SUM, REDUCE_MAX, COPY, GATHER, LOAD, STORE, PACK, TOPK, TAKE, SCATTER };
 
 enum Space : int64_t { SCRATCH, ARENA, FIXED };
 
@@ -30,7 +30,8 @@ struct Operand {
 struct Instruction {
     int64_t code, n;
     Operand out, a, b;
-    const int64_t* table;  // COPY: (to, from, length) each; GATHER: (to, from) each
+    const int64_t* table;  // COPY: (to, from, length) each; GATHER: (to, from) each; TOPK, TAKE and SCATTER:
+                           // groups, elements of a group, and how many of them are chosen
     int64_t count;         // of the table; of a group that is reduced; the external; the type of what is prepared
 };
 
@@ -133,6 +134,31 @@ inline void reduce(const Instruction& in, float* out, const float* a, float star
     }
 }
 
+// The places of the largest elements of each group in descending order, of equal ones the first.
+inline void topk(const int64_t* table, float* out, const float* a) {
+    int64_t groups = table[0], size = table[1], most = table[2];
+    for (int64_t g = 0; g < groups; g++, a += size, out += most) {
+        int64_t found = 0;
+        for (int64_t i = 0; i < size; i++) {
+            if (found == most && a[i] <= a[int64_t(out[most - 1])]) continue;
+            int64_t at = found < most ? found++ : most - 1;
+            for (; at > 0 && !(a[i] <= a[int64_t(out[at - 1])]); at--) out[at] = out[at - 1];
+            out[at] = float(i);
+        }
+    }
+}
+// The elements of each group at the places `b`.
+inline void take(const int64_t* table, float* out, const float* a, const float* b) {
+    for (int64_t g = 0; g < table[0]; g++, a += table[1])
+        for (int64_t i = 0; i < table[2]; i++) *out++ = a[int64_t(*b++)];
+}
+// Ones at the places `a` of each group, zeros elsewhere.
+inline void scatter(const int64_t* table, float* out, const float* a) {
+    std::memset(out, 0, table[0] * table[1] * sizeof(float));
+    for (int64_t g = 0; g < table[0]; g++, out += table[1])
+        for (int64_t i = 0; i < table[2]; i++) out[int64_t(*a++)] = 1;
+}
+
 template <class T>
 inline void read_row(const T* from, int64_t n, float* to) {
     for (int64_t i = 0; i < n; i++) to[i] = get(from[i]);
@@ -205,6 +231,9 @@ private:
                 return;
             case LOAD: return read(call.externals[in.count], outside, in.n, out);
             case STORE: return write(call.externals[in.count], outside, 0, in.n, a);
+            case TOPK: return topk(in.table, out, a);
+            case TAKE: return take(in.table, out, a, b);
+            case SCATTER: return scatter(in.table, out, a);
             case PACK: return prepare(in.count, a, in.n, row, call.prepared + in.out.at * call.chunk);
         }
     }
