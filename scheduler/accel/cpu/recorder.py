@@ -147,6 +147,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     def result(self, tensor: torch.Tensor) -> int:
         """Record that ``tensor`` is a result of the block; returns its token axis."""
+        if tensor.dtype not in _EXACT:
+            raise Unrecordable("a result of places or of a mask")
         axis, ids = self._row(tensor, tensor.shape)
         number = sum(op.code is Opcode.STORE for op in self.block.operations)
         external = External("output", number, _without(tensor.shape, axis), axis, tensor.dtype)
