@@ -73,6 +73,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         super().__init__()  # type: ignore[no-untyped-call]
         self._functions = functions
         self.tokens = tokens
+        self.plain_products = 0  # with weights of no linear module, as routers make
         self.computed = 0  # functions, but for those that only move data
         self.axes: list[int] = []  # of the tokens, in each input
         self.slots = Slots()

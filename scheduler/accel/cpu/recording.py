@@ -192,6 +192,8 @@ def record(
                 stack.enter_context(_product(recorder, part, *found))
             elif (experts := packed_experts(part)) is not None:
                 stack.enter_context(_experts(recorder, part, experts))
+            elif isinstance(part, torch.nn.Linear):
+                stack.enter_context(_refused(part))
         if caches:
             stack.enter_context(_attention(recorder, attention, caches[0][1], asked))
         stack.enter_context(recorder)
@@ -200,6 +202,9 @@ def record(
             out = forward(*(_hidden(value) for value in args), **hidden)
         except Exception as error:
             raise error if isinstance(error, Unrecordable) else Unrecordable("it fails when it is watched") from error
+    codes = {op.code for block in recorder.blocks for op in block.operations}
+    if recorder.plain_products and Opcode.TOPK not in codes:
+        raise Unrecordable("a product with a weight of no linear module")
     outputs, form = tree_flatten(out)
     _results(recorder, outputs, [tensor for _, tensor in inputs])
     return out, ModuleRecording(
@@ -330,6 +335,20 @@ def _product(recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: 
         del module.forward
         if before is not None:
             module.forward = before
+
+
+@contextmanager
+def _refused(module: torch.nn.Module) -> Iterator[None]:
+    """Within it, calls of a linear module whose weight torch reads faster raise Unrecordable."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        raise Unrecordable("a linear module that is not read here")
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
 
 
 @contextmanager

@@ -28,6 +28,7 @@ def _matrix(recorder: Recorder, weight: Tensor) -> Matrix:
     """A constant weight ``[in, out]``."""
     if recorder.is_row(weight) or weight.nbytes > _LARGEST or weight.dtype not in TYPES:
         raise Unrecordable("a product with a weight of no linear module")
+    recorder.plain_products += 1
     plain = weight.detach().t().contiguous()
     contents = hashlib.blake2b(repr((plain.shape, plain.dtype)).encode())
     contents.update(plain.view(torch.uint8).numpy().data)

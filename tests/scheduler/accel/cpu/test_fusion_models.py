@@ -42,7 +42,8 @@ WHOLE: dict[str, dict[str, int]] = {
     "qwen2_moe": {"Qwen2MoeDecoderLayer": 4},
     "qwen3_moe": {"Qwen3MoeDecoderLayer": 4},
     "qwen3_5_text": {"Qwen3_5DecoderLayer": 2, "Qwen3_5MLP": 2},
-    "deepseek_v3": {"DeepseekV3MLP": 4, "DeepseekV3RMSNorm": 17},
+    "glm4_moe": {"Glm4MoeDecoderLayer": 4},
+    "deepseek_v3": {"DeepseekV3MoE": 3, "DeepseekV3RMSNorm": 17},
     "lfm2": {"Lfm2DecoderLayer": 2, "Lfm2MLP": 2},
 }
 
