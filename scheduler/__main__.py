@@ -15,9 +15,9 @@ import sys
 
 import msgspec
 
+from scheduler.engine_config import EngineConfig
 from scheduler.import_savings import import_torch, leave_out_unused
 from scheduler.logs import JSON, NO_PROGRESS_BARS
-from scheduler.protocol import EngineConfig
 
 
 def main() -> int:

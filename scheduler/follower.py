@@ -27,6 +27,7 @@ from cache.memory.stream import put
 from cache.pages.layers import read_layers
 from cache.pages.packed import PackedStep
 from scheduler import cores
+from scheduler.engine_config import EngineConfig
 from scheduler.forward.modes import PackedMode
 from scheduler.forward.rope import LongRope
 from scheduler.forward.trace import Trace
@@ -46,7 +47,6 @@ from scheduler.parallel.division import RankAddress, join
 from scheduler.parallel.rank_link import RankLink
 from scheduler.parallel.rank_tiers import RankTiers
 from scheduler.parallel.session_view import SessionViews
-from scheduler.protocol import EngineConfig
 
 _DEATHSIG = 1  # PR_SET_PDEATHSIG of prctl
 

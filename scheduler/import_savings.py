@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from scheduler import meta_kernels, model_names
-from scheduler.protocol import EngineConfig
+from scheduler.engine_config import EngineConfig
 
 
 def import_torch() -> None:

@@ -20,6 +20,7 @@ import msgspec
 import torch
 import zmq
 
+from scheduler.accel.cpu import ways
 from scheduler.core.constraint import Grammars, grammar_tokenizer
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.launched_step import LaunchedStep
@@ -29,23 +30,23 @@ from scheduler.core.session_commands import SessionCommands
 from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
+from scheduler.engine_config import EngineConfig
 from scheduler.logs import configure
 from scheduler.model.decode_graphs import DecodeGraphs, capturer
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
 from scheduler.model.memory import TooSmall, build_archive, build_store
 from scheduler.model.runner import ModelRunner
+from scheduler.model_facts import ModelFacts
 from scheduler.protocol import (
     AwaitTools,
     Cancel,
-    EngineConfig,
     Export,
     Forget,
     FromEngine,
     Import,
     Inspect,
     Loading,
-    ModelFacts,
     ModelFailed,
     Pin,
     Ready,
@@ -160,6 +161,7 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
         generation=loaded.generation,
         crossed=loaded.verdict.crossed,
         unproven=loaded.verdict.unproven,
+        weight_reading=ways.latest if device.type == "cpu" else None,
     )
     return engine, facts
 

@@ -13,7 +13,8 @@ from enum import StrEnum
 import msgspec
 
 from cache.tier import StopKind, Tier, TierHolding, TierStats
-from scheduler.sampling_params import Generation, Sampling, Stopping, ThinkingBudget
+from scheduler.model_facts import ModelFacts
+from scheduler.sampling_params import Sampling, Stopping, ThinkingBudget
 
 # How far llguidance may go for one grammar, by its own names: the server checks with the same as the engine compiles
 # with. What costs memory or time in every step is kept low; a long list of optional properties needs many items.
@@ -164,37 +165,6 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | AwaitTools | Warm | Cancel | Forget | Pin | Inspect | Export | Import | Shutdown
-
-
-class ModelFacts(msgspec.Struct, frozen=True):
-    """What the engine measured or read while loading; served by ``/v1/models/{id}``.
-
-    ``vocab_size`` is the width of the logits, ``max_context`` the longest timeline in tokens that this server
-    accepts, ``mode`` the probe's verdict (design section 5), ``kv_bytes_per_token`` over all layers,
-    ``weight_bytes`` as the weights are stored, quantised or not.
-    With an ``encoder_decoder`` prompt and reply have a context each.
-    """
-
-    architecture: str
-    parameters: int
-    weight_bytes: int
-    dtype: str
-    device: str
-    vocab_size: int
-    max_context: int
-    eos_token_ids: tuple[int, ...]
-    mode: str
-    probe: str
-    layer_kinds: dict[str, int]
-    kv_bytes_per_token: int
-    page_size: int
-    pages: int
-    fingerprint: str
-    encoder_decoder: bool = False
-    tensor_parallel: int = 1  # ranks among which the model is divided
-    generation: Generation = Generation()
-    crossed: tuple[str, ...] = ()  # thresholds past which the mode was measured as well, by name and size
-    unproven: str = ""  # why it could not be, for people
 
 
 class Miss(StrEnum):
@@ -381,37 +351,6 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
 Answer = Inspected | Exported | Imported
 
 FromEngine = StepOutputs | Refused | Loading | Ready | ModelFailed | Forgotten | Inspected | Exported | Imported
-
-
-class EngineConfig(msgspec.Struct, frozen=True):
-    """What the engine process is started with: a line of JSON on its standard input. An empty line follows as soon
-    as the engine may read files.
-    """
-
-    address: str  # zmq endpoint that the server has bound
-    model: str  # hub id or folder
-    generation_config: str = "model"  # model | openai | path of a generation config, as JSON
-    device: str = "auto"  # auto | cpu | cuda
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
-    max_context: int | None = None  # tokens; None: what the model allows
-    kv_memory: int | None = None  # bytes of the device tier; None: measured
-    host_memory: int | None = None  # bytes of the host tier; None: 0 on CPU, a quarter of RAM with CUDA
-    max_running: int = 256
-    max_step_tokens: int | None = None  # None: 512 on CPU, 2048 on CUDA
-    max_queued: int = 1024
-    verdicts: str | None = None  # folder that remembers which mode fits which model
-    kv_folder: str | None = None  # of the disk tier; None: there is none
-    disk_space: int | None = None  # bytes of the disk tier; None: a tenth of what is free at start; 0: no disk tier
-    disk_floor: int | None = None  # bytes that stay free on that disk; None: a twentieth of it, at most 5 GiB
-    remote: str | None = None  # fsspec URL of the tier below the disk
-    remote_space: int | None = None  # bytes of that tier; None: no limit
-    kv_at_rest: str = "exact"  # exact | int8 | fp8: how KV is written to disk
-    tensor_parallel: int = 1  # ranks among which the model is divided, one process and one device each
-    speculate: str = "off"  # auto | off: whether tokens are drafted
-    tenant_share: float = 1.0  # of every tier that one tenant may hold when others need the room
-    offline: bool = False  # take files of the hub only where they have been downloaded before
-    log_format: str = "text"  # text | json
-    log_level: str = "info"  # debug | info | warning | error
 
 
 def pack_ids(ids: list[int]) -> bytes:

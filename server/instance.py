@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.config.serve_options import ServeConfig, UsageError
 from server.daemon_thread import in_daemon_thread
 from server.engine.engine_process import EngineProcess

@@ -15,13 +15,13 @@ from msgspec import structs
 
 from cache.tier import Tier, TierHolding
 from scheduler.core.thinking import ThinkingState
+from scheduler.model_facts import ModelFacts
 from scheduler.protocol import (
     Delta,
     Exported,
     FinishReason,
     Imported,
     Inspected,
-    ModelFacts,
     Receipt,
     Stats,
     Submit,

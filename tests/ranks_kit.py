@@ -17,9 +17,10 @@ from engine_kit import Eager, Outcome
 from tiny_models import greedy, model_of, save_model
 
 from cache.tiers.archive import Archive
+from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadedModel, load
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, Submit, pack_ids
+from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -23,10 +23,11 @@ import msgspec
 import zmq
 
 from cache.tier import Tier, TierHolding, TierStats
+from scheduler.engine_config import EngineConfig
+from scheduler.model_facts import ModelFacts
 from scheduler.protocol import (
     Cancel,
     Delta,
-    EngineConfig,
     Export,
     Exported,
     FinishReason,
@@ -38,7 +39,6 @@ from scheduler.protocol import (
     Inspect,
     Inspected,
     Loading,
-    ModelFacts,
     ModelFailed,
     Pin,
     Ready,

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import scripted_engine
 
-from scheduler.protocol import Delta, EngineConfig, Receipt, Submit, pack_ids
+from scheduler.engine_config import EngineConfig
+from scheduler.protocol import Delta, Receipt, Submit, pack_ids
 from scheduler.sampling_params import Stopping
 from server.engine.engine import TurnStream
 from server.engine.engine_process import EngineProcess

@@ -25,9 +25,11 @@ RULES = {
 DOORS = (
     "cache.tier",
     "scheduler.cgroups",
+    "scheduler.engine_config",
     "scheduler.extras",
     "scheduler.model_names",
     "scheduler.logs",
+    "scheduler.model_facts",
     "scheduler.protocol",
     "scheduler.sampling_params",
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.api.anthropic.as_chat import as_chat
 from server.api.anthropic.schemas import MessagesRequest
 from server.chat.prompts import EMPTY_RECORD, Prompt, conversation, new_messages, rendering_change_of

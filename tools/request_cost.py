@@ -27,7 +27,8 @@ from typing import Any, cast
 import uvloop
 
 import server
-from scheduler.protocol import Delta, FinishReason, ModelFacts, Receipt, Stats, Submit
+from scheduler.model_facts import ModelFacts
+from scheduler.protocol import Delta, FinishReason, Receipt, Stats, Submit
 from server.api.sessions.transfers import Transfers
 from server.app import create_app
 from server.chat.tokenizer import ChatTokenizer

@@ -12,9 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scheduler.core.launched_step import LaunchedStep
+from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import prepare
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, StepOutputs, Submit, pack_ids
+from scheduler.protocol import StepOutputs, Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 from tools.floors import synchronize
 from tools.random_model import DEMO, TOKENS

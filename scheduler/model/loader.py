@@ -32,6 +32,7 @@ from scheduler import cores
 from scheduler.accel.cpu.experts import pack_experts
 from scheduler.accel.cpu.linear import pack
 from scheduler.accel.gpu.compiled import CompileOptions
+from scheduler.engine_config import EngineConfig
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens
 from scheduler.model import gguf, load_errors
@@ -42,7 +43,7 @@ from scheduler.model.weights import AllOperators, digest, stored_bytes
 from scheduler.parallel import division
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
-from scheduler.protocol import EngineConfig, Loading
+from scheduler.protocol import Loading
 from scheduler.sampling_params import Generation
 from scheduler.weights.gguf_path import find_file
 from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer

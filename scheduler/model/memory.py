@@ -20,11 +20,11 @@ from cache.tiers.disk import DiskTier
 from cache.tiers.remote import RemoteTier
 from cache.tiers.segment_store import SegmentStore
 from scheduler import cgroups
+from scheduler.engine_config import EngineConfig
 from scheduler.model.probe import Verdict
 from scheduler.parallel.commands import DEVICE, HOST
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankedTier, RankLost
-from scheduler.protocol import EngineConfig
 
 log = logging.getLogger("warmturn.engine")
 

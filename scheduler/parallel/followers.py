@@ -17,13 +17,13 @@ import torch
 
 from cache.pages.packed import PackedCache
 from cache.pages.session import SessionCache
+from scheduler.engine_config import EngineConfig
 from scheduler.forward.mode import Mode
 from scheduler.parallel.commands import CreateTiers, FreeMemory, PlainForward, SetMode
 from scheduler.parallel.division import RankAddress, join, open_store
 from scheduler.parallel.rank_link import RankLink, line_pair
 from scheduler.parallel.ranks import RankLost, Ranks
 from scheduler.parallel.session_view import SessionViewSender
-from scheduler.protocol import EngineConfig
 
 log = logging.getLogger("warmturn.engine")
 

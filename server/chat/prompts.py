@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.chat.billing_line import fold_billing_lines, has_billing_line
 from server.chat.late_tools import callable_tools
 from server.chat.rendering import (

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from scheduler.protocol import EngineConfig
+from scheduler.engine_config import EngineConfig
 from server.config.option_types import ApiKeys, Count, Hosts, Memory, Names, Origins, PromptRules
 from server.config.prompt_rules import PROMPT_RULES
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
-from scheduler.protocol import Delta, Exported, Imported, Inspected, ModelFacts, Receipt, Stats, Submit, Warm
+from scheduler.model_facts import ModelFacts
+from scheduler.protocol import Delta, Exported, Imported, Inspected, Receipt, Stats, Submit, Warm
 
 State = Literal["loading", "ready", "restarting", "stopping"]
 

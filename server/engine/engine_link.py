@@ -13,7 +13,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from scheduler.protocol import EngineConfig, FromEngine, Shutdown, ToEngine
+from scheduler.engine_config import EngineConfig
+from scheduler.protocol import FromEngine, Shutdown, ToEngine
 from server.daemon_thread import in_daemon_thread
 from server.engine.launcher import EngineLauncher
 

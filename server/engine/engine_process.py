@@ -16,10 +16,11 @@ from pathlib import Path
 import msgspec
 import zmq.asyncio
 
+from scheduler.engine_config import EngineConfig
+from scheduler.model_facts import ModelFacts
 from scheduler.protocol import (
     AwaitTools,
     Cancel,
-    EngineConfig,
     Export,
     Exported,
     Forget,
@@ -30,7 +31,6 @@ from scheduler.protocol import (
     Inspect,
     Inspected,
     Loading,
-    ModelFacts,
     ModelFailed,
     Pin,
     Ready,

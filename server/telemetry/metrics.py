@@ -16,7 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cache.tier import StopKind, Tier
-from scheduler.protocol import Delta, DraftSource, FinishReason, Miss, ModelFacts, Receipt, Stats
+from scheduler.model_facts import ModelFacts
+from scheduler.protocol import Delta, DraftSource, FinishReason, Miss, Receipt, Stats
 from server import __version__
 from server.log.recovery.salvage import Salvage
 from server.schemas.objects import LineOutcome, MissReason

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from cache.tier import Tier
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.telemetry.metrics import PREFIX, Metrics
 
 SAME = {  # ours, without the prefix -> theirs

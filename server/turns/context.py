@@ -10,7 +10,7 @@ from functools import cached_property
 from opentelemetry.trace import Tracer
 from starlette.requests import Request
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.chat.prompts import check_ids
 from server.chat.template import UNMEASURED, Stability
 from server.chat.thinking_budget import UNLIMITED, ThinkingDefaults

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.chat.compaction import ask_for_summary, can_be_folded, cuts_of, fold_messages, front_of
 from server.chat.prompts import Prompt, context_exceeded, count_fed
 from server.errors import ApiError, bad_request

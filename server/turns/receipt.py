@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cache.tier import Tier
-from scheduler.protocol import Miss, ModelFacts, Receipt, Submit
+from scheduler.model_facts import ModelFacts
+from scheduler.protocol import Miss, Receipt, Submit
 from server.chat.prompts import Prompt
 from server.log.identity import Session
 from server.log.timeline import SessionRecord, common_prefix

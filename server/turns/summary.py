@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import msgspec
 
-from scheduler.protocol import Delta, ModelFacts
+from scheduler.model_facts import ModelFacts
+from scheduler.protocol import Delta
 from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
 from server.chat.reply_parser import Part

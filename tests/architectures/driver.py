@@ -14,10 +14,11 @@ import torch
 from engine_kit import Outcome
 
 from cache.tier import Tier
+from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadedModel
 from scheduler.model.memory import TooSmall
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, FinishReason, Submit, TokenLogprob, pack_ids
+from scheduler.protocol import FinishReason, Submit, TokenLogprob, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
 ROOMY = 32 << 20  # bytes of KV

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 START = """
 import json, sys
 from scheduler.import_savings import leave_out_unused
-from scheduler.protocol import EngineConfig
+from scheduler.engine_config import EngineConfig
 
 config = EngineConfig(address="", model=sys.argv[1], device="cpu", tensor_parallel=int(sys.argv[2]))
 leave_out_unused(config)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from scheduler.__main__ import set_environment
-from scheduler.protocol import EngineConfig
+from scheduler.engine_config import EngineConfig
 
 
 @pytest.mark.parametrize(("device", "seen"), [("cpu", ""), ("cuda", "3"), ("auto", "3")])

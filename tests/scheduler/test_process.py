@@ -15,10 +15,10 @@ import torch
 import zmq
 from tiny_models import CONTEXT, greedy, model_of, save_model
 
+from scheduler.engine_config import EngineConfig
 from scheduler.protocol import (
     Cancel,
     Delta,
-    EngineConfig,
     FinishReason,
     FromEngine,
     Loading,

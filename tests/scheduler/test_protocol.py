@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from cache.tier import Tier, TierStats
+from scheduler.engine_config import EngineConfig
+from scheduler.model_facts import ModelFacts
 from scheduler.protocol import (
     Cancel,
     Delta,
-    EngineConfig,
     FinishReason,
     Forget,
     FromEngine,
     Loading,
-    ModelFacts,
     ModelFailed,
     Ready,
     Receipt,

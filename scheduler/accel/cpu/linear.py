@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from scheduler.accel.cpu.matrix import TYPES, Matrix
 from scheduler.accel.cpu.program import kernel, product
+from scheduler.accel.cpu.ways import choose
 
 _SMALLEST = 1 << 16  # elements: a smaller weight stays in the processor's caches, and a call costs more than reading it
 _TRIED = 8  # weights of one shape that are timed together, so that they come from memory as in a real step
@@ -192,6 +193,12 @@ class Packing:
             self._answers[asked] = _ratio(plain, packed, x) <= most
         return self._answers[asked]
 
+    def choose_ways(self) -> None:
+        """Time the ways to go through the packed weights, and use the fastest."""
+        ours = kernel() if self._matrices else None
+        if ours is not None:
+            choose(list(self._matrices.values()), ours)
+
     def settle(self) -> None:
         """Unpack the weights that other code than their own module has read."""
         for one in self._modules:
@@ -222,6 +229,7 @@ def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None) -> Pack
             if not _pack_alike(group, packing):
                 _read_alike(group, packing)
     leave_files(model, packing)
+    packing.choose_ways()
     return packing
 
 

@@ -9,7 +9,8 @@ from cache.memory import huge
 
 TILED = 3  # beside the types of plain elements
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-GROUP, _DEPTH, _COLUMNS = 64, 32, 16
+GROUP, _DEPTH = 64, 32
+_PAIR = torch.int32  # two elements of 16 bits, which stay together
 
 
 class Matrix:
@@ -33,8 +34,8 @@ class Matrix:
         """The plain weight ``[out, inside]``."""
         if self.kind != TILED:
             return self.data
-        tiles = self.data.view(-1, -(-self.inside // _DEPTH) * _DEPTH // 2, GROUP // _COLUMNS, _COLUMNS, 2)
-        plain = tiles.permute(0, 2, 3, 1, 4).reshape(-1, 2 * tiles.shape[1])
+        pairs = self.data.view(_PAIR).view(-1, -(-self.inside // _DEPTH) * _DEPTH // 2, GROUP)
+        plain = pairs.transpose(1, 2).reshape(-1, pairs.shape[1]).view(self.data.dtype)
         return plain[: self.out, : self.inside].contiguous()
 
 
@@ -44,7 +45,8 @@ def _tiled(weight: torch.Tensor) -> torch.Tensor:
     """
     out, inside = weight.shape
     padded = F.pad(weight, (0, -inside % _DEPTH, 0, -out % GROUP))
-    parts = padded.view(-1, GROUP // _COLUMNS, _COLUMNS, padded.shape[1] // 2, 2)
-    tiled = huge.empty(padded.numel(), weight.dtype)
-    tiled.view(parts.shape[0], parts.shape[3], *parts.shape[1:3], 2).copy_(parts.permute(0, 3, 1, 2, 4))
-    return tiled
+    pairs = padded.view(_PAIR).view(-1, GROUP, padded.shape[1] // 2)
+    tiled = huge.empty(pairs.numel(), _PAIR)
+    for to, group in zip(tiled.view(len(pairs), -1, GROUP), pairs, strict=True):
+        to.copy_(group.t())  # torch transposes matrices in blocks, and other tensors element by element
+    return tiled.view(weight.dtype)

@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,9 @@ class ProgramKernel:
         self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.team else 1  # at most
         self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
         self.way_count: int = library.warmturn_way_count()  # see ``warmturn_chosen_ways`` in kernels/tiled.h
+        self.build = path.stem
+        self._read = library.warmturn_read
+        self._read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self._ways = (ctypes.c_int64 * 3).in_dll(library, "warmturn_chosen_ways")
         self.memory = 0  # its address
         self.rooms: dict[Any, Any] = {}  # see ``layer_program.LayerWorkspace``
@@ -88,6 +91,11 @@ class ProgramKernel:
     @ways.setter
     def ways(self, chosen: tuple[int, int, int]) -> None:
         self._ways[:] = list(chosen)
+
+    def read(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Read all bytes of contiguous CPU tensors, and compute nothing of them: what products are compared with."""
+        regions = np.array([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors], np.int64)
+        self._read(regions.ctypes.data, len(tensors), min(torch.get_num_threads(), self.threads), self.team)
 
     def reserve(self, floats: int) -> None:
         """Grow the shared memory to at least ``floats``; its address may change."""

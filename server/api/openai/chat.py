@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.api.openai.stored_chats import BEGUN, request_fields, request_messages
 from server.chat.prompts import Prompt, chat_prompt, check_room, conversation, new_messages, rendering_change_of
 from server.chat.rendering import PLAIN

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field, model_validator
 from starlette.responses import Response
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.chat.prompts import Prompt, chat_prompt, check_bytes, check_ids, context_exceeded
 from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute

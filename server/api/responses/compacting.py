@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.api.responses.branches import CHAIN, ResponseBranch
 from server.api.responses.client_tools import ToolNames
 from server.api.responses.prompt import (

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server.api.responses.client_tools import ToolNames
 from server.api.responses.schemas import InputRequest
 from server.api.responses.tool_schemas import client_tools, tools_in

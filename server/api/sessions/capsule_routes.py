@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from scheduler.protocol import ModelFacts
+from scheduler.model_facts import ModelFacts
 from server import __version__
 from server.api.sessions.capsule import MEDIA_TYPE, Capsule, CapsuleFacts, SessionFacts, doubtful, pack, unpack
 from server.api.sessions.objects import ImportReport, live_session_object

@@ -10,14 +10,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 from urllib.parse import urlsplit
 
 import httpx
 
 from server import __version__
 from server.cli.bench.bench_load import BenchLoad, Client, NoAnswer
-from server.cli.bench.bench_report import HEAD, about, figures, row
+from server.cli.bench.bench_report import HEAD, about, figures, reading_line, row, weight_reading
 from server.config.bench_options import BenchConfig
 from server.config.serve_options import UsageError
 from server.engine.launcher import engine_environment
@@ -61,19 +61,24 @@ async def measured(config: BenchConfig, url: str, model: str | None, pid: int | 
             loads.append(await load)
             rows.append(row(loads[-1]))
             show(out, config, rows[-1])
+        read = weight_reading(await client.facts(), loads)
     what = url if config.is_url else f"{config.subject}, {config.threads} compute threads"
     told = about(what, client.left_out)
-    report(config, told, "\n".join(rows), loads, out)
+    told += f"\n{reading_line(read)}" if read else ""
+    report(config, told, "\n".join(rows), loads, out, read)
     failed = [turn.error for load in loads for chat in load.chats for turn in chat if turn.error is not None]
     for error in sorted(set(failed)):
         print(f"warmturn: {failed.count(error)} turns failed: {error}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def report(config: BenchConfig, told: str, table: str, loads: list[BenchLoad], out: TextIO) -> None:
+def report(
+    config: BenchConfig, told: str, table: str, loads: list[BenchLoad], out: TextIO, read: dict[str, float]
+) -> None:
     """The end of the output, and the file. Raises UsageError where it cannot be written."""
     if config.as_json:
-        answer = {"object": "bench", "version": __version__, "about": told, "loads": [figures(load) for load in loads]}
+        answer: dict[str, Any] = {"object": "bench", "version": __version__, "about": told}
+        answer |= {"loads": [figures(load) for load in loads], "weight_reading": read or None}
         json.dump(answer, out, indent=2, ensure_ascii=False)
         out.write("\n")
     else:

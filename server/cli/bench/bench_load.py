@@ -80,6 +80,15 @@ class Client:
         """Which fields the server did not take."""
         return [name for name in OPTIONS if name not in self._options]
 
+    async def facts(self) -> dict[str, Any]:
+        """What the server tells of the model beyond OpenAI's fields; nothing where it is another server."""
+        try:
+            answer = await self._http.get(f"models/{self._model}")
+            told = answer.json().get("warmturn")
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return {}
+        return told if isinstance(told, dict) else {}
+
     async def warm_up(self) -> None:
         """A first turn, in the form with most fields that the server takes. Raises NoAnswer."""
         said = ""

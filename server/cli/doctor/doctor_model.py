@@ -16,7 +16,9 @@ import msgspec
 import zmq.asyncio
 
 from cache.tier import Tier
-from scheduler.protocol import EngineConfig, Loading, ModelFacts, ModelFailed, Ready, Stats, StepOutputs
+from scheduler.engine_config import EngineConfig
+from scheduler.model_facts import ModelFacts, WeightReading
+from scheduler.protocol import Loading, ModelFailed, Ready, Stats, StepOutputs
 from server.chat.dialect import Dialect
 from server.chat.template import Stability
 from server.cli.doctor.doctor_machine import machine_memory
@@ -65,6 +67,8 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
         return
     yield running(config.name, measured, measured.facts)
     yield memory(measured, measured.facts)
+    if measured.facts.weight_reading is not None:
+        yield reading(measured.facts.weight_reading)
     yield room(config, measured, measured.facts)
     yield from words(config)
 
@@ -136,6 +140,15 @@ def memory(measured: MeasuredModel, facts: ModelFacts) -> Finding:
             **figures,
         )
     return ok("weights", told, **figures)
+
+
+def reading(found: WeightReading) -> Finding:
+    """How fast products read weights, and what memory would allow."""
+    speed = found.speeds[0][found.chosen[0]]
+    told = f"products of one row read {speed / 1e9:.1f} GB/s of weights, {100 * found.share:.0f} % of the "
+    told += f"{found.memory / 1e9:.1f} GB/s that memory gives ({found.threads} threads, {100 * found.huge_pages:.0f} % "
+    told += f"in huge pages); timed when this model was first loaded, {'; '.join(found.lines)}"
+    return ok("reading", told, share=found.share, **msgspec.to_builtins(found))
 
 
 def room(config: DoctorConfig, measured: MeasuredModel, facts: ModelFacts) -> Finding:

@@ -12,9 +12,10 @@ from tiny_models import make_tokenizer
 from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
 
 from scheduler.core.engine_core import EngineCore
+from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import load, prepare
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, Submit, pack_ids
+from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
 ENDS: dict[str, Any] = {"eos_token_id": 258, "pad_token_id": 256, "decoder_start_token_id": 256}

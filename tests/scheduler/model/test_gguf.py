@@ -11,9 +11,10 @@ from gguf_models import metadata_of, written
 from tiny_models import TEMPLATE, greedy
 from transformers import AutoTokenizer
 
+from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, Submit, pack_ids
+from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
 from server import torchless

@@ -15,10 +15,11 @@ from tiny_models import CONTEXT, make_tokenizer, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedModel
 
 from scheduler import process
+from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load, read_config, read_model
 from scheduler.model.measurement import describe
 from scheduler.model.weights import digest
-from scheduler.protocol import EngineConfig, Loading
+from scheduler.protocol import Loading
 from scheduler.sampling_params import Generation
 
 

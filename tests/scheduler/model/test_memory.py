@@ -11,9 +11,9 @@ import torch
 from cache.memory.tier import PageShape
 from cache.pages.pool import PagePool
 from scheduler import cgroups
+from scheduler.engine_config import EngineConfig
 from scheduler.model import memory
 from scheduler.model.memory import TooSmall, build_store, physical_memory
-from scheduler.protocol import EngineConfig
 
 CPU = torch.device("cpu")
 SHAPES = {0: PageShape(2, 8, 2, 8, torch.float32), 1: PageShape(1, 4, 1, 12, torch.bfloat16)}

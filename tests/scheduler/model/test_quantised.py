@@ -22,11 +22,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import import_utils
 
 from scheduler import extras
+from scheduler.engine_config import EngineConfig
 from scheduler.model.load_errors import _EXTRAS
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.weights import digest, stored_bytes
 from scheduler.process import build
-from scheduler.protocol import EngineConfig, Submit, pack_ids
+from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.protocol import EngineConfig
+from scheduler.engine_config import EngineConfig
 from server.config.bench_options import BenchConfig
 from server.config.command_line import COMMANDS, environment_variable, flag, parse
 from server.config.doctor_options import DoctorConfig

@@ -11,7 +11,9 @@ import scripted_engine
 from scripted_process import engine, pid_of, run_patiently, scenario, until
 
 from cache.tier import Tier, TierHolding
-from scheduler.protocol import EngineConfig, Inspect, Inspected, ModelFacts, Stats
+from scheduler.engine_config import EngineConfig
+from scheduler.model_facts import ModelFacts
+from scheduler.protocol import Inspect, Inspected, Stats
 from server.engine import engine_link
 from server.engine.engine import EngineDied, EngineUnavailable
 from server.engine.engine_calls import EngineCalls

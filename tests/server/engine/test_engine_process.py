@@ -11,7 +11,8 @@ import scripted_engine
 from scripted_process import admitted, engine, pid_of, piece, read, run_patiently, scenario, submit, until
 
 from cache.tier import Tier
-from scheduler.protocol import EngineConfig, FinishReason
+from scheduler.engine_config import EngineConfig
+from scheduler.protocol import FinishReason
 from server.engine.engine import EngineDied, EngineFailed, EngineUnavailable, TurnRefused
 from server.engine.engine_process import EngineProcess, _backoff
 from server.engine.launcher import EngineLauncher

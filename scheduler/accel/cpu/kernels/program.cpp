@@ -12,6 +12,7 @@
 
 #include "experts.h"
 #include "matrix.h"
+#include "reading.h"
 #include "waiting.h"
 
 namespace {
@@ -368,3 +369,11 @@ extern "C" int warmturn_tiles() {  // whether this was compiled for matrix units
 }
 
 extern "C" int64_t warmturn_way_count() { return WAYS; }  // in how many ways products with tiles go through a weight
+
+// Reads all bytes of the regions, by as many threads as there are for programs.
+extern "C" void warmturn_read(const Region* regions, int64_t count, int64_t threads,
+                              void (*together)(void (*)(void*), void*, unsigned, const int64_t*)) {
+    Reading reading{regions, count};
+    if (together && threads > 1) together(Reading::enter, &reading, unsigned(threads), nullptr);
+    else reading.work();
+}

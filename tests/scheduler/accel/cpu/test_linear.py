@@ -19,12 +19,12 @@ from transformers.pytorch_utils import Conv1D
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler.accel.cpu import linear
 from scheduler.accel.cpu.linear import WeightStandIn, pack
+from scheduler.engine_config import EngineConfig
 from scheduler.forward.rope import LongRope
 from scheduler.model import loader
 from scheduler.model.loader import LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
-from scheduler.protocol import EngineConfig
 
 PROMPT = list(range(60, 90))
 BIG = 320  # a square of it is large enough to be looked at

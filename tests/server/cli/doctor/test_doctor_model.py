@@ -15,6 +15,7 @@ from scripted_server import environment
 from template_styles import STYLES, tokens_with
 
 from cache.tier import Tier, TierStats
+from scheduler.model_facts import WeightReading
 from scheduler.protocol import Stats
 from server.chat.dialect import Dialect
 from server.chat.template import Divergence, Stability
@@ -63,6 +64,16 @@ def test_an_engine_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor_model, "STOP_SECONDS", 0.1)
     told = found("ok", tmp_path, monkeypatch)
     assert (told["model"].level, "not loaded after" in told["model"].text) == (Level.FAULT, True)
+
+
+def test_how_fast_weights_are_read(tmp_path: Path) -> None:
+    speeds = ((8e9, 9e9), (5e9, 7e9), (2e9, 1e9))
+    read = WeightReading(1000, 2, 10e9, 0.5, ("in order", "prefetching"), (1, 4, 16), speeds, (1, 1, 0))
+    finding = doctor_model.reading(read)
+    assert finding.level == Level.OK
+    assert "one row read 9.0 GB/s of weights, 90 % of the 10.0 GB/s that memory gives (2 threads, 50 %" in finding.text
+    assert "1 row: in order 8.0, prefetching 9.0 (used) GB/s; 4 rows: in order 5.0" in finding.text
+    assert (finding.figures["share"], finding.figures["chosen"]) == (0.9, (1, 1, 0))
 
 
 def test_the_room_of_each_tier(tmp_path: Path) -> None:

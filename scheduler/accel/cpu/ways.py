@@ -1,0 +1,164 @@
+"""Choosing how products go through packed weights: the ways that kernels/tiled.h knows are timed at load with weights
+of the model, and the result is kept in the folder of the compiled kernels, for this processor and this build.
+
+All ways give equal results, so the choice changes nothing but time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+import torch
+
+from cache.compiler import NotBuilt, private_folder
+from cache.errors import first_line
+from cache.files import CorruptFile, write_file
+from cache.memory import huge
+from scheduler.accel.cpu.basic_block import BasicBlock, External, Ref, Slots
+from scheduler.accel.cpu.matrix import TILED, Matrix
+from scheduler.accel.cpu.program import Program, ProgramKernel
+from scheduler.model_facts import WeightReading
+
+log = logging.getLogger("warmturn.engine")
+NAMES = ("in order", "prefetching", "half the columns", "half the columns, prefetching")  # bits of kernels/tiled.h
+_ROWS = (1, 4, 16)  # one row, few, many
+_SAMPLE = 96 << 20  # bytes of weights that are timed: more than caches hold
+_LEAST = 16 << 20  # with less, weights stay in the processor's caches, and any way will do
+_SECONDS = 0.3  # for each number of rows
+_ROUNDS = 5
+_WORTH = 0.98  # another way than the one before must take at most so much of its time
+
+latest: WeightReading | None = None  # of the model that was packed last
+
+
+def choose(matrices: Sequence[Matrix], kernel: ProgramKernel) -> WeightReading | None:
+    """Set the ways of ``kernel`` that are fastest for weights like these; None where there are too few to matter."""
+    global latest
+    latest = None
+    tiled = [matrix for matrix in matrices if matrix.kind == TILED]
+    if sum(matrix.nbytes for matrix in tiled) < _LEAST:
+        return None
+    name = _name(tiled, kernel)
+    latest = _recall(name, kernel) or _measured(tiled, kernel)
+    kernel.ways = latest.chosen[0], latest.chosen[1], latest.chosen[2]
+    _remember(name, latest)
+    log.debug("weights are read %s", "; ".join(latest.lines))
+    return latest
+
+
+def _measured(tiled: list[Matrix], kernel: ProgramKernel) -> WeightReading:
+    sample = _sample(tiled)
+    size = sum(matrix.nbytes for matrix in sample)
+    data = [matrix.data for matrix in sample]
+    memory = _best([lambda: kernel.read(data)])[0]
+    before, speeds, chosen = kernel.ways, [], []
+    for number, rows in enumerate(_ROWS):
+        run = _products(sample, rows, kernel)
+        seconds = _best([_in(way, run, kernel) for way in range(kernel.way_count)])
+        fastest = min(range(len(seconds)), key=seconds.__getitem__)
+        keeps = seconds[fastest] > _WORTH * seconds[before[number]]
+        chosen.append(before[number] if keeps else fastest)
+        speeds.append(tuple(size / one for one in seconds))
+    kernel.ways = before
+    return WeightReading(
+        weight_bytes=sum(matrix.nbytes for matrix in tiled),
+        threads=torch.get_num_threads(),
+        memory=size / memory,
+        huge_pages=_in_huge_pages(data),
+        ways=NAMES[: kernel.way_count],
+        rows=_ROWS,
+        speeds=tuple(speeds),
+        chosen=tuple(chosen),
+    )
+
+
+def _sample(tiled: list[Matrix]) -> list[Matrix]:
+    """Weights from all over the model, about ``_SAMPLE`` bytes where there are more."""
+    small = [matrix for matrix in tiled if matrix.nbytes <= _SAMPLE] or tiled[:1]
+    return small[:: max(1, sum(matrix.nbytes for matrix in small) // _SAMPLE)]
+
+
+def _products(sample: list[Matrix], rows: int, kernel: ProgramKernel) -> Callable[[], None]:
+    """A function that multiplies ``rows`` rows with every weight: programs as in a step."""
+    alike: defaultdict[int, list[Matrix]] = defaultdict(list)
+    for matrix in sample:
+        alike[matrix.inside].append(matrix)
+    programs, alive = [], []
+    for inside, matrices in alike.items():
+        block = BasicBlock(Slots())
+        ids = block.read(External("input", 0, dtype=torch.bfloat16), inside).ids
+        for number, matrix in enumerate(matrices):
+            out = Ref(block.product(matrix, ids, matrix.out))
+            block.write(External("output", number, dtype=torch.bfloat16), out, matrix.out)
+        program = Program(block, kernel)
+        x = torch.ones(rows, inside, dtype=torch.bfloat16)
+        y = torch.empty(rows, max(matrix.out for matrix in matrices), dtype=torch.bfloat16)
+        for number, external in enumerate(program.externals):
+            tensor = x if external.kind == "input" else y
+            program.place(number, tensor.data_ptr(), tensor.stride(0))
+        programs.append(program)
+        alive += [x, y]
+
+    def run(alive: list[torch.Tensor] = alive) -> None:
+        for program in programs:
+            program.run(rows)
+
+    return run
+
+
+def _in(way: int, run: Callable[[], None], kernel: ProgramKernel) -> Callable[[], None]:
+    def chosen() -> None:
+        kernel.ways = way, way, way
+        run()
+
+    return chosen
+
+
+def _best(works: Sequence[Callable[[], None]]) -> list[float]:
+    """The best time of each, in seconds of this thread, measured in turns so that other load affects all alike."""
+    best, began = [float("inf")] * len(works), time.thread_time()
+    for _ in range(_ROUNDS):
+        for i, work in enumerate(works):
+            start = time.thread_time()
+            work()
+            best[i] = min(best[i], time.thread_time() - start)
+        if time.thread_time() - began > _SECONDS:
+            break
+    return best
+
+
+def _in_huge_pages(data: list[torch.Tensor]) -> float:
+    """The part of these weights' mappings that is in huge pages."""
+    held = {huge.resident(tensor) for tensor in data[:: max(1, len(data) // 16)]}  # a look takes a millisecond
+    return sum(found for _, found in held) / max(1, sum(size for size, _ in held))
+
+
+def _name(tiled: list[Matrix], kernel: ProgramKernel) -> str:
+    """The name of the file for these shapes, this processor, these threads and this build of the kernel."""
+    shapes = [(matrix.out, matrix.inside) for matrix in tiled]
+    processor = torch.cpu.get_capabilities().get("cpu_name", "")
+    asked = repr((processor, torch.get_num_threads(), kernel.build, NAMES, _ROWS, shapes))
+    return f"ways-{hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()}.json"
+
+
+def _recall(name: str, kernel: ProgramKernel) -> WeightReading | None:
+    with suppress(OSError, NotBuilt, msgspec.MsgspecError):
+        found = msgspec.json.decode((private_folder() / name).read_bytes(), type=WeightReading)
+        if len(found.chosen) == len(_ROWS) and all(0 <= way < kernel.way_count for way in found.chosen):
+            return found
+    return None
+
+
+def _remember(name: str, reading: WeightReading) -> None:
+    """Losing it costs a second at the next load, so no failure matters."""
+    try:
+        if not (private_folder() / name).exists():
+            write_file(private_folder(), name, [msgspec.json.encode(reading)])
+    except (OSError, NotBuilt, CorruptFile) as error:
+        log.debug("what was timed is not kept: %s", first_line(error))

@@ -1,0 +1,36 @@
+"""`EngineConfig`: what an engine process is started with. Imported by both processes."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """What the engine process is started with: a line of JSON on its standard input. An empty line follows as soon
+    as the engine may read files.
+    """
+
+    address: str  # zmq endpoint that the server has bound
+    model: str  # hub id or folder
+    generation_config: str = "model"  # model | openai | path of a generation config, as JSON
+    device: str = "auto"  # auto | cpu | cuda
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    max_context: int | None = None  # tokens; None: what the model allows
+    kv_memory: int | None = None  # bytes of the device tier; None: measured
+    host_memory: int | None = None  # bytes of the host tier; None: 0 on CPU, a quarter of RAM with CUDA
+    max_running: int = 256
+    max_step_tokens: int | None = None  # None: 512 on CPU, 2048 on CUDA
+    max_queued: int = 1024
+    verdicts: str | None = None  # folder that remembers which mode fits which model
+    kv_folder: str | None = None  # of the disk tier; None: there is none
+    disk_space: int | None = None  # bytes of the disk tier; None: a tenth of what is free at start; 0: no disk tier
+    disk_floor: int | None = None  # bytes that stay free on that disk; None: a twentieth of it, at most 5 GiB
+    remote: str | None = None  # fsspec URL of the tier below the disk
+    remote_space: int | None = None  # bytes of that tier; None: no limit
+    kv_at_rest: str = "exact"  # exact | int8 | fp8: how KV is written to disk
+    tensor_parallel: int = 1  # ranks among which the model is divided, one process and one device each
+    speculate: str = "off"  # auto | off: whether tokens are drafted
+    tenant_share: float = 1.0  # of every tier that one tenant may hold when others need the room
+    offline: bool = False  # take files of the hub only where they have been downloaded before
+    log_format: str = "text"  # text | json
+    log_level: str = "info"  # debug | info | warning | error

@@ -1,0 +1,74 @@
+"""`ModelFacts`: what the engine measured or read while loading a model. Imported by both processes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from scheduler.sampling_params import Generation
+
+
+class WeightReading(msgspec.Struct, frozen=True):
+    """How fast products on a CPU read packed bfloat16 weights, measured with some of this model's by ``threads``
+    threads.
+
+    ``weight_bytes``: what all of these products read in a step. ``memory``: bytes a second of reading alone, from the
+    same weights. ``huge_pages``: the part of them that is in huge pages. ``speeds``: bytes a second of the products,
+    for each number of ``rows`` a figure for each of the ``ways`` to go through a weight. ``chosen``: the index of the
+    way that is used, for each number of rows. All ways give equal results.
+    """
+
+    weight_bytes: int
+    threads: int
+    memory: float
+    huge_pages: float
+    ways: tuple[str, ...]
+    rows: tuple[int, ...]
+    speeds: tuple[tuple[float, ...], ...]
+    chosen: tuple[int, ...]
+
+    @property
+    def share(self) -> float:
+        """The speed of products of one row over that of reading alone."""
+        return self.speeds[0][self.chosen[0]] / self.memory
+
+    @property
+    def lines(self) -> list[str]:
+        """The speeds of all ways in words, an item for each number of rows."""
+        lines = []
+        for rows, speeds, chosen in zip(self.rows, self.speeds, self.chosen, strict=True):
+            figures = [f"{way} {speed / 1e9:.1f}" for way, speed in zip(self.ways, speeds, strict=True)]
+            figures[chosen] += " (used)"
+            lines.append(f"{rows} row{'s' * (rows > 1)}: {', '.join(figures)} GB/s")
+        return lines
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What the engine measured or read while loading; served by ``/v1/models/{id}``.
+
+    ``vocab_size`` is the width of the logits, ``max_context`` the longest timeline in tokens that this server
+    accepts, ``mode`` the probe's verdict, ``kv_bytes_per_token`` over all layers,
+    ``weight_bytes`` as the weights are stored, quantised or not.
+    With an ``encoder_decoder`` prompt and reply have a context each.
+    """
+
+    architecture: str
+    parameters: int
+    weight_bytes: int
+    dtype: str
+    device: str
+    vocab_size: int
+    max_context: int
+    eos_token_ids: tuple[int, ...]
+    mode: str
+    probe: str
+    layer_kinds: dict[str, int]
+    kv_bytes_per_token: int
+    page_size: int
+    pages: int
+    fingerprint: str
+    encoder_decoder: bool = False
+    tensor_parallel: int = 1  # ranks among which the model is divided
+    generation: Generation = Generation()
+    crossed: tuple[str, ...] = ()  # thresholds past which the mode was measured as well, by name and size
+    unproven: str = ""  # why it could not be, for people
+    weight_reading: WeightReading | None = None  # of products on a CPU, where weights are packed for them
