@@ -13,7 +13,7 @@ import torch
 from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedStep
 from scheduler.accel.cpu.fusion import Fusion
-from scheduler.accel.cpu.linear import Packing
+from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.gpu.compiled import CompiledLayers
 from scheduler.forward.trace import Trace
 

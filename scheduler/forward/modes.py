@@ -16,7 +16,7 @@ from cache.attention.packed_attention import PackedAttention, Unsupported
 from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedStep, packed_class
 from scheduler.accel.cpu.fusion import Fusion
-from scheduler.accel.cpu.linear import Packing
+from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.cpu.program import kernel
 from scheduler.accel.gpu.compiled import CompiledLayers
 from scheduler.forward.alone_modes import AloneMode, PlainAloneMode, RecomputeMode

@@ -20,7 +20,7 @@ from cache.attention.packed_attention import Unsupported
 from cache.errors import first_line
 from cache.memory.tier import PageShape
 from cache.pages.layers import AttentionLayer
-from scheduler.accel.cpu.linear import Packing
+from scheduler.accel.cpu.packing import Packing
 from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.forward.alone_modes import AloneMode
 from scheduler.forward.mode import Mode, installed

@@ -19,8 +19,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from scheduler.accel.cpu.experts_matrix import ExpertsMatrix
 from scheduler.accel.cpu.functions import COMPUTED
-from scheduler.accel.cpu.linear import Map, Packing, WeightStandIn, equal, leave_files
+from scheduler.accel.cpu.linear import equal, leave_files
 from scheduler.accel.cpu.matrix import TILED, TYPES
+from scheduler.accel.cpu.packing import Map, Packing, WeightStandIn
 from scheduler.accel.cpu.program import Program, ProgramKernel, kernel
 from scheduler.accel.cpu.recorder import Recorder
 
@@ -256,7 +257,7 @@ def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None
         one = tried.pop(0) if tried else PackedExperts(module, ours)
         if _is_right(one):
             one.limit = limit
-            packing.add_experts(one)
+            packing.add(one, None)
 
 
 def _of_rows(forward: Any, made_up: tuple[torch.Tensor, ...], x: torch.Tensor) -> torch.Tensor:

@@ -7,21 +7,20 @@ A packed weight replaces the plain one.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from scheduler.accel.cpu.matrix import TYPES, Matrix
+from scheduler.accel.cpu.packing import Map, Packing, WeightStandIn
 from scheduler.accel.cpu.program import kernel, product
-from scheduler.accel.cpu.ways import choose
 
 _SMALLEST = 1 << 16  # elements: a smaller weight stays in the processor's caches, and a call costs more than reading it
 _TRIED = 8  # weights of one shape that are timed together, so that they come from memory as in a real step
@@ -31,12 +30,8 @@ _MOST = {1: 0.95, 256: 1.03}
 _MOST_TILED = {1: 0.95, 256: 1.25}
 _FEW = (1, 4, 16)  # rows up to which our kernel may be faster on plain weights
 _MOST_READING = 1.1  # of torch's time: a module that runs as a program saves more than that elsewhere
-_ROUNDS = 7
 _LARGE = 1000.0
 _ROUNDING = 1e-5  # what the order of a float32 sum may change: many times its precision
-_SECONDS = 0.1  # of a measurement; each way is timed once at least
-
-Map = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PackedLinear:
@@ -77,141 +72,6 @@ class PackedLinear:
         """A copy of the plain weight, in the module's layout."""
         matrix = self.packed.dense()
         return matrix.t().contiguous() if self._flipped else matrix
-
-
-class PackedWeight(Protocol):
-    """What has a packed weight."""
-
-    touched: bool  # whether other code has read it
-
-    def dense(self) -> torch.Tensor:
-        """The plain weight."""
-        ...
-
-
-class PackedModule(Protocol):
-    """A module with packed weights."""
-
-    module: torch.nn.Module
-
-    @property
-    def touched(self) -> bool:
-        """Whether other code has read a packed weight."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the packed weights."""
-        ...
-
-    def install(self) -> None:
-        """Make the module use them."""
-        ...
-
-    def remove(self) -> None:
-        """Restore the module."""
-        ...
-
-
-class WeightStandIn(torch.Tensor):
-    """A tensor in the place of a packed weight. Shape, dtype and device are right; any other operation is done on an
-    unpacked copy, which is slow and recorded in ``touched``. Writing to it raises RuntimeError.
-    """
-
-    __torch_function__: Any = torch._C._disabled_torch_function_impl
-
-    @staticmethod
-    def __new__(cls, of: PackedWeight, like: torch.Tensor) -> WeightStandIn:
-        shadow: WeightStandIn = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=like.dtype, device=like.device
-        )
-        return shadow
-
-    def __init__(self, of: PackedWeight, like: torch.Tensor) -> None:
-        self.of = of
-        self._is_param = True  # for isinstance(weight, torch.nn.Parameter)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # declared as of an instance there
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func._schema.is_mutable:
-            raise RuntimeError("a packed weight cannot be written")
-        args, kwargs = torch.utils._pytree.tree_map_only(cls, cls._dense, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def _dense(self) -> torch.Tensor:
-        self.of.touched = True
-        return self.of.dense()
-
-
-class Packing:
-    """The packed modules of one model, and the weights that the C++ kernel can read."""
-
-    def __init__(self, answers: dict[str, bool]) -> None:
-        self._answers = answers
-        self._modules: list[PackedModule] = []
-        self._matrices: dict[torch.nn.Module, Matrix] = {}
-
-    def matrix(self, module: torch.nn.Module) -> tuple[Matrix, torch.Tensor | None] | None:
-        """The weight and the bias of a linear module; None if it is not linear or the C++ kernel cannot read its
-        weight.
-        """
-        matrix = self._matrices.get(module)
-        return (matrix, module._parameters.get("bias")) if matrix is not None else None
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the packed weights."""
-        return sum(one.nbytes for one in self._modules)
-
-    def add(self, module: PackedLinear) -> None:
-        """Install a packed module."""
-        module.install()
-        self._modules.append(module)
-        if isinstance(module.packed, Matrix):
-            self._matrices[module.module] = module.packed
-
-    def add_experts(self, experts: PackedModule) -> None:
-        """Install a packed module of experts."""
-        experts.install()
-        self._modules.append(experts)
-
-    def read(self, module: torch.nn.Module, matrix: Matrix) -> None:
-        """Add a module whose plain weight the C++ kernel reads."""
-        self._matrices[module] = matrix
-
-    def pays(self, what: str, plain: list[Map], packed: list[Map], x: torch.Tensor, most: float) -> bool:
-        """Whether ``packed`` takes at most ``most`` of the time of ``plain``. A measurement, of this load or an earlier
-        one, is not repeated: results stay the same to the last bit after a restart.
-        """
-        asked = f"{what} {x.shape[1]} {torch.backends.cpu.get_cpu_capability()}"
-        if asked not in self._answers:
-            self._answers[asked] = _ratio(plain, packed, x) <= most
-        return self._answers[asked]
-
-    def choose_ways(self) -> None:
-        """Time the ways to go through the packed weights, and use the fastest."""
-        ours = kernel() if self._matrices else None
-        if ours is not None:
-            choose(list(self._matrices.values()), ours)
-
-    def settle(self) -> None:
-        """Unpack the weights that other code than their own module has read."""
-        for one in self._modules:
-            if one.touched:
-                one.remove()
-                self._matrices.pop(one.module, None)
-        self._modules = [one for one in self._modules if not one.touched]
-
-    def remove(self) -> None:
-        """Restore the model."""
-        self._matrices.clear()
-        while self._modules:
-            self._modules.pop().remove()
 
 
 @torch.no_grad()
@@ -297,7 +157,7 @@ def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
         made_up = _made_up(group[0], 2, flipped)
         for module, one in zip(group, chain(tried, candidates), strict=True):
             if equal(one.forward(made_up), module.forward(made_up)):
-                packing.add(one)
+                packing.add(one, one.packed if isinstance(one.packed, Matrix) else None)
         return True
     return False
 
@@ -386,24 +246,6 @@ def equal(got: Any, want: Any, slack: float = 1.0) -> bool:
 def _rounding(dtype: torch.dtype) -> float:
     """The allowed relative error from another order of summation (root mean square)."""
     return max(torch.finfo(dtype).eps, _ROUNDING)
-
-
-def _ratio(plain: list[Map], packed: list[Map], x: torch.Tensor) -> float:
-    """The best time of all ``packed`` over that of all ``plain``, measured alternately so that other load affects
-    both.
-    """
-    best, began = [float("inf")] * 2, time.thread_time()
-    for way in (plain, packed):
-        way[0](x)  # the first call of a shape makes its kernel
-    for _ in range(_ROUNDS):
-        for i, way in enumerate((plain, packed)):
-            start = time.thread_time()
-            for run in way:
-                run(x)
-            best[i] = min(best[i], time.thread_time() - start)
-        if time.thread_time() - began > _SECONDS:
-            break
-    return best[1] / best[0]
 
 
 class _Reordered:

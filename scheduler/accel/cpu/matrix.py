@@ -35,7 +35,7 @@ class Matrix:
         if self.kind != TILED:
             return self.data
         pairs = self.data.view(_PAIR).view(-1, -(-self.inside // _DEPTH) * _DEPTH // 2, GROUP)
-        plain = pairs.transpose(1, 2).reshape(-1, pairs.shape[1]).view(self.data.dtype)
+        plain = pairs.transpose(1, 2).reshape(-1, pairs.shape[1]).contiguous().view(self.data.dtype)
         return plain[: self.out, : self.inside].contiguous()
 
 

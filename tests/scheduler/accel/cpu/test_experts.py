@@ -17,7 +17,7 @@ from transformers.integrations.moe import use_experts_implementation
 from cache.pages.layers import read_layers
 from scheduler.accel.cpu import experts
 from scheduler.accel.cpu.experts import PackedExperts, pack_experts, packed_experts
-from scheduler.accel.cpu.linear import Packing, WeightStandIn
+from scheduler.accel.cpu.packing import Packing, WeightStandIn
 from scheduler.forward.rope import LongRope
 from scheduler.model.measurement import describe
 from scheduler.model.probe import probe

@@ -18,7 +18,8 @@ from transformers.pytorch_utils import Conv1D
 
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler.accel.cpu import linear
-from scheduler.accel.cpu.linear import WeightStandIn, pack
+from scheduler.accel.cpu.linear import pack
+from scheduler.accel.cpu.packing import WeightStandIn
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.rope import LongRope
 from scheduler.model import loader
@@ -217,7 +218,7 @@ def test_what_is_no_plain_linear_map_is_left_alone(module: nn.Module) -> None:
     [({1: 0.9, 256: 1.0}, True), ({1: 1.0, 256: 0.5}, False), ({1: 0.5, 256: 1.3}, False)],
 )
 def test_what_does_not_pay_is_left_alone(times: dict[int, float], packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_ratio", lambda plain, packed, x: times.get(x.shape[1], 2.0))
+    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, packed, x: times.get(x.shape[1], 2.0))
     module = filled(nn.Linear(BIG, BIG))
     weight = module.weight
     assert len(pack(module)) == packs
@@ -225,7 +226,9 @@ def test_what_does_not_pay_is_left_alone(times: dict[int, float], packs: bool, m
 
 
 def test_a_prefill_may_cost_more_in_tiles_than_in_onednns_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_ratio", lambda plain, packed, x: {1: 0.9, 256: 1.2}.get(x.shape[1], 2.0))
+    monkeypatch.setattr(
+        "scheduler.accel.cpu.packing._ratio", lambda plain, packed, x: {1: 0.9, 256: 1.2}.get(x.shape[1], 2.0)
+    )
     for name, pays in (("_tiled", True), ("_reordered", False)):
         packs = getattr(linear, name)
         monkeypatch.setattr(linear, name, lambda matrix, bias, packs=packs: packs(matrix, bias))
@@ -263,7 +266,7 @@ def test_types_that_onednn_does_not_multiply_here_are_left_alone(monkeypatch: py
 @pytest.mark.parametrize("make", [lambda: nn.Linear(128, 64), lambda: Conv1D(64, 128)])
 def test_small_weights_are_not_even_measured_but_read(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled()
-    monkeypatch.setattr(linear, "_ratio", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda *_: pytest.fail("measured"))
     module = filled(make())
     packing = pack(module)
     assert len(packing) == 0
@@ -286,7 +289,7 @@ def test_a_plain_weight_is_read_for_as_many_rows_as_that_pays(
 ) -> None:
     compiled()
     monkeypatch.setattr(linear, "_ways", lambda dtype: iter(()))
-    monkeypatch.setattr(linear, "_ratio", lambda plain, reading, x: ratios[x.shape[1]])
+    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, reading, x: ratios[x.shape[1]])
     module = filled(nn.Linear(BIG, BIG))
     packing = pack(module)
     assert len(packing) == 0
@@ -301,7 +304,7 @@ def test_what_was_measured_once_is_not_measured_again(monkeypatch: pytest.Monkey
     compiled()
     answers: dict[str, bool] = {}
     for ratio in (0.5, 9.0):
-        monkeypatch.setattr(linear, "_ratio", lambda *_, ratio=ratio: ratio)
+        monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda *_, ratio=ratio: ratio)
         assert len(pack(filled(nn.Linear(BIG, BIG)), answers)) == 1
     assert len(pack(filled(nn.Linear(BIG, BIG + 64)), answers)) == 0  # another shape is measured
     assert set(answers.values()) == {True, False}
@@ -309,7 +312,7 @@ def test_what_was_measured_once_is_not_measured_again(monkeypatch: pytest.Monkey
 
 def test_a_large_weight_that_lies_the_other_way_round_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_ways", lambda dtype: iter(()))
-    monkeypatch.setattr(linear, "_ratio", lambda *_: 0.5)
+    monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda *_: 0.5)
     module = filled(Conv1D(BIG, BIG))
     assert pack(module).matrix(module) is None
 

@@ -1,0 +1,166 @@
+"""`Packing`: the modules of one model whose weights are packed, and the measurements that decided it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from scheduler.accel.cpu.matrix import Matrix
+from scheduler.accel.cpu.program import kernel
+from scheduler.accel.cpu.ways import choose
+
+_ROUNDS = 7
+_SECONDS = 0.1  # of a measurement; each way is timed once at least
+
+Map = Callable[[torch.Tensor], torch.Tensor]
+
+
+class PackedWeight(Protocol):
+    """What has a packed weight."""
+
+    touched: bool  # whether other code has read it
+
+    def dense(self) -> torch.Tensor:
+        """The plain weight."""
+        ...
+
+
+class PackedModule(Protocol):
+    """A module with packed weights."""
+
+    module: torch.nn.Module
+
+    @property
+    def touched(self) -> bool:
+        """Whether other code has read a packed weight."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        ...
+
+    def install(self) -> None:
+        """Make the module use them."""
+        ...
+
+    def remove(self) -> None:
+        """Restore the module."""
+        ...
+
+
+class WeightStandIn(torch.Tensor):
+    """A tensor in the place of a packed weight. Shape, dtype and device are right; any other operation is done on an
+    unpacked copy, which is slow and recorded in ``touched``. Writing to it raises RuntimeError.
+    """
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, of: PackedWeight, like: torch.Tensor) -> WeightStandIn:
+        shadow: WeightStandIn = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=like.dtype, device=like.device
+        )
+        return shadow
+
+    def __init__(self, of: PackedWeight, like: torch.Tensor) -> None:
+        self.of = of
+        self._is_param = True  # for isinstance(weight, torch.nn.Parameter)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # declared as of an instance there
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func._schema.is_mutable:
+            raise RuntimeError("a packed weight cannot be written")
+        args, kwargs = torch.utils._pytree.tree_map_only(cls, cls._dense, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _dense(self) -> torch.Tensor:
+        self.of.touched = True
+        return self.of.dense()
+
+
+class Packing:
+    """The packed modules of one model, and the weights that the C++ kernel can read."""
+
+    def __init__(self, answers: dict[str, bool]) -> None:
+        self._answers = answers
+        self._modules: list[PackedModule] = []
+        self._matrices: dict[torch.nn.Module, Matrix] = {}
+
+    def matrix(self, module: torch.nn.Module) -> tuple[Matrix, torch.Tensor | None] | None:
+        """The weight and the bias of a linear module; None if it is not linear or the C++ kernel cannot read its
+        weight.
+        """
+        matrix = self._matrices.get(module)
+        return (matrix, module._parameters.get("bias")) if matrix is not None else None
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        return sum(one.nbytes for one in self._modules)
+
+    def add(self, module: PackedModule, matrix: Matrix | None) -> None:
+        """Install a packed module; ``matrix`` is its weight if the C++ kernel can read it."""
+        module.install()
+        self._modules.append(module)
+        if matrix is not None:
+            self._matrices[module.module] = matrix
+
+    def read(self, module: torch.nn.Module, matrix: Matrix) -> None:
+        """Add a module whose plain weight the C++ kernel reads."""
+        self._matrices[module] = matrix
+
+    def pays(self, what: str, plain: list[Map], packed: list[Map], x: torch.Tensor, most: float) -> bool:
+        """Whether ``packed`` takes at most ``most`` of the time of ``plain``. A measurement, of this load or an earlier
+        one, is not repeated: results stay the same to the last bit after a restart.
+        """
+        asked = f"{what} {x.shape[1]} {torch.backends.cpu.get_cpu_capability()}"
+        if asked not in self._answers:
+            self._answers[asked] = _ratio(plain, packed, x) <= most
+        return self._answers[asked]
+
+    def choose_ways(self) -> None:
+        """Time the ways to go through the packed weights, and use the fastest."""
+        ours = kernel() if self._matrices else None
+        if ours is not None:
+            choose(list(self._matrices.values()), ours)
+
+    def settle(self) -> None:
+        """Unpack the weights that other code than their own module has read."""
+        for one in self._modules:
+            if one.touched:
+                one.remove()
+                self._matrices.pop(one.module, None)
+        self._modules = [one for one in self._modules if not one.touched]
+
+    def remove(self) -> None:
+        """Restore the model."""
+        self._matrices.clear()
+        while self._modules:
+            self._modules.pop().remove()
+
+
+def _ratio(plain: list[Map], packed: list[Map], x: torch.Tensor) -> float:
+    """The best time of all ``packed`` over that of all ``plain``, measured alternately so that other load affects
+    both.
+    """
+    best, began = [float("inf")] * 2, time.thread_time()
+    for way in (plain, packed):
+        way[0](x)  # the first call of a shape makes its kernel
+    for _ in range(_ROUNDS):
+        for i, way in enumerate((plain, packed)):
+            start = time.thread_time()
+            for run in way:
+                run(x)
+            best[i] = min(best[i], time.thread_time() - start)
+        if time.thread_time() - began > _SECONDS:
+            break
+    return best[1] / best[0]
