@@ -2,7 +2,7 @@
 
 They are frozen msgspec structs, encoded as msgpack, without tensors or pickle. The server sends one message per
 request; the engine sends one ``StepOutputs`` per step. The server process imports this module too, so it imports no
-torch, and nothing of this project but the names of tiers and the sampling parameters.
+torch, and nothing of this project but the names of tiers, the sampling parameters and a tokenizer's parts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from cache.tier import StopKind, Tier, TierHolding, TierStats
 from scheduler.model_facts import ModelFacts
 from scheduler.sampling_params import Sampling, Stopping, ThinkingBudget
+from scheduler.tokenizer_parts import TokenizerParts
 
 # How far llguidance may go for one grammar, by its own names: the server checks with the same as the engine compiles
 # with. What costs memory or time in every step is kept low; a long list of optional properties needs many items.
@@ -304,6 +305,12 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
     stage: str
 
 
+class TokenizerRead(msgspec.Struct, frozen=True, tag=True):
+    """The model's tokenizer, which the engine reads before the weights. None: the server has to read it itself."""
+
+    parts: TokenizerParts | None
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded and probed; turns may be submitted."""
 
@@ -350,7 +357,9 @@ class Imported(msgspec.Struct, frozen=True, tag=True):
 
 Answer = Inspected | Exported | Imported
 
-FromEngine = StepOutputs | Refused | Loading | Ready | ModelFailed | Forgotten | Inspected | Exported | Imported
+FromEngine = (
+    StepOutputs | Refused | Loading | TokenizerRead | Ready | ModelFailed | Forgotten | Inspected | Exported | Imported
+)
 
 
 def pack_ids(ids: list[int]) -> bytes:

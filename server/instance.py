@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from scheduler.model_facts import ModelFacts
+from scheduler.tokenizer_parts import TokenizerParts
 from server.config.serve_options import ServeConfig, UsageError
 from server.daemon_thread import in_daemon_thread
 from server.engine.engine_process import EngineProcess
@@ -135,9 +136,11 @@ class Instance:
         return facts
 
     async def _prepare_app(self) -> tuple[ChatTokenizer, FastAPI]:
-        """The tokenizer, loaded on a thread, and the app around it. Raises UsageError."""
+        """The tokenizer, made on a thread, and the app around it. Raises UsageError."""
+        await in_daemon_thread(import_app, "imports")
+        parts = await self.engine.tokenizer()
         try:
-            tokens, template = await in_daemon_thread(lambda: load_tokens(self._config), "tokenizer")
+            tokens, template = await in_daemon_thread(lambda: load_tokens(self._config, parts), "tokenizer")
         except Exception as error:
             raise UsageError(f"the tokenizer cannot be loaded: {first_line(error)}") from error
         from server.api.sessions.transfers import Transfers
@@ -229,18 +232,24 @@ def import_parts() -> None:
     import server.startup_app  # noqa: F401
 
 
-def load_tokens(config: ServeConfig) -> tuple[ChatTokenizer, Stability]:
-    """The tokenizer of a configuration and the measured stability of its template. Raises any exception of
-    transformers.
+def import_app() -> None:
+    """Import what takes long of what the app needs: on a thread, while the port is answered already."""
+    import server.app
+    import server.chat.template  # noqa: F401
+
+
+def load_tokens(config: ServeConfig, parts: TokenizerParts | None = None) -> tuple[ChatTokenizer, Stability]:
+    """The tokenizer of a configuration and the measured stability of its template. Without ``parts`` it is read by
+    transformers. Raises any exception of theirs.
     """
-    from server.chat.template import stability  # imports transformers, and while it does the port is answered already
+    from server.chat.template import stability
     from server.chat.tokenizer import ChatTokenizer
 
-    file = config.response_template
+    file, rules = config.response_template, config.prompt_rules
     declared = None if file is None else json.loads(file.expanduser().read_text())
-    tokens = ChatTokenizer.load(config.source, declared, config.prompt_rules)
+    if parts is None:
+        tokens = ChatTokenizer.load(config.source, declared, rules)
+    else:
+        tokens = ChatTokenizer.of_parts(parts, declared, rules)
     _ = tokens.dialect  # measured here, not by the first request
-    measured = stability(tokens)
-    import server.app  # noqa: F401  # takes as long as the rest, and would keep the loop from answering
-
-    return tokens, measured
+    return tokens, stability(tokens)

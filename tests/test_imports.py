@@ -32,6 +32,7 @@ DOORS = (
     "scheduler.model_facts",
     "scheduler.protocol",
     "scheduler.sampling_params",
+    "scheduler.tokenizer_parts",
 )
 
 
@@ -148,8 +149,9 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
     "cache": "errors tier files compiler memory segments pages attention tiers store inventory",
-    "scheduler": "sampling_params model_facts engine_config protocol logs cgroups extras model_names meta_kernels "
-    "cores checkup import_savings weights accel.cpu accel.gpu forward parallel model core process follower __main__",
+    "scheduler": "sampling_params model_facts engine_config tokenizer_parts protocol logs cgroups extras model_names "
+    "meta_kernels cores checkup import_savings weights accel.cpu accel.gpu forward parallel model core process "
+    "follower __main__",
     "server": "errors config workers daemon_thread surrogates torchless log constraints schemas chat engine telemetry "
     "hub http middleware turns lines api.ops api.openai api.sessions api.stored_chats api.responses api.anthropic "
     "api dispatch startup_app housekeeping app instance serve cluster cli commands __main__",

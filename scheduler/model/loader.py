@@ -39,11 +39,12 @@ from scheduler.model import gguf, load_errors
 from scheduler.model.generation_defaults import generation_of, read_generation
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
+from scheduler.model.tokenizer import take_apart
 from scheduler.model.weights import AllOperators, digest, stored_bytes
 from scheduler.parallel import division
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
-from scheduler.protocol import Loading
+from scheduler.protocol import Loading, TokenizerRead
 from scheduler.sampling_params import Generation
 from scheduler.weights.gguf_path import find_file
 from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
@@ -85,13 +86,14 @@ class LoadedModel:
 
 
 def load(config: EngineConfig, tell: Any) -> LoadedModel:
-    """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages. Raises ``LoadFailed``."""
+    """Load and probe ``config.model``; ``tell`` gets ``Loading`` messages and the tokenizer. Raises ``LoadFailed``."""
     device = _device(config.device)
     cores.share()
     tell(Loading("reading the configuration"))
     followers: Followers | None = None
     try:
         settings, tokenizer = read_config(config), _tokenizer(config)
+        tell(TokenizerRead(take_apart(tokenizer)))
         chosen = _chosen(config.generation_config)
         if config.tensor_parallel > 1:
             if obstacle := division.obstacle(settings, config.tensor_parallel, device):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,10 +16,12 @@ import jinja2
 import jinja2.meta
 import jinja2.nodes
 
+from scheduler.tokenizer_parts import TokenizerParts
 from server.chat.dialect import Dialect
 from server.chat.dialect_probe import FILL_INS, ProbedTemplate, measure
 from server.chat.front_probe import measure_places, measure_reasoning_switch, measure_typed_tools
 from server.chat.late_tools import tools_in_front
+from server.chat.plain_tokenizer import PlainTokenizer
 from server.chat.rendering import PLAIN, Rendering
 from server.config.prompt_rules import MESSAGES_JOINED, PROMPT_RULES, REASONING_KEPT, SYSTEM_IN_PLACE, TOOLS_IN_PLACE
 from server.log.logged_message import LoggedMessage, Scalar
@@ -31,7 +32,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE = 30.0  # seconds for one request's templates and tokens
-NOT_VARIABLES = {"messages", "tools", "documents", "raise_exception", "strftime_now", "range", "namespace"}
+GIVEN = frozenset({"messages", "tools", "documents", "raise_exception", "strftime_now", "range", "namespace"})
+OPTIONS = frozenset(  # of transformers' apply_chat_template: these are no variables of templates
+    "add_generation_prompt chat_template continue_final_message conversation documents kwargs max_length padding "
+    "return_assistant_tokens_mask return_dict return_tensors sanitize_control_tokens tokenize tokenizer_kwargs tools "
+    "truncation".split()
+)
 SPARE = 16  # threads that may hang before requests wait for each other
 
 
@@ -44,8 +50,8 @@ class TemplateRefused(Exception):
 
 
 class ChatTokenizer:
-    """A tokenizer of transformers, made thread-safe. The methods block; ``run`` calls them (or other functions) on a
-    small thread pool, so that a long prompt does not block the event loop.
+    """A tokenizer of transformers or a ``PlainTokenizer``, made thread-safe. The methods block; ``run`` calls them (or
+    other functions) on a small thread pool, so that a long prompt does not block the event loop.
     """
 
     def __init__(
@@ -78,6 +84,13 @@ class ChatTokenizer:
     def load(cls, model: str, response_template: object = None, rules: Collection[str] = PROMPT_RULES) -> Self:
         """The tokenizer of a hub id or folder. Slow (imports transformers); raises what transformers raises."""
         return cls(read_tokenizer(model), response_template=response_template, rules=rules)
+
+    @classmethod
+    def of_parts(
+        cls, parts: TokenizerParts, response_template: object = None, rules: Collection[str] = PROMPT_RULES
+    ) -> Self:
+        """The tokenizer that the engine has read. Raises ValueError if the parts are none."""
+        return cls(PlainTokenizer(parts), response_template=response_template, rules=rules)
 
     @property
     def has_template(self) -> bool:
@@ -195,9 +208,8 @@ class ChatTokenizer:
         """The chat template's variables that a client may set."""
         if self._template is None:
             return frozenset()
-        ours = set(inspect.signature(self._tokenizer.apply_chat_template).parameters)
         named = {name for name in variables_of(self._template) if not name.endswith("_token")}
-        return frozenset(named - ours - NOT_VARIABLES)
+        return frozenset(named - OPTIONS - GIVEN)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function on a thread, in the caller's context. Raises WorkTimedOut or NoWorkerFree

@@ -16,7 +16,6 @@ from functools import cached_property
 from threading import Lock
 from typing import Any
 
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -148,8 +147,7 @@ class GrammarCheck:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise ValueError(_told(matcher.get_error()))
-        mask = np.zeros(-(-self._tokenizer.vocab_size // 32), np.uint32)
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        matcher.compute_bitmask()
         if matcher.is_error():
             raise (
                 EmptyGrammar("matches no text")

@@ -38,8 +38,10 @@ from scheduler.protocol import (
     Stats,
     StepOutputs,
     Submit,
+    TokenizerRead,
     Warm,
 )
+from scheduler.tokenizer_parts import TokenizerParts
 from server.engine.engine import EngineFailed, EngineUnavailable, State, TurnRefused
 from server.engine.engine_calls import A, EngineCalls, Question
 from server.engine.engine_link import EngineLink, LinkFull
@@ -95,6 +97,7 @@ class EngineProcess:
         self._link: EngineLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._first_facts: asyncio.Future[ModelFacts] | None = None
+        self._tokenizer: asyncio.Future[TokenizerParts | None] | None = None  # of the first load
         self._may_load = asyncio.Event()  # until then a process loads nothing
         self._load_started = self._last_message = time.monotonic()
         self._load_seconds = 1.0
@@ -208,6 +211,7 @@ class EngineProcess:
         """
         assert self._supervisor is None, "started twice"
         self._first_facts = asyncio.get_running_loop().create_future()
+        self._tokenizer = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
         self._supervisor.add_done_callback(self._unsupervised)
 
@@ -221,6 +225,11 @@ class EngineProcess:
         """The facts of the first load. Raises EngineFailed when the model cannot be served."""
         assert self._first_facts is not None, "not started"
         return await asyncio.shield(self._first_facts)
+
+    async def tokenizer(self) -> TokenizerParts | None:
+        """The tokenizer of the first load, as soon as the engine has read it; None if it hands over none, or failed."""
+        assert self._tokenizer is not None, "not started"
+        return await asyncio.shield(self._tokenizer)
 
     def drain(self) -> None:
         """Refuse new turns; running turns and other calls go on."""
@@ -275,6 +284,7 @@ class EngineProcess:
         self._ending = True
         self._end_turns(SHUTTING_DOWN)
         assert self._first_facts is not None
+        self._tokenizer_read(None)
         if not self._first_facts.done():
             self._first_facts.set_exception(EngineFailed(self._failure or "stopped before the model was loaded"))
             self._first_facts.exception()  # nobody needs to wait for it
@@ -342,6 +352,8 @@ class EngineProcess:
                 self._turns.refuse(message)
             case Loading(stage):
                 self._on_loading(stage)
+            case TokenizerRead(parts):
+                self._tokenizer_read(parts)
             case Ready(facts):
                 self._ready(facts)
             case ModelFailed(text):
@@ -352,8 +364,14 @@ class EngineProcess:
             case Inspected() | Exported() | Imported():
                 self._calls.answered(message)
 
+    def _tokenizer_read(self, parts: TokenizerParts | None) -> None:
+        assert self._tokenizer is not None
+        if not self._tokenizer.done():
+            self._tokenizer.set_result(parts)
+
     def _ready(self, facts: ModelFacts) -> None:
         self.facts = facts
+        self._tokenizer_read(None)
         self._load_seconds = time.monotonic() - self._load_started
         if self._state != "stopping":
             self._state = "ready"

@@ -28,11 +28,13 @@ from scheduler.protocol import (
     StepOutputs,
     Submit,
     ToEngine,
+    TokenizerRead,
     TokenLogprob,
     pack_ids,
     unpack_ids,
 )
 from scheduler.sampling_params import Sampling, Stopping
+from scheduler.tokenizer_parts import AddedToken, TokenizerParts
 
 FACTS = ModelFacts("M", 1, 4, "float32", "cpu", 9, 8, (1, 2), "packed", "ok", {"full": 2}, 64, 16, 10, "abc")
 TO_ENGINE = [
@@ -63,6 +65,8 @@ FROM_ENGINE = [
     ),
     Refused("t", "queue_full", "full"),
     Loading("reading"),
+    TokenizerRead(None),
+    TokenizerRead(TokenizerParts("{}", {"default": "x"}, {}, (1,), (AddedToken(1, "<s>", True),), {"a": [1]})),
     Ready(FACTS),
     ModelFailed("no"),
 ]

@@ -72,6 +72,18 @@ def test_a_server_process_has_no_torch_after_it_has_served_a_chat(server: Server
     assert torch(mapped(server.engine_pid())) != set(), "the engine's are found, so the server's would be"
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not show what a process maps")
+def test_a_server_process_has_neither_transformers_nor_numpy(server: ServerProcess) -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "regex": "[a-z]+"}
+    assert server.post("/v1/chat/completions", chat).status_code == 200
+
+    def numpy(pid: int) -> bool:
+        return any(name.startswith("_multiarray_umath") for name in mapped(pid))
+
+    assert not numpy(server.process.pid), "transformers imports it"
+    assert numpy(server.engine_pid())
+
+
 def test_a_tokenizer_is_the_same_without_torch_and_through_another_process() -> None:
     *usual, loaded = read()
     assert loaded

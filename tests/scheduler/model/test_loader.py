@@ -19,7 +19,7 @@ from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load, read_config, read_model
 from scheduler.model.measurement import describe
 from scheduler.model.weights import digest
-from scheduler.protocol import Loading
+from scheduler.protocol import Loading, TokenizerRead
 from scheduler.sampling_params import Generation
 
 
@@ -49,9 +49,9 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def test_a_folder_is_loaded_and_progress_told(llama: Path) -> None:
-    told: list[Loading] = []
+    told: list[Loading | TokenizerRead] = []
     loaded = load(EngineConfig("", str(llama), device="cpu"), told.append)
-    assert [type(message) for message in told] == [Loading] * 3
+    assert [type(message) for message in told] == [Loading, TokenizerRead, Loading, Loading]
     assert loaded.eos_token_ids == (258,)
     assert loaded.context == CONTEXT
     assert loaded.layer_kinds == {"full": 4}
