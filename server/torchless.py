@@ -1,6 +1,9 @@
 """Loads tokenizers in a process that never imports torch, which saves 0.1 GB of memory and seconds of start.
 
-transformers takes torch for not installed then. The few files that it reads with torch's help are read once by a
+A server gets most tokenizers from its engine (``server.chat.plain_tokenizer``). What is left are those that are written
+in Python, and `warmturn doctor`, which has no engine.
+
+transformers takes torch for not installed here. The few files that it reads with torch's help are read once by a
 process of its own (``python -m server.torchless MODEL FOLDER``), which saves the tokenizer as plain files; so are GGUF
 files, by the engine's reader (``python -m scheduler.weights.gguf_tokenizer FILE FOLDER``).
 """

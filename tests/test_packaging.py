@@ -14,22 +14,43 @@ from packaging.utils import canonicalize_name
 from server import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = WHOLE["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
-PINS = dict(
-    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")
-)
-REQUIREMENTS = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+
+
+def pins(file: str) -> dict[str, str]:
+    """Name -> version of a file of constraints."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+PINS = pins("constraints.txt")
+PINNED_EXTRAS = ("dev", "e2e", "ray")  # those that `make pins` writes
+REQUIREMENTS = {
+    "constraints.txt": [
+        *PROJECT["dependencies"],
+        *(text for extra in PINNED_EXTRAS for text in PROJECT["optional-dependencies"][extra]),
+    ],
+    "constraints-clients.txt": WHOLE["dependency-groups"]["clients"],
+}
 
 
 def test_the_version_is_told_once() -> None:
     assert PROJECT["version"] == __version__
 
 
-@pytest.mark.parametrize("text", REQUIREMENTS)
-def test_every_requirement_is_pinned_within_its_range(text: str) -> None:
-    requirement = Requirement(text)
-    assert requirement.specifier.contains(PINS[canonicalize_name(requirement.name)])
+@pytest.mark.parametrize(("file", "text"), [(file, text) for file, texts in REQUIREMENTS.items() for text in texts])
+def test_every_requirement_is_pinned_within_its_range(file: str, text: str) -> None:
+    requirement, versions = Requirement(text), pins(file)
+    name = canonicalize_name(requirement.name)
+    assert name in versions, f"{file} does not name {name}: install it, and write the file anew (make pins)"
+    assert requirement.specifier.contains(versions[name])
+
+
+def test_pins_are_written_for_those_extras() -> None:
+    source = (ROOT / "tools" / "pins.py").read_text()
+    assert set(re.findall(r'\*extras\["(\w+)"\]', source)) == set(PINNED_EXTRAS)
 
 
 def test_the_pins_hold_for_every_build_of_torch() -> None:

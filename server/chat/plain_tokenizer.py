@@ -1,6 +1,5 @@
-"""``PlainTokenizer``: a tokenizer from its parts, without transformers, which takes 25 MB and half a second to import.
-
-It has the methods of transformers' tokenizers that ``ChatTokenizer`` uses, and what they return is equal.
+"""``PlainTokenizer``: the tokenizer that the engine has read, without transformers, which takes 25 MB and half a second
+to import. It has those methods of transformers' tokenizers that ``ChatTokenizer`` uses, and they return the same.
 """
 
 from __future__ import annotations
