@@ -68,7 +68,9 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+        block = jinja2.nodes.CallBlock(self.call_method("_text"), [], [], body)
+        block.set_lineno(line)
+        return block
 
     def _text(self, caller: Callable[[], str]) -> str:
         return caller()
