@@ -10,7 +10,7 @@ import httpx
 from rich.console import Console
 
 from server.cli.chat.conversation import Conversation
-from server.cli.chat.line_editor import LineEditor, history_path
+from server.cli.chat.line_editor import LineEditor, history_path, keys_between_prompts
 from server.cli.chat.reply_view import MarkdownView, PlainView, ReplyView
 from server.cli.chat.slash_commands import COMMANDS, Quit, Terminal, obey, show_last_turns
 from server.cli.remote_server import RemoteServer, RequestFailed, base_url, key_header
@@ -72,7 +72,8 @@ def talk(conversation: Conversation) -> int:
     greet(conversation, terminal.view)
     show_last_turns(terminal)
     editor = LineEditor(history_path(), tuple(COMMANDS), lambda: status_line(conversation))
-    return converse(terminal, messages(terminal, editor))
+    with keys_between_prompts():
+        return converse(terminal, messages(terminal, editor))
 
 
 def messages(terminal: Terminal, editor: LineEditor) -> Iterable[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -52,6 +54,28 @@ class LineEditor:
     def _command_begins(self) -> bool:
         text = self._session.default_buffer.text
         return text.startswith("/") and not text.strip("/").isspace() and " " not in text and "\n" not in text
+
+
+@contextlib.contextmanager
+def keys_between_prompts() -> Iterator[None]:
+    """Within this context the terminal holds back, unchanged and unseen, what is typed while no message is read, for
+    the next one: else it would make a line feed of Enter and lose Ctrl-D. Ctrl-C still interrupts.
+    """
+    try:
+        import termios
+    except ImportError:  # Windows, whose consoles hold back keys
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    held = termios.tcgetattr(terminal)
+    held[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)  # of the input: what becomes of Enter
+    held[3] &= ~(termios.ICANON | termios.ECHO)  # lines, and showing what is typed
+    termios.tcsetattr(terminal, termios.TCSANOW, held)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def history_path() -> Path:

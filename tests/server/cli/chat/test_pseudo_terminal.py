@@ -49,6 +49,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.event({"choices": [{"delta": {"content": f"**{asked.upper()}**"}}]})
+        if asked == "slow":
+            time.sleep(0.5)
         if asked == "wait":
             assert self.server.stopped.wait(SECONDS)  # type: ignore[attr-defined]
             self.event({"choices": [{"delta": {}, "finish_reason": "cancelled"}]})
@@ -157,11 +159,17 @@ def test_a_chat_as_a_person_types_it(server: ThreadingHTTPServer, tmp_path: Path
     screen.keys(b"\x03")
     screen.until("stopped; the reply so far is kept")
     screen.until(PROMPT)
+    screen.keys(b"slow\r")
+    screen.until("SLOW")
+    screen.keys(b"next\r")  # typed while the reply comes: it is the next message
+    screen.until("NEXT")
+    screen.until("40 new")
+    assert asked[-2:] == ["slow", "next"]
     assert screen.leave() == 0
 
     again = Screen(server.server_port, tmp_path)
     again.until(PROMPT)
-    again.keys(BACK + BACK + b"\r")  # what was typed before "wait", in the run before
+    again.keys(4 * BACK + b"\r")  # what was typed before "wait", in the run before
     again.until("40 new")
     assert asked[-1] == "first\nsecond"
     assert again.leave() == 0
