@@ -35,6 +35,13 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def wait_until_routed(cluster: RayCluster) -> None:
+    """Until requests come to both replicas: Ray's proxy hears of each a moment after the controller says that it runs,
+    and until then its sessions go to the other one."""
+    text_of(ask(cluster.url, "first", TOLD, None, x_session_id="first", **BEARER))
+    wait_for(lambda: "warmturn_steps_total 0.0" in httpx.get(f"{cluster.url}/metrics", headers=BEARER).text)
+
+
 def cached(answer: httpx.Response) -> int:
     assert answer.status_code == 200, answer.text
     return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
@@ -43,6 +50,7 @@ def cached(answer: httpx.Response) -> int:
 def test_the_owner_of_sessions_is_killed(cluster: RayCluster) -> None:
     """Sessions stay at one replica, by header or path. When one is killed in the middle of streams, only those that it
     wrote end, and what was told before is known by the other one, at once or as soon as the dead one is missed."""
+    wait_until_routed(cluster)
     for name in SESSIONS:
         text_of(ask(cluster.url, name, TOLD, None, x_session_id=name, **BEARER))
     for name in SESSIONS:  # the path names the same replica as the header, whose memory has the cache
