@@ -26,7 +26,7 @@ from cache.files import CorruptFile, make_folder, open_file, write_file
 _FLAGS = "-std=c++17 -O3 -fPIC -shared -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti"
 _INSTRUCTIONS = {  # by what torch has found the processor to have
     "AVX512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma",
-    "AVX2": "-mavx2 -mfma",
+    "AVX2": "-mavx2 -mfma -mf16c",
 }
 _PAIRS = "-mavx512bf16"
 _TILES = "-mamx-tile -mamx-bf16"

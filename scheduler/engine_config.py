@@ -15,6 +15,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     generation_config: str = "model"  # model | openai | path of a generation config, as JSON
     device: str = "auto"  # auto | cpu | cuda
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    weights: str = "auto"  # auto | int8 | int4
     max_context: int | None = None  # tokens; None: what the model allows
     kv_memory: int | None = None  # bytes of the device tier; None: measured
     host_memory: int | None = None  # bytes of the host tier; None: 0 on CPU, a quarter of RAM with CUDA

@@ -32,7 +32,7 @@ from scheduler.forward.modes import PackedMode
 from scheduler.forward.rope import LongRope
 from scheduler.forward.trace import Trace
 from scheduler.logs import configure
-from scheduler.model.loader import read_config, read_model
+from scheduler.model.checkpoint import read_config, read_model
 from scheduler.model.memory import spare
 from scheduler.parallel.commands import (
     CopyPages,

@@ -8,8 +8,8 @@ from scheduler.sampling_params import Generation
 
 
 class WeightReading(msgspec.Struct, frozen=True):
-    """How fast products on a CPU read packed bfloat16 weights, measured with some of this model's by ``threads``
-    threads.
+    """How fast products on a CPU read packed weights, of bfloat16 or of few bits, measured with some of this model's by
+    ``threads`` threads.
 
     ``weight_bytes``: what all of these products read in a step. ``memory``: bytes a second of reading alone, from the
     same weights. ``huge_pages``: the part of them that is in huge pages. ``speeds``: bytes a second of the products,
@@ -42,6 +42,26 @@ class WeightReading(msgspec.Struct, frozen=True):
         return lines
 
 
+class WeightRounding(msgspec.Struct, frozen=True):
+    """What ``--weights`` changed, measured with 64 made-up tokens: ``error`` of the logits, relative (root mean
+    square), and the part of tokens whose likeliest next one is the ``same``; None where it could not be measured.
+    """
+
+    weights: str  # int8 | int4
+    error: float | None
+    same: float | None
+
+    @property
+    def line(self) -> str:
+        """In words."""
+        if self.error is None or self.same is None:
+            return f"weights are packed as {self.weights}; what that changes could not be measured"
+        return (
+            f"weights are packed as {self.weights}: logits differ by {self.error:.1%} (root mean square), and the "
+            f"likeliest token is the same for {self.same:.0%} of 64 made-up tokens"
+        )
+
+
 class ModelFacts(msgspec.Struct, frozen=True):
     """What the engine measured or read while loading; served by ``/v1/models/{id}``.
 
@@ -71,4 +91,5 @@ class ModelFacts(msgspec.Struct, frozen=True):
     generation: Generation = Generation()
     crossed: tuple[str, ...] = ()  # thresholds past which the mode was measured as well, by name and size
     unproven: str = ""  # why it could not be, for people
+    weight_rounding: WeightRounding | None = None  # by --weights
     weight_reading: WeightReading | None = None  # of products on a CPU, where weights are packed for them

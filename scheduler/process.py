@@ -161,6 +161,7 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
         generation=loaded.generation,
         crossed=loaded.verdict.crossed,
         unproven=loaded.verdict.unproven,
+        weight_rounding=loaded.rounding,
         weight_reading=ways.latest if device.type == "cpu" else None,
     )
     return engine, facts

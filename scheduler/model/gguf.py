@@ -33,11 +33,16 @@ def read_config(path: Path) -> Any:
 
 
 def read_model(
-    path: Path, settings: Any, kind: Any, dtype: torch.dtype | None, options: Mapping[str, Any]
+    path: Path, settings: Any, kind: Any, dtype: torch.dtype | None, options: Mapping[str, Any], device: torch.device
 ) -> tuple[Any, str]:
-    """The model in a file, of the auto class ``kind``, and its digest. Raises ``OSError`` or ``GgufError``."""
+    """The model in a file, of the auto class ``kind``, and its digest; on a CPU its weights stay packed. Raises
+    ``OSError`` or ``GgufError``.
+    """
     file = GgufFile(path)
-    model = build_model(file, settings, kind, dtype, options)
+    packed = device.type == "cpu"
+    model = build_model(file, settings, kind, dtype, options, packed)
+    if not packed:
+        model = model.to(device)
     if (path.parent / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(str(path.parent))
     return model.eval(), file_digest(file, settings)

@@ -1,4 +1,4 @@
-"""Loading a model: configuration, tokenizer, weights, generation config, packing and the probe."""
+"""Loading a model: its checkpoint, generation config, packing and the probe."""
 
 from __future__ import annotations
 
@@ -15,45 +15,35 @@ from typing import Any
 import msgspec
 import torch
 import transformers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForMultimodalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-)
-from transformers.quantizers import AutoHfQuantizer
-from transformers.utils import is_accelerate_available
 
 from cache.errors import first_line
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler import cores
 from scheduler.accel.cpu.experts import pack_experts
 from scheduler.accel.cpu.linear import pack
+from scheduler.accel.cpu.quantised import keep_packed
+from scheduler.accel.cpu.rounding import Rounding
 from scheduler.accel.gpu.compiled import CompileOptions
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.rope import LongRope
 from scheduler.forward.seq2seq import first_tokens
-from scheduler.model import gguf, load_errors
+from scheduler.model import load_errors
+from scheduler.model.checkpoint import read_config, read_model, read_tokenizer
 from scheduler.model.generation_defaults import generation_of, read_generation
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
 from scheduler.model.tokenizer import take_apart
-from scheduler.model.weights import AllOperators, digest, stored_bytes
+from scheduler.model.weights import digest, stored_bytes
+from scheduler.model_facts import WeightRounding
 from scheduler.parallel import division
 from scheduler.parallel.followers import Followers
 from scheduler.parallel.ranks import RankLost
 from scheduler.protocol import Loading, TokenizerRead
 from scheduler.sampling_params import Generation
-from scheduler.weights.gguf_path import find_file
-from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
 
 log = logging.getLogger("warmturn.engine")
 
 PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
-_TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")  # files that may hold one
-_WORDS = "How far is the moon?"  # every tokenizer makes something of it
 _ENDLESS = 32_768  # context in tokens of a model that names no limit
 
 
@@ -78,6 +68,7 @@ class LoadedModel:
     weight_bytes: int  # as they are stored, quantised or not
     followers: Followers | None = None  # the other ranks of a model that is divided
     generation: Generation = field(default_factory=Generation)  # what holds where a request is silent
+    rounding: WeightRounding | None = None  # what --weights changed
 
     @property
     def layer_kinds(self) -> dict[str, int]:
@@ -92,7 +83,7 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
     tell(Loading("reading the configuration"))
     followers: Followers | None = None
     try:
-        settings, tokenizer = read_config(config), _tokenizer(config)
+        settings, tokenizer = read_config(config), read_tokenizer(config)
         tell(TokenizerRead(take_apart(tokenizer)))
         chosen = _chosen(config.generation_config)
         if config.tensor_parallel > 1:
@@ -104,6 +95,7 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         model, weights = read_model(config, settings, device)
         said, source = (_own(model), "model") if chosen is None else chosen
         generation = generation_of(said, source)
+        rounding = _rounded(config, model, device)
         if device.type == "cpu":
             cores.fit(model)
         tell(Loading("measuring how the model can be run"))
@@ -112,7 +104,7 @@ def load(config: EngineConfig, tell: Any) -> LoadedModel:
         raise LoadFailed(f"cannot load {config.model!r}: {why}{_ended(followers)}") from error
     try:
         verdicts = Path(config.verdicts) if config.verdicts else None
-        loaded = prepare(model, tokenizer, verdicts, followers, tell, weights)
+        loaded = prepare(model, tokenizer, verdicts, followers, tell, _name(weights, config), rounding)
         return replace(loaded, generation=generation, eos_token_ids=_ends(model, tokenizer, said.get("eos_token_id")))
     except (LoadFailed, RankLost) as error:
         raise LoadFailed(
@@ -126,6 +118,24 @@ def _ended(followers: Followers | None) -> str:
         return ""
     followers.close()
     return f" ({followers.lost})" if followers.lost is not None else ""
+
+
+def _rounded(config: EngineConfig, model: Any, device: torch.device) -> Rounding | None:
+    """Round the weights of ``model`` if that is asked for. Raises ``ValueError``."""
+    if config.weights == "auto":
+        return None
+    if device.type != "cpu":
+        raise ValueError(f"--weights {config.weights} is for CPUs; for a GPU, serve a checkpoint that is quantised")
+    if config.tensor_parallel > 1:
+        raise ValueError(f"--weights {config.weights}: not with --tensor-parallel")
+    return Rounding(model, config.weights)
+
+
+def _name(weights: str, config: EngineConfig) -> str:
+    """The digest of the weights as they are served."""
+    if config.weights == "auto":
+        return weights
+    return hashlib.blake2b(f"{weights} {config.weights}".encode(), digest_size=16).hexdigest()
 
 
 def _chosen(generation_config: str) -> tuple[Mapping[str, Any], str] | None:
@@ -143,52 +153,6 @@ def _own(model: Any) -> Mapping[str, Any]:
     """The generation config of a checkpoint, as far as it says anything."""
     own = model.generation_config
     return {} if own is None else {name: value for name, value in own.to_dict().items() if value is not None}
-
-
-def read_config(config: EngineConfig) -> Any:
-    """The model's own configuration."""
-    if (path := _gguf(config)) is not None:
-        return gguf.read_config(path)
-    where, options = _source(config.model)
-    return AutoConfig.from_pretrained(where, **options)
-
-
-def _tokenizer(config: EngineConfig) -> Any:
-    """The tokenizer. Raises whatever its reader does, ``ValueError`` where there is none: for some models transformers
-    then makes an empty one."""
-    if (path := find_file(config.model)) is not None:
-        return read_gguf_tokenizer(path)
-    where, options = _source(config.model)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(where, **options)
-        if tokenizer.encode(_WORDS, add_special_tokens=False):
-            return tokenizer
-    except Exception:
-        folder = Path(where)
-        if options or not folder.is_dir() or any(file for name in _TOKENIZERS for file in folder.glob(name)):
-            raise
-    raise ValueError("there is no tokenizer (such as tokenizer.json) beside the weights")
-
-
-def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tuple[Any, str]:
-    """The model on ``device``, or this rank's part of it, and its digest; ``settings`` from ``read_config``. Raises
-    whatever its reader does, ``ValueError`` where weights are missing. All ranks must ask for it together.
-    """
-    if (path := _gguf(config)) is not None:
-        dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-        model, weights = gguf.read_model(path, settings, _class_of(settings), dtype, _attention(settings))
-        return model.to(device), weights
-    where, options = _source(config.model)
-    options["dtype"] = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    options |= _attention(settings) | _quantised(settings, device)
-    if config.tensor_parallel > 1:
-        options |= division.options(config.tensor_parallel)
-    with AllOperators():
-        model, info = _class_of(settings).from_pretrained(where, config=settings, output_loading_info=True, **options)
-    if lacking := sorted(info["missing_keys"]):
-        raise ValueError(f"{len(lacking)} weights are missing, {lacking[0]} first")
-    weights = digest(model)  # while they are here: what is on a GPU would have to come back
-    return model.to(device).eval(), weights
 
 
 class _Known(msgspec.Struct):
@@ -215,53 +179,6 @@ def _remember(known: Path | None, found: _Known) -> None:
             partial.replace(known)
 
 
-def _gguf(config: EngineConfig) -> Path | None:
-    """The GGUF file of the model where our own reader takes it. Raises what that raises."""
-    path = find_file(config.model)
-    return path if path is not None and config.tensor_parallel == 1 and gguf.reads(path) else None
-
-
-def _source(model: str) -> tuple[str, dict[str, Any]]:
-    """Where transformers finds the model, and how: a GGUF file is named beside its folder."""
-    path = Path(model)
-    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (model, {})
-
-
-def _class_of(settings: Any) -> Any:
-    """The class that loads this config for text: with an encoder, causal, or one that takes other inputs as well.
-    Raises ``ValueError`` where there is none.
-    """
-    known = [AutoModelForCausalLM, AutoModelForMultimodalLM, AutoModelForImageTextToText]
-    known.insert(0 if settings.is_encoder_decoder else 1, AutoModelForSeq2SeqLM)
-    found = next((auto for auto in known if type(settings) in auto._model_mapping), None)
-    if found is None:
-        raise load_errors.speechless(settings)
-    return found
-
-
-def _attention(settings: Any) -> dict[str, Any]:
-    """Options for a model that bounds the scores of its attention: only its own code does that everywhere.
-
-    torch's function cannot, and transformers 5.17 calls it nevertheless.
-    """
-    capped = getattr(settings.get_text_config(decoder=True), "attn_logit_softcapping", None)
-    return {"attn_implementation": "eager"} if capped else {}
-
-
-def _quantised(settings: Any, device: torch.device) -> dict[str, Any]:
-    """Options for a checkpoint that says it is quantised. Raises ``ValueError`` where transformers does not know how:
-    it would take the stored integers for weights.
-    """
-    parts = (settings, settings.get_text_config(decoder=True))
-    said = next((c.quantization_config for c in parts if hasattr(c, "quantization_config")), None)
-    if said is None:
-        return {}
-    if not AutoHfQuantizer.supports_quant_method(said):
-        raise ValueError("transformers does not support its quantisation")
-    # Some formats are packed for the device that they are loaded on, and do not move well.
-    return {"device_map": {"": device}} if is_accelerate_available() else {}
-
-
 def prepare(
     model: Any,
     tokenizer: Any,
@@ -269,11 +186,13 @@ def prepare(
     followers: Followers | None = None,
     tell: Any = lambda _: None,
     weights: str | None = None,
+    rounding: Rounding | None = None,
 ) -> LoadedModel:
     """Probe a model in memory. Raises ``LoadFailed`` with the reasons where no mode runs it right.
 
     ``verdicts`` is a folder that remembers, by the model's digest, what earlier loads found out. ``followers`` have the
     other parts of the model. ``tell`` gets ``Loading`` messages. ``weights`` is its digest where that is known.
+    ``rounding``: what was done to its weights, which is measured.
     """
     text = model.config.get_text_config(decoder=True)
     context = _context(text, tokenizer)
@@ -285,7 +204,7 @@ def prepare(
         known = verdicts / f"{weights}-{transformers.__version__}" if verdicts is not None else None
         found = _recall(known)
         if followers is None:
-            verdict = _packed(model, layers, rope, found, _compiling(model, tell), context)
+            verdict = _packed(model, layers, rope, found, _compiling(model, tell), context, rounding)
             _remember(known, _Known(describe(verdict.mode), found.answers))
         else:
             followers.mirror(model)
@@ -299,7 +218,19 @@ def prepare(
         log.warning("how the model is run was measured on short timelines only: %s", verdict.unproven)
     ends = _ends(model, tokenizer)
     return LoadedModel(
-        model, tokenizer, layers, verdict, rope, start, ends, context, weights, parameters, size, followers
+        model,
+        tokenizer,
+        layers,
+        verdict,
+        rope,
+        start,
+        ends,
+        context,
+        weights,
+        parameters,
+        size,
+        followers,
+        rounding=None if rounding is None else rounding.found,
     )
 
 
@@ -315,10 +246,15 @@ def _packed(
     known: _Known,
     compiling: CompileOptions | None,
     context: int,
+    rounding: Rounding | None,
 ) -> Verdict:
     """Pack the weights and probe; unpack them where no mode is right with packed ones. Raises ``UnsupportedModel``."""
     packing = pack(model, known.answers)
     pack_experts(model, packing)
+    keep_packed(model, packing)
+    packing.choose_ways()
+    if rounding is not None:
+        rounding.measure(model)
     try:
         verdict = probe(model, layers, PAGE_SIZE, rope, known.mode, packing, compiling=compiling, context=context)
     except UnsupportedModel:

@@ -86,6 +86,8 @@ def probe(
         raise UnsupportedModel(f"a plain forward fails: {first_line(error, 160)}") from error
     if followers is not None:
         return trial.divided()
+    if packing is not None:
+        trial.rounding = max(trial.rounding, packing.tolerance)
     verdict = (
         trial.choose((*modes, *last), trial.rounding, only=first)
         or trial.choose(modes, trial.rounding)

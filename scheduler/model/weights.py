@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from scheduler import cores, meta_kernels
 from scheduler.parallel import division
+from scheduler.weights.quantised_weight import quantised
 
 
 class AllOperators(TorchFunctionMode):
@@ -43,8 +44,11 @@ def stored_bytes(model: Any) -> int:
     """Bytes of the weights with what quantising keeps beside them, tied ones once; of all ranks together where they are
     divided. Not after a forward, see ``digest``.
     """
-    sizes = {}
+    sizes: dict[Any, int] = {}
     for weight in model.state_dict().values():
+        if (packed := quantised(weight)) is not None:
+            sizes[id(packed)] = packed.nbytes
+            continue
         divided = cores.is_divided(weight)
         for tensor in (weight.to_local(),) if divided else _stored(weight):
             sizes[tensor.device, tensor.data_ptr(), tensor.shape] = weight.nbytes if divided else tensor.nbytes

@@ -29,10 +29,18 @@ _UNUSED = ("rope_freqs.", "rope_factors_")  # tensors that are no parameters
 _LAYER = "blk."
 
 
-def build_model(file: GgufFile, config: Any, kind: Any, dtype: torch.dtype | None, options: Mapping[str, Any]) -> Any:
+def build_model(
+    file: GgufFile,
+    config: Any,
+    kind: Any,
+    dtype: torch.dtype | None,
+    options: Mapping[str, Any],
+    packed: bool = False,
+) -> Any:
     """The model of class ``kind`` (one of transformers' auto classes) with the file's weights as ``dtype``; None: as
-    most of them are stored. ``options`` are for the model's class. Raises ``GgufError`` where the file and the
-    configuration do not fit.
+    most of them are stored. ``options`` are for the model's class. ``packed``: matrices that the file has packed are
+    not unpacked; parameters are ``WeightStandIn`` of a ``QuantisedWeight`` in their place. Raises ``GgufError`` where
+    the file and the configuration do not fit.
     """
     with _parameters_without_memory(), no_init_weights():
         model = kind.from_config(config, dtype=dtype or stored_dtype(file), **options)
@@ -40,7 +48,7 @@ def build_model(file: GgufFile, config: Any, kind: Any, dtype: torch.dtype | Non
     names = {*parameters, *model.state_dict()}
     found = find_tensors(names, file.tensors)
     _check(file, parameters, found, config.num_hidden_layers)
-    values = Values(file, model)
+    values = Values(file, model, packed)
     for name in sorted(found):
         _set(model, name, values.of(name, found[name]))
         file.drop_pages()
@@ -88,12 +96,10 @@ def _beside(name: str, layers: int) -> bool:
 
 
 def _set(model: Any, name: str, value: Any) -> None:
-    """Make ``value`` a parameter or buffer of the model, or a module in the place of the one that has it."""
+    """Make ``value`` a parameter or buffer of the model."""
     path, _, leaf = name.rpartition(".")
     owner = model.get_submodule(path)
-    if isinstance(value, nn.Module):
-        model.set_submodule(path, value)
-    elif leaf in owner._parameters:
+    if leaf in owner._parameters:
         owner._parameters[leaf] = value
     else:
         owner._buffers[leaf] = value.data

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from scheduler.weights.gguf_file import GgufTensor
@@ -13,31 +15,57 @@ _ROWS = 64  # that are unpacked at a time
 
 
 class GgufSource:
-    """The rows of a packed tensor, or some of them in another order; they stay in the file until they are read."""
+    """The rows of packed tensors of one type, or some of them in another order; they stay in the file until they are
+    read.
+    """
 
     order: torch.Tensor | None = None
 
-    def __init__(self, tensor: GgufTensor, rows: torch.Tensor | None = None) -> None:
-        """``rows``: int64 ``[out]``, which row of the tensor each row is; None for all of them as they are. A tensor of
-        more than two dimensions is taken as ``[all others, last]``.
+    def __init__(self, tensors: Sequence[GgufTensor], rows: torch.Tensor | None = None) -> None:
+        """``rows``: int64 ``[out]``, which row of the tensors, one after the other, each row is; None: as they are. A
+        tensor of more than two dimensions is taken as ``[all others, last]``. Raises ``ValueError`` for tensors that
+        are not packed, or have different types.
         """
-        kind = TYPES[tensor.kind]
-        if kind.unpack is None:
-            raise ValueError(f"{kind.name} is not packed")
+        kind = TYPES[tensors[0].kind]
+        if kind.unpack is None or any(tensor.kind != tensors[0].kind for tensor in tensors):
+            raise ValueError(f"the tensors are not packed in one type ({kind.name})")
         self._unpack, self._size = kind.unpack, kind.nbytes
-        self._data, self._index = tensor.data, rows
-        self.out = len(tensor.data) if rows is None else len(rows)
-        self.inside = tensor.shape[-1]
+        self._parts = [tensor.data for tensor in tensors]
+        count = sum(len(part) for part in self._parts)
+        self._index = torch.arange(count) if rows is None and len(tensors) > 1 else rows
+        self.out = count if rows is None else len(rows)
+        self.inside = tensors[0].shape[-1]
+        self.nbytes = sum(part.nbytes for part in self._parts)
         self.bits, self.group, self.zero, self.table = kind.bits, kind.group, kind.zero, kind.table
 
     def rows(self, start: int, stop: int) -> PackedRows:
         """Rows ``start`` to ``stop``, packed."""
-        data = self._data[start:stop] if self._index is None else self._data[self._index[start:stop]]
-        return self._unpack(data.view(len(data), -1, self._size))
+        return self._unpacked(
+            self._parts[0][start:stop] if self._index is None else self._find(self._index[start:stop])
+        )
+
+    def take(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of int64 ``ids [n]``: float32 ``[n, inside]``."""
+        found = self._find(ids if self._index is None else self._index[ids])
+        return unpacked(self._unpacked(found), self.zero, self.table)
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop``: float32 ``[rows, inside]``."""
         return unpacked(self.rows(start, stop), self.zero, self.table)
+
+    def _find(self, numbers: torch.Tensor) -> torch.Tensor:
+        """uint8 ``[n, bytes]``: the rows of these numbers."""
+        if len(self._parts) == 1:
+            return self._parts[0][numbers]
+        found, first = torch.empty(len(numbers), self._parts[0].shape[1], dtype=torch.uint8), 0
+        for part in self._parts:
+            mine = (numbers >= first) & (numbers < first + len(part))
+            found[mine] = part[numbers[mine] - first]
+            first += len(part)
+        return found
+
+    def _unpacked(self, data: torch.Tensor) -> PackedRows:
+        return self._unpack(data.view(len(data), -1, self._size))
 
 
 def values(tensor: GgufTensor) -> torch.Tensor:
@@ -52,7 +80,7 @@ def all_values(tensor: GgufTensor, dtype: torch.dtype) -> torch.Tensor:
     """A tensor as floats, packed or not; a view of the file's mapping where it is stored so."""
     if tensor.plain:
         return values(tensor).to(dtype)
-    source = GgufSource(tensor)
+    source = GgufSource([tensor])
     whole = torch.empty(source.out, source.inside, dtype=dtype)
     for start in range(0, source.out, _ROWS):
         whole[start : start + _ROWS] = source.dequantise(start, min(start + _ROWS, source.out))

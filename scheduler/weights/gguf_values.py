@@ -15,6 +15,8 @@ from scheduler.weights.gguf_config import PERMUTED
 from scheduler.weights.gguf_file import GgufFile, GgufTensor
 from scheduler.weights.gguf_header import GgufError
 from scheduler.weights.gguf_source import GgufSource, all_values, values
+from scheduler.weights.quantised_weight import QuantisedWeight
+from scheduler.weights.stand_in import WeightStandIn
 
 _ROWS = 64  # that are unpacked at a time
 _NORM_INPUT = 3.0  # of two signs, see ``_adds_one``
@@ -23,14 +25,16 @@ _NORM_INPUT = 3.0  # of two signs, see ``_adds_one``
 class Values:
     """Makes the parameters of one model."""
 
-    def __init__(self, file: GgufFile, model: Any) -> None:
-        """``model`` has no memory for its parameters yet."""
-        self._file, self._model = file, model
+    def __init__(self, file: GgufFile, model: Any, packed: bool) -> None:
+        """``model`` has no memory for its parameters yet. ``packed``: matrices that the file has packed stay so, with
+        stand-ins as parameters.
+        """
+        self._file, self._model, self._packed = file, model, packed
         self._config = model.config
-        self._made: dict[str, nn.Parameter] = {}
+        self._made: dict[str, Any] = {}
         self._added: dict[type, bool] = {}
 
-    def of(self, name: str, tensors: tuple[str, ...]) -> nn.Parameter:
+    def of(self, name: str, tensors: tuple[str, ...]) -> Any:
         """The parameter ``name``, which is made of ``tensors``. Raises ``GgufError`` where the shapes do not fit."""
         if name.endswith("weight") and len(tensors) == 1 and tensors[0] in self._made:
             return self._made[tensors[0]]  # the embeddings are the head as well
@@ -39,11 +43,31 @@ class Values:
         owner = self._model.get_submodule(path)
         like = owner._parameters.get(leaf)
         like = owner._buffers[leaf] if like is None else like
-        made = nn.Parameter(self._value(owner, name, parts, like), False)
+        made: Any = self._kept(owner, name, parts, like)
+        if made is None:
+            made = nn.Parameter(self._value(owner, name, parts, like), False)
         if tuple(made.shape) != tuple(like.shape):
             raise GgufError(f"{tensors[0]!r} is of shape {parts[0].shape}, and {name} of {tuple(like.shape)}")
         self._made[tensors[0]] = made
         return made
+
+    def _kept(self, owner: nn.Module, name: str, parts: list[GgufTensor], like: torch.Tensor) -> WeightStandIn | None:
+        """A stand-in for matrices that stay packed; None where they do not."""
+        kind = parts[0].kind
+        if not self._packed or len(parts[0].shape) != len(like.shape) or like.dim() not in (2, 3):
+            return None
+        if isinstance(owner, Conv1D) or any(part.plain or part.kind != kind for part in parts):
+            return None
+        if like.dim() == 2:
+            if len(parts) > 1 or not name.endswith("weight"):
+                return None
+            found = QuantisedWeight(GgufSource(parts, self._rows(name, parts[0])), like.dtype)
+        else:
+            flipped = bool(getattr(owner, "is_transposed", False))
+            rows = _rows_of_experts(owner, parts, like.transpose(1, 2) if flipped else like)
+            found = QuantisedWeight(GgufSource(parts, rows), like.dtype, len(like), flipped)
+        found.release = self._file.drop_pages
+        return WeightStandIn(found, like)
 
     def _value(self, owner: nn.Module, name: str, parts: list[GgufTensor], like: torch.Tensor) -> torch.Tensor:
         if len(like.shape) == 3 and len(parts[0].shape) == 3:
@@ -119,7 +143,7 @@ def _ordered(part: GgufTensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.
     """The rows of a tensor in another order."""
     if part.plain:
         return values(part)[rows].to(dtype)
-    source = GgufSource(part, rows)
+    source = GgufSource([part], rows)
     whole = torch.empty(source.out, source.inside, dtype=dtype)
     for start in range(0, source.out, _ROWS):
         whole[start : start + _ROWS] = source.dequantise(start, min(start + _ROWS, source.out))
@@ -130,22 +154,38 @@ def _experts(owner: nn.Module, parts: list[GgufTensor], like: torch.Tensor) -> t
     """The matrices of all experts, ``[experts, out, in]`` or as their module has them; several parts by rows."""
     whole = torch.empty(like.shape, dtype=like.dtype)
     target = whole.transpose(1, 2) if getattr(owner, "is_transposed", False) else whole
-    count = len(whole)
-    if any(part.shape[0] != count or part.shape[2] != target.shape[2] for part in parts):
-        raise GgufError(f"{parts[0].name!r} is of another shape than the model's experts")
-    if sum(part.shape[1] for part in parts) != target.shape[1]:
-        raise GgufError(f"{parts[0].name!r} is of another shape than the model's experts")
+    _check_experts(parts, target)
     for place, part in enumerate(parts):
         mine = _part(owner, target, place, len(parts), 1)
-        for expert in range(count):
+        for expert in range(len(whole)):
             if part.plain:
                 mine[expert] = values(part)[expert]
                 continue
-            source, first, out = GgufSource(part), expert * part.shape[1], part.shape[1]
+            source, first, out = GgufSource([part]), expert * part.shape[1], part.shape[1]
             for start in range(0, out, _ROWS):
                 stop = min(start + _ROWS, out)
                 mine[expert, start:stop] = source.dequantise(first + start, first + stop)
     return whole
+
+
+def _rows_of_experts(owner: nn.Module, parts: list[GgufTensor], target: torch.Tensor) -> torch.Tensor:
+    """Which row of all parts, one after the other, each row of all experts is: int64."""
+    _check_experts(parts, target)
+    rows, first = torch.empty(target.shape[:2], dtype=torch.int64), 0
+    for place, part in enumerate(parts):
+        count = part.shape[0] * part.shape[1]
+        mine = _part(owner, rows, place, len(parts), 1)
+        mine.copy_(torch.arange(first, first + count).view(mine.shape))
+        first += count
+    return rows.flatten()
+
+
+def _check_experts(parts: list[GgufTensor], target: torch.Tensor) -> None:
+    """Raise ``GgufError`` unless the parts together are experts ``[experts, out, in]`` of this shape."""
+    if any(part.shape[0] != len(target) or part.shape[2] != target.shape[2] for part in parts):
+        raise GgufError(f"{parts[0].name!r} is of another shape than the model's experts")
+    if sum(part.shape[1] for part in parts) != target.shape[1] or target.shape[1] % len(parts):
+        raise GgufError(f"{parts[0].name!r} is of another shape than the model's experts")
 
 
 def _part(owner: nn.Module, whole: torch.Tensor, place: int, count: int, dim: int) -> torch.Tensor:

@@ -14,7 +14,9 @@ class PackedRows:
 
     ``values`` are unsigned codes, uint8 ``[rows, inside]``. ``scales`` and ``minima`` are float32
     ``[rows, inside / group]``. Formats with scales of two levels give coarse ones, float32 ``[rows, inside / 256]``,
-    and fine ones, int8 ``[rows, inside / group]``, instead: a scale is their product, and so is a minimum.
+    and fine ones, int8 ``[rows, inside / group]``, instead: a scale is their product, and so is a minimum. Formats
+    with a zero of each group give ``zeros``, int8 ``[rows, inside / group]``, beside ``zero``: a minimum is such a
+    number times the scale.
     """
 
     values: torch.Tensor
@@ -24,15 +26,34 @@ class PackedRows:
     fine_scales: torch.Tensor | None = None
     coarse_minima: torch.Tensor | None = None
     fine_minima: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
 
 
-class PackedSource(Protocol):
-    """A packed weight ``[out, inside]``. ``group`` consecutive elements of a row share a scale. ``order`` is int64
-    ``[inside]`` where the columns are stored in another order: column ``i`` is multiplied by input ``order[i]``.
-    """
+class RowSource(Protocol):
+    """A packed weight ``[out, inside]`` of which rows can be had as floats."""
 
     out: int
     inside: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weight."""
+        ...
+
+    def take(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of int64 ``ids [n]``, as ``dequantise`` gives them: float32 ``[n, inside]``."""
+        ...
+
+    def dequantise(self, start: int, stop: int) -> torch.Tensor:
+        """Rows ``start`` to ``stop``: float32 ``[rows, inside]``, columns in the order of the inputs."""
+        ...
+
+
+class PackedSource(RowSource, Protocol):
+    """A packed weight as a checkpoint stores it. ``group`` consecutive elements of a row share a scale. ``order`` is
+    int64 ``[inside]`` where the columns are stored in another order: column ``i`` is multiplied by input ``order[i]``.
+    """
+
     bits: int
     group: int
     zero: int
@@ -41,8 +62,4 @@ class PackedSource(Protocol):
 
     def rows(self, start: int, stop: int) -> PackedRows:
         """Rows ``start`` to ``stop``, packed."""
-        ...
-
-    def dequantise(self, start: int, stop: int) -> torch.Tensor:
-        """Rows ``start`` to ``stop``: float32 ``[rows, inside]``, columns in the order of the inputs."""
         ...

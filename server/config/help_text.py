@@ -16,6 +16,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "the model": (
         "device",
         "dtype",
+        "weights",
         "tensor_parallel",
         "speculate",
         "served_model_name",

@@ -70,6 +70,9 @@ class ServeConfig(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="type of the weights and the KV cache; auto: as the model was saved"
     )
+    weights: Literal["auto", "int8", "int4"] = Field(
+        default="auto", description="round the weights to so many bits, on a CPU; auto: as the checkpoint has them"
+    )
     served_model_name: str | None = Field(
         default=None,
         min_length=1,
@@ -313,6 +316,7 @@ class ServeConfig(BaseSettings):
             generation_config=self.generation_config,
             device=self.device,
             dtype=self.dtype,
+            weights=self.weights,
             max_context=self.max_context,
             kv_memory=None if self.kv_memory is None else int(self.kv_memory),
             host_memory=None if self.host_memory is None else int(self.host_memory),

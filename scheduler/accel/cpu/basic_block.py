@@ -161,6 +161,8 @@ class BasicBlock:
 
     def product(self, weight: Any, ids: Ids, size: int) -> Slot:
         """Add a MATMUL of the elements ``ids`` with a weight; returns the slot of its ``size`` results."""
+        if weight.order is not None:
+            ids = ids[weight.order]
         key = b"%d" % weight.kind + ids.tobytes()
         if key not in self._made:
             self._made[key] = self.compute(Opcode.PACK, len(ids), self.whole(ids), extra=weight.kind)

@@ -20,10 +20,12 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from scheduler.accel.cpu.experts_matrix import ExpertsMatrix
 from scheduler.accel.cpu.functions import COMPUTED
 from scheduler.accel.cpu.linear import equal, leave_files
-from scheduler.accel.cpu.matrix import TILED, TYPES
-from scheduler.accel.cpu.packing import Map, Packing, WeightStandIn
+from scheduler.accel.cpu.matrix import TYPES
+from scheduler.accel.cpu.packing import Map, Packing
 from scheduler.accel.cpu.program import Program, ProgramKernel, kernel
 from scheduler.accel.cpu.recorder import Recorder
+from scheduler.weights.quantised_weight import quantised
+from scheduler.weights.stand_in import WeightStandIn
 
 _NAME = "warmturn over "  # followed by the name of the function that serves modules that are not packed
 _FLAGS = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_apply_gate", "_is_expert_parallel")
@@ -32,6 +34,7 @@ _MOST = {1: 0.95, 16: 0.95, 128: 1.1}
 _TRIED = 2  # modules that are timed together
 _CHOICES = 4  # of a made-up token
 _SLACK = 4.0  # roundings: two products and what is between them
+_SLACK_PACKED = 40.0  # of weights of few bits, whose inputs are rounded to 16 bits
 _LARGE = 8.0
 
 
@@ -74,7 +77,7 @@ class PackedExperts:
     @property
     def copies(self) -> bool:
         """Whether the plain weights are others in memory than the packed ones."""
-        return bool(self.up.matrix.kind == TILED or self.module.is_transposed)
+        return self.up.matrix.kind not in TYPES.values() or bool(self.module.is_transposed)
 
     @property
     def touched(self) -> bool:
@@ -163,11 +166,14 @@ class ExpertsWeight:
         self._flipped = bool(module.is_transposed)
         weight = module._parameters[name].detach()
         bias = module._parameters[f"{name}_bias"] if module.has_bias else None
-        self.matrix = ExpertsMatrix(weight.transpose(1, 2) if self._flipped else weight, bias, tiled)
+        if (packed := quantised(weight)) is not None:
+            self.matrix = ExpertsMatrix.packed(packed, bias)
+        else:
+            self.matrix = ExpertsMatrix.of(weight.transpose(1, 2) if self._flipped else weight, bias, tiled)
 
     def dense(self) -> torch.Tensor:
         """The plain weight in the module's layout."""
-        plain = self.matrix.dense()
+        plain = self.matrix.dense().to(self.experts.dtype)
         return plain.transpose(1, 2).contiguous() if self._flipped else plain.contiguous()
 
 
@@ -184,7 +190,7 @@ def pack_experts(model: Any, packing: Packing) -> None:
     ours = kernel()
     alike: defaultdict[Any, list[Any]] = defaultdict(list)
     for module in model.modules():
-        if ours is not None and _is_experts(module):
+        if ours is not None and is_experts(module):
             shapes = tuple((name, weight.shape, weight.dtype) for name, weight in module._parameters.items())
             alike[type(module), shapes, module.config._experts_implementation].append(module)
     for (_, _, own), group in alike.items():
@@ -217,7 +223,7 @@ def _own_forward(own: str, module: Any, *given: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _is_experts(module: Any) -> bool:
+def is_experts(module: Any) -> bool:
     """Whether a module is one of experts as the registry serves them, with plain weights on a CPU."""
     if not all(hasattr(module, name) for name in _FLAGS) or module._is_expert_parallel:
         return False
@@ -226,7 +232,8 @@ def _is_experts(module: Any) -> bool:
     names += [f"{name}_bias" for name in names if module.has_bias]
     return (
         module._parameters.keys() == set(names)
-        and all(type(one) is torch.nn.Parameter and one.dim() == 3 and one.dtype in TYPES for one in weights)
+        and all(_is_plain(one) or quantised(one) is not None for one in weights)
+        and len({quantised(one) is None for one in weights}) == 1
         and all(one.device.type == "cpu" for one in module._parameters.values())
         and len({one.dtype for one in weights if one is not None}) == 1
         and hasattr(type(module).forward, "__wrapped__")
@@ -235,10 +242,18 @@ def _is_experts(module: Any) -> bool:
     )
 
 
+def _is_plain(weight: Any) -> bool:
+    return type(weight) is torch.nn.Parameter and weight.dim() == 3 and weight.dtype in TYPES
+
+
 def _pack_alike(group: list[Any], packing: Packing, ours: ProgramKernel) -> None:
     """Pack modules of one class and shape, if the first of them are right and faster so."""
     tried = [PackedExperts(module, ours) for module in group[:_TRIED]]
     if not _is_right(tried[0]):
+        return
+    if quantised(group[0].down_proj) is not None:  # there is no other way
+        for module in group:
+            packing.add(tried.pop(0) if tried else PackedExperts(module, ours), None)
         return
     limit: int | None = 0
     for tokens, most in _MOST.items():
@@ -270,7 +285,8 @@ def _is_right(packed: PackedExperts) -> bool:
     made_up = _made_up(packed, 6)
     made_up[0][-1] *= _LARGE  # where a gate clamps
     want = type(packed.module).forward.__wrapped__(packed.module, *made_up)
-    return equal(packed.forward(*made_up), want, _SLACK)
+    packs = quantised(packed.module.down_proj) is not None
+    return equal(packed.forward(*made_up), want, _SLACK_PACKED if packs else _SLACK)
 
 
 def _made_up(packed: PackedExperts, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

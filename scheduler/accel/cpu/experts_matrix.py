@@ -8,18 +8,32 @@ import torch
 import torch.nn.functional as F
 
 from scheduler.accel.cpu.matrix import GROUP, Matrix
+from scheduler.accel.cpu.packed_matrix import PackedMatrix
+from scheduler.weights.quantised_weight import QuantisedWeight
 
 
 class ExpertsMatrix:
     """Weights ``[count, out, inside]`` in one ``Matrix``, expert after expert, and biases ``[count, out]`` float32."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, tiled: bool) -> None:
-        """``weight [count, out, inside]`` is used as it is if it is contiguous, and copied if it is to be ``tiled``."""
-        self.count, self.out, self.inside = weight.shape
-        padded = F.pad(weight, (0, 0, 0, -self.out % GROUP)) if tiled else weight
-        self.matrix = Matrix(padded.reshape(-1, self.inside), tiled)
+    def __init__(self, matrix: Matrix, count: int, out: int, bias: torch.Tensor | None) -> None:
+        """``matrix`` has the ``out`` rows of each expert, and rows of zeros between them where it is in groups."""
+        self.matrix, self.count, self.out, self.inside = matrix, count, out, matrix.inside
         self.limit: int | None = None  # rows up to which it is at least as fast as torch; None: any
         self.bias = None if bias is None else bias.detach().float().contiguous()
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None, tiled: bool) -> ExpertsMatrix:
+        """``weight [count, out, inside]`` is used as it is if it is contiguous, and copied if it is to be ``tiled``."""
+        count, out, inside = weight.shape
+        padded = F.pad(weight, (0, 0, 0, -out % GROUP)) if tiled else weight
+        return cls(Matrix(padded.reshape(-1, inside), tiled), count, out, bias)
+
+    @classmethod
+    def packed(cls, weight: QuantisedWeight, bias: torch.Tensor | None) -> ExpertsMatrix:
+        """Copies the packed weights of experts. Raises ``NotPackable``."""
+        matrix = PackedMatrix(weight.source, weight.count)
+        weight.release()
+        return cls(matrix, weight.count, weight.out, bias)
 
     @property
     def nbytes(self) -> int:

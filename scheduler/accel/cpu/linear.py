@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 
 from scheduler.accel.cpu.matrix import TYPES, Matrix
-from scheduler.accel.cpu.packing import Map, Packing, WeightStandIn
+from scheduler.accel.cpu.packing import Map, Packing
 from scheduler.accel.cpu.program import kernel, product
+from scheduler.weights.stand_in import WeightStandIn
 
-_SMALLEST = 1 << 16  # elements: a smaller weight stays in the processor's caches, and a call costs more than reading it
+SMALLEST = 1 << 16  # elements: a smaller weight stays in the processor's caches, and a call costs more than reading it
 _TRIED = 8  # weights of one shape that are timed together, so that they come from memory as in a real step
 # Rows, and what the packed way may take of the plain time: decode must gain. Prefill must not lose; a product with our
 # tiles may take longer, since in a program nothing is made of its result before it is used.
@@ -89,7 +90,6 @@ def pack(model: torch.nn.Module, answers: dict[str, bool] | None = None) -> Pack
             if not _pack_alike(group, packing):
                 _read_alike(group, packing)
     leave_files(model, packing)
-    packing.choose_ways()
     return packing
 
 
@@ -146,7 +146,7 @@ def _pack_alike(group: list[torch.nn.Module], packing: Packing) -> bool:
     Returns whether that was done.
     """
     flipped = _is_flipped(group[0])
-    if flipped is None or _weight(group[0]).numel() < _SMALLEST:
+    if flipped is None or _weight(group[0]).numel() < SMALLEST:
         return False
     plain: list[Map] = [module.forward for module in group[:_TRIED]]
     for way in _ways(_weight(group[0]).dtype):
@@ -187,7 +187,7 @@ def _read_alike(group: list[torch.nn.Module], packing: Packing) -> None:
     ours, flipped = kernel(), _is_flipped(group[0])
     if ours is None or flipped is None:
         return
-    small = _weight(group[0]).numel() < _SMALLEST
+    small = _weight(group[0]).numel() < SMALLEST
     if flipped and not small:
         return
     matrices = [
@@ -215,7 +215,8 @@ def _is_flipped(module: torch.nn.Module) -> bool | None:
     for flipped in (False, True):
         with suppress(Exception):
             x = _made_up(module, 2, flipped)
-            if equal(F.linear(x, weight.t() if flipped else weight, bias), module.forward(x)):
+            got = module.forward(x)  # first: embeddings raise here, before a large product
+            if equal(F.linear(x, weight.t() if flipped else weight, bias), got):
                 return flipped
     return None
 

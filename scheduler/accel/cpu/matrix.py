@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from cache.memory import huge
 
-TILED = 3  # beside the types of plain elements
+TILED, PACKED = 3, 16  # beside the types of plain elements; the second is a bit, see kernels/packed.h
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 GROUP, _DEPTH = 64, 32
 _PAIR = torch.int32  # two elements of 16 bits, which stay together
@@ -17,6 +19,8 @@ class Matrix:
     """A weight ``[out, inside]``. ``limit``: the number of rows up to which it is at least as fast as torch; None:
     any.
     """
+
+    order: npt.NDArray[np.int64] | None = None  # which input each column is multiplied by, where they are not in order
 
     def __init__(self, weight: torch.Tensor, tiled: bool, limit: int | None = None) -> None:
         """``weight [out, inside]`` is used as it is if it is contiguous, and copied if it is to be ``tiled``."""

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from scheduler.accel.cpu.matrix import Matrix
+from scheduler.accel.cpu.matrix import PACKED, Matrix
 from scheduler.accel.cpu.program import kernel
 from scheduler.accel.cpu.ways import choose
 
 _ROUNDS = 7
+_ROUNDED_INPUTS = 1e-3
 _SECONDS = 0.1  # of a measurement; each way is timed once at least
 
 Map = Callable[[torch.Tensor], torch.Tensor]
-
-
-class PackedWeight(Protocol):
-    """What has a packed weight."""
-
-    touched: bool  # whether other code has read it
-
-    def dense(self) -> torch.Tensor:
-        """The plain weight."""
-        ...
 
 
 class PackedModule(Protocol):
@@ -52,38 +43,6 @@ class PackedModule(Protocol):
         ...
 
 
-class WeightStandIn(torch.Tensor):
-    """A tensor in the place of a packed weight. Shape, dtype and device are right; any other operation is done on an
-    unpacked copy, which is slow and recorded in ``touched``. Writing to it raises RuntimeError.
-    """
-
-    __torch_function__: Any = torch._C._disabled_torch_function_impl
-
-    @staticmethod
-    def __new__(cls, of: PackedWeight, like: torch.Tensor) -> WeightStandIn:
-        shadow: WeightStandIn = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=like.dtype, device=like.device
-        )
-        return shadow
-
-    def __init__(self, of: PackedWeight, like: torch.Tensor) -> None:
-        self.of = of
-        self._is_param = True  # for isinstance(weight, torch.nn.Parameter)
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # declared as of an instance there
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func._schema.is_mutable:
-            raise RuntimeError("a packed weight cannot be written")
-        args, kwargs = torch.utils._pytree.tree_map_only(cls, cls._dense, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def _dense(self) -> torch.Tensor:
-        self.of.touched = True
-        return self.of.dense()
-
-
 class Packing:
     """The packed modules of one model, and the weights that the C++ kernel can read."""
 
@@ -106,6 +65,13 @@ class Packing:
     def nbytes(self) -> int:
         """Bytes of the packed weights."""
         return sum(one.nbytes for one in self._modules)
+
+    @property
+    def tolerance(self) -> float:
+        """What two ways to compute a logit may differ by because products round their inputs to 16 bits: relative,
+        root mean square, after many layers; 0 where none does.
+        """
+        return _ROUNDED_INPUTS if any(matrix.kind & PACKED for matrix in self._matrices.values()) else 0.0
 
     def add(self, module: PackedModule, matrix: Matrix | None) -> None:
         """Install a packed module; ``matrix`` is its weight if the C++ kernel can read it."""

@@ -82,9 +82,7 @@ class ProgramKernel:
 
     @property
     def ways(self) -> tuple[int, int, int]:
-        """How products with tiles go through a weight, of 1 row, of few and of many: ``warmturn_chosen_ways`` in
-        kernels/tiled.h.
-        """
+        """How products go through a weight, of 1 row, of few and of many: bits of kernels/ways.h."""
         one, few, many = self._ways
         return one, few, many
 

@@ -1,5 +1,5 @@
-"""Choosing how products go through packed weights: the ways that kernels/tiled.h knows are timed at load with weights
-of the model, and the result is kept in the folder of the compiled kernels, for this processor and this build.
+"""Choosing how products go through weights: the ways that kernels/ways.h names are timed at load with weights of the
+model, and the result is kept in the folder of the compiled kernels, for this processor and this build.
 
 All ways give equal results, so the choice changes nothing but time.
 """
@@ -21,12 +21,13 @@ from cache.errors import first_line
 from cache.files import CorruptFile, write_file
 from cache.memory import huge
 from scheduler.accel.cpu.basic_block import BasicBlock, External, Ref, Slots
-from scheduler.accel.cpu.matrix import TILED, Matrix
+from scheduler.accel.cpu.matrix import PACKED, TILED, Matrix
 from scheduler.accel.cpu.program import Program, ProgramKernel
 from scheduler.model_facts import WeightReading
 
 log = logging.getLogger("warmturn.engine")
-NAMES = ("in order", "prefetching", "half the columns", "half the columns, prefetching")  # bits of kernels/tiled.h
+NAMES = ("in order", "prefetching", "half the columns", "half the columns, prefetching")  # bits of kernels/ways.h
+_OF_PACKED = 2  # of these, for weights of few bits
 _ROWS = (1, 4, 16)  # one row, few, many
 _SAMPLE = 96 << 20  # bytes of weights that are timed: more than caches hold
 _LEAST = 16 << 20  # with less, weights stay in the processor's caches, and any way will do
@@ -41,18 +42,19 @@ def choose(matrices: Sequence[Matrix], kernel: ProgramKernel) -> WeightReading |
     """Set the ways of ``kernel`` that are fastest for weights like these; None where there are too few to matter."""
     global latest
     latest = None
-    tiled = [matrix for matrix in matrices if matrix.kind == TILED]
-    if sum(matrix.nbytes for matrix in tiled) < _LEAST:
+    alike = [[one for one in matrices if one.kind == TILED], [one for one in matrices if one.kind & PACKED]]
+    measured = max(alike, key=lambda some: sum(one.nbytes for one in some))
+    if sum(matrix.nbytes for matrix in measured) < _LEAST:
         return None
-    name = _name(tiled, kernel)
-    latest = _recall(name, kernel) or _measured(tiled, kernel)
+    name, count = _name(measured, kernel), kernel.way_count if measured[0].kind == TILED else _OF_PACKED
+    latest = _recall(name, count) or _measured(measured, kernel, count)
     kernel.ways = latest.chosen[0], latest.chosen[1], latest.chosen[2]
     _remember(name, latest)
     log.debug("weights are read %s", "; ".join(latest.lines))
     return latest
 
 
-def _measured(tiled: list[Matrix], kernel: ProgramKernel) -> WeightReading:
+def _measured(tiled: list[Matrix], kernel: ProgramKernel, count: int) -> WeightReading:
     sample = _sample(tiled)
     size = sum(matrix.nbytes for matrix in sample)
     data = [matrix.data for matrix in sample]
@@ -60,10 +62,10 @@ def _measured(tiled: list[Matrix], kernel: ProgramKernel) -> WeightReading:
     before, speeds, chosen = kernel.ways, [], []
     for number, rows in enumerate(_ROWS):
         run = _products(sample, rows, kernel)
-        seconds = _best([_in(way, run, kernel) for way in range(kernel.way_count)])
+        seconds = _best([_in(way, run, kernel) for way in range(count)])
         fastest = min(range(len(seconds)), key=seconds.__getitem__)
-        keeps = seconds[fastest] > _WORTH * seconds[before[number]]
-        chosen.append(before[number] if keeps else fastest)
+        now = before[number] % count  # the first ones of NAMES: without the bits that this kind does not know
+        chosen.append(now if seconds[fastest] > _WORTH * seconds[now] else fastest)
         speeds.append(tuple(size / one for one in seconds))
     kernel.ways = before
     return WeightReading(
@@ -71,7 +73,7 @@ def _measured(tiled: list[Matrix], kernel: ProgramKernel) -> WeightReading:
         threads=torch.get_num_threads(),
         memory=size / memory,
         huge_pages=_in_huge_pages(data),
-        ways=NAMES[: kernel.way_count],
+        ways=NAMES[:count],
         rows=_ROWS,
         speeds=tuple(speeds),
         chosen=tuple(chosen),
@@ -141,16 +143,16 @@ def _in_huge_pages(data: list[torch.Tensor]) -> float:
 
 def _name(tiled: list[Matrix], kernel: ProgramKernel) -> str:
     """The name of the file for these shapes, this processor, these threads and this build of the kernel."""
-    shapes = [(matrix.out, matrix.inside) for matrix in tiled]
+    shapes = [(matrix.out, matrix.inside, matrix.kind) for matrix in tiled]
     processor = torch.cpu.get_capabilities().get("cpu_name", "")
     asked = repr((processor, torch.get_num_threads(), kernel.build, NAMES, _ROWS, shapes))
     return f"ways-{hashlib.blake2b(asked.encode(), digest_size=8).hexdigest()}.json"
 
 
-def _recall(name: str, kernel: ProgramKernel) -> WeightReading | None:
+def _recall(name: str, count: int) -> WeightReading | None:
     with suppress(OSError, NotBuilt, msgspec.MsgspecError):
         found = msgspec.json.decode((private_folder() / name).read_bytes(), type=WeightReading)
-        if len(found.chosen) == len(_ROWS) and all(0 <= way < kernel.way_count for way in found.chosen):
+        if len(found.chosen) == len(_ROWS) and all(0 <= way < count for way in found.chosen):
             return found
     return None
 

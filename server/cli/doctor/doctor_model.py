@@ -67,6 +67,8 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
         return
     yield running(config.name, measured, measured.facts)
     yield memory(measured, measured.facts)
+    if (rounding := measured.facts.weight_rounding) is not None:
+        yield ok("rounding", rounding.line, weights=rounding.weights, error=rounding.error, same=rounding.same)
     if measured.facts.weight_reading is not None:
         yield reading(measured.facts.weight_reading)
     yield room(config, measured, measured.facts)

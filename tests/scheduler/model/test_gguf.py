@@ -8,14 +8,12 @@ import pytest
 import torch
 from gguf_kit import Q4_0, Q8_0, store, write_file
 from gguf_models import metadata_of, written
+from loaded_kit import generate
 from tiny_models import TEMPLATE, greedy
 from transformers import AutoTokenizer
 
 from scheduler.engine_config import EngineConfig
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
-from scheduler.process import build
-from scheduler.protocol import Submit, pack_ids
-from scheduler.sampling_params import Sampling, Stopping
 from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
 from server import torchless
 
@@ -26,21 +24,6 @@ PROMPTS = [[(7 * i + 3) % 250 for i in range(40)], list(range(10, 21)), [*range(
 
 def load_quietly(path: Path, dtype: str = "auto") -> LoadedModel:
     return load(EngineConfig("", str(path), device="cpu", dtype=dtype), lambda message: None)
-
-
-def generate(loaded: LoadedModel, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """``count`` greedy tokens a prompt, through the engine, side by side."""
-    engine, _ = build(EngineConfig("", "", device="cpu", kv_memory=8 << 20), loaded)
-    for number, prompt in enumerate(prompts):
-        stopping = Stopping(max_tokens=count, ignore_eos=True)
-        engine.submit(Submit(str(number), "a", pack_ids(prompt), None, Sampling(temperature=0.0), stopping))
-    said: list[list[int]] = [[] for _ in prompts]
-    with torch.no_grad():
-        while not engine.idle:
-            for delta in engine.step().deltas:
-                said[int(delta.turn)] += delta.tokens
-    engine.check_integrity()
-    return said
 
 
 @pytest.mark.filterwarnings("default")

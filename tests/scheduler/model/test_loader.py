@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedMo
 
 from scheduler import process
 from scheduler.engine_config import EngineConfig
-from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load, read_config, read_model
+from scheduler.model.checkpoint import read_config, read_model
+from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
 from scheduler.model.weights import digest
 from scheduler.protocol import Loading, TokenizerRead

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from loaded_kit import generate
 from tiny_models import greedy
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TorchAoConfig
@@ -26,9 +27,6 @@ from scheduler.engine_config import EngineConfig
 from scheduler.model.load_errors import _EXTRAS
 from scheduler.model.loader import LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.weights import digest, stored_bytes
-from scheduler.process import build
-from scheduler.protocol import Submit, pack_ids
-from scheduler.sampling_params import Sampling, Stopping
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "server" / "demo"  # trained weights: what quantising leaves of it can be measured
@@ -38,21 +36,6 @@ IDS = [(7 * i + 3) % 1000 + 10 for i in range(40)]
 def load_quietly(path: Path, dtype: str = "float32") -> LoadedModel:
     """Load on the CPU."""
     return load(EngineConfig("", str(path), device="cpu", dtype=dtype), lambda message: None)
-
-
-def generate(loaded: LoadedModel, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """``count`` greedy tokens a prompt, through the engine, side by side."""
-    engine, _ = build(EngineConfig("", "", device="cpu", kv_memory=8 << 20), loaded)
-    for number, prompt in enumerate(prompts):
-        stopping = Stopping(max_tokens=count, ignore_eos=True)
-        engine.submit(Submit(str(number), "a", pack_ids(prompt), None, Sampling(temperature=0.0), stopping))
-    said: list[list[int]] = [[] for _ in prompts]
-    with torch.no_grad():
-        while not engine.idle:
-            for delta in engine.step().deltas:
-                said[int(delta.turn)] += delta.tokens
-    engine.check_integrity()
-    return said
 
 
 # -- where the library is there -------------------------------------------------------------------------------------

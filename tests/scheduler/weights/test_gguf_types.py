@@ -124,7 +124,7 @@ def test_a_type_is_read_as_its_description_says(name: str) -> None:
         [ELEMENT[name](bytes(block), i) for block in row.view(-1, kind.nbytes).numpy() for i in range(kind.elements)]
         for row in tensor.data
     ]
-    source = GgufSource(tensor)
+    source = GgufSource([tensor])
     got = source.dequantise(0, source.out)
     assert got.dtype is torch.float32
     torch.testing.assert_close(got, torch.tensor(want, dtype=torch.float64).float(), rtol=1e-6, atol=0)
@@ -140,10 +140,10 @@ def test_a_type_is_read_as_its_own_library_reads_it(name: str) -> None:
     gguf = pytest.importorskip("gguf")
     tensor = made_up(name)
     want = gguf.dequantize(tensor.data.numpy(), gguf.GGMLQuantizationType(tensor.kind))
-    assert np.array_equal(GgufSource(tensor).dequantise(0, 3).numpy(), want)
+    assert np.array_equal(GgufSource([tensor]).dequantise(0, 3).numpy(), want)
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_rows_in_another_order_are_rows_of_blocks_in_another_order(name: str) -> None:
     tensor, order = made_up(name), torch.tensor([2, 0, 1])
-    assert torch.equal(GgufSource(tensor, order).dequantise(0, 3), GgufSource(tensor).dequantise(0, 3)[order])
+    assert torch.equal(GgufSource([tensor], order).dequantise(0, 3), GgufSource([tensor]).dequantise(0, 3)[order])

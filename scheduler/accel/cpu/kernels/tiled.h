@@ -3,12 +3,13 @@
 // one stream of memory in the order of its addresses.
 //
 // Where the processor has matrix units (AMX) they take whole tiles; else products of pairs (AVX-512 BF16, ARM BF16) or
-// plain ones. There are several ways to go through a weight, see ``warmturn_chosen_ways``; each gives the same bits.
+// plain ones. There are several ways to go through a weight, see ways.h; each gives the same bits.
 
 #pragma once
 
 #include "tiles.h"
 #include "vectors.h"
+#include "ways.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -22,21 +23,6 @@ constexpr int64_t GROUP = 64;  // columns of a tiled weight that lie together
 constexpr int64_t DEPTH = 32;  // elements of a row that one tile takes
 constexpr int64_t TILE = 16 * DEPTH;
 constexpr int64_t BLOCK_ROWS = 32;  // the arena holds rows up to a multiple of it
-
-// How products of 1 row, of up to FEW and of more go through a weight: sums of these bits. Which is fastest is measured
-// when a model is loaded (scheduler/accel/cpu/ways.py); these serve until then.
-constexpr int64_t PREFETCHING = 1;  // ask for what is read next, in the order of addresses
-constexpr int64_t NARROW = 2;       // half as many columns at a time; of several rows, twice as many rows
-constexpr int64_t FEW = 4;
-}  // namespace
-
-extern "C" {
-int64_t warmturn_chosen_ways[3] = {0, LANES == 16 ? 0 : PREFETCHING, PREFETCHING};
-}
-
-namespace {
-
-inline int64_t way_of(int64_t rows) { return warmturn_chosen_ways[rows == 1 ? 0 : rows <= FEW ? 1 : 2]; }
 
 inline int64_t depth_of(int64_t in) { return (in + DEPTH - 1) / DEPTH; }
 

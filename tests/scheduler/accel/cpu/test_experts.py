@@ -17,10 +17,11 @@ from transformers.integrations.moe import use_experts_implementation
 from cache.pages.layers import read_layers
 from scheduler.accel.cpu import experts
 from scheduler.accel.cpu.experts import PackedExperts, pack_experts, packed_experts
-from scheduler.accel.cpu.packing import Packing, WeightStandIn
+from scheduler.accel.cpu.packing import Packing
 from scheduler.forward.rope import LongRope
 from scheduler.model.measurement import describe
 from scheduler.model.probe import probe
+from scheduler.weights.stand_in import WeightStandIn
 
 # Between them: gates that are joined, interleaved, clamped or missing, biases, weights the other way round.
 NAMES = (
@@ -47,7 +48,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def modules_of(model: Any) -> list[Any]:
-    return [module for module in model.modules() if experts._is_experts(module)]
+    return [module for module in model.modules() if experts.is_experts(module)]
 
 
 def made_up(module: Any, tokens: int, choices: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

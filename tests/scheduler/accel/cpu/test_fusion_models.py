@@ -105,7 +105,7 @@ def test_more_rows_than_a_weight_is_read_for_go_the_old_way(monkeypatch: pytest.
     compiled()
     model = make_model("llama")
     want = [logits(model, ids) for ids in LONG]
-    monkeypatch.setattr(linear, "_SMALLEST", 1)
+    monkeypatch.setattr(linear, "SMALLEST", 1)
     monkeypatch.setattr(linear, "_ways", lambda dtype: iter(()))
     monkeypatch.setattr("scheduler.accel.cpu.packing._ratio", lambda plain, reading, x: 0.5 if x.shape[1] <= 4 else 2.0)
     stage = Stage(model)

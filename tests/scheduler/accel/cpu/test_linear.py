@@ -19,13 +19,13 @@ from transformers.pytorch_utils import Conv1D
 from cache.pages.layers import AttentionLayer, read_layers
 from scheduler.accel.cpu import linear
 from scheduler.accel.cpu.linear import pack
-from scheduler.accel.cpu.packing import WeightStandIn
 from scheduler.engine_config import EngineConfig
 from scheduler.forward.rope import LongRope
 from scheduler.model import loader
 from scheduler.model.loader import LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
 from scheduler.model.probe import UnsupportedModel, Verdict, probe
+from scheduler.weights.stand_in import WeightStandIn
 
 PROMPT = list(range(60, 90))
 BIG = 320  # a square of it is large enough to be looked at
@@ -34,7 +34,7 @@ BIG = 320  # a square of it is large enough to be looked at
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packing pays, however small the weight."""
-    monkeypatch.setattr(linear, "_SMALLEST", 1)
+    monkeypatch.setattr(linear, "SMALLEST", 1)
     for name in ("_MOST", "_MOST_TILED"):
         monkeypatch.setattr(linear, name, dict.fromkeys(getattr(linear, name), float("inf")))
 
@@ -252,7 +252,7 @@ def test_without_a_kernel_of_ours_onednn_packs_and_nothing_is_read(monkeypatch: 
     packing = pack(module)
     assert len(packing) == (torch.float32 in linear._dtypes())
     assert packing.matrix(module) is None
-    monkeypatch.setattr(linear, "_SMALLEST", 1 << 16)
+    monkeypatch.setattr(linear, "SMALLEST", 1 << 16)
     assert pack(filled(nn.Linear(48, 80))).matrix(module) is None
 
 

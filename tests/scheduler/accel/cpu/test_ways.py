@@ -13,7 +13,9 @@ from program_kit import compiled
 from cache.compiler import private_folder
 from scheduler.accel.cpu import ways
 from scheduler.accel.cpu.matrix import Matrix
+from scheduler.accel.cpu.packed_matrix import PackedMatrix
 from scheduler.accel.cpu.program import ProgramKernel
+from scheduler.weights.rounded_source import RoundedSource
 
 
 @pytest.fixture
@@ -153,3 +155,17 @@ def test_the_real_measurement(kernel: ProgramKernel) -> None:
     assert all(speed > 0 for speeds in found.speeds for speed in speeds)
     assert 0 <= found.huge_pages <= 1
     assert found.threads == torch.get_num_threads()
+
+
+def test_weights_of_few_bits_have_two_ways(kernel: ProgramKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [PackedMatrix(RoundedSource(torch.randn(256, 128), 8)) for _ in range(3)]
+    faked(monkeypatch, (1, 0, 1))
+    found = ways.choose(some, kernel)
+    assert found is not None
+    assert found.weight_bytes == sum(matrix.nbytes for matrix in some)
+    assert (found.chosen, len(found.ways), found.share) == ((1, 0, 1), 2, 2.0)
+    assert kernel.ways == (1, 0, 1)
+    monkeypatch.setattr(ways, "_measured", refused)
+    assert ways.choose(some, kernel) == found
+    with pytest.raises(AssertionError, match="measured again"):
+        ways.choose([PackedMatrix(RoundedSource(torch.randn(256, 128), 4)) for _ in range(3)], kernel)

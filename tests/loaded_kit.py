@@ -1,0 +1,26 @@
+"""Greedy tokens of a loaded model, through the engine."""
+
+from __future__ import annotations
+
+import torch
+
+from scheduler.engine_config import EngineConfig
+from scheduler.model.loader import LoadedModel
+from scheduler.process import build
+from scheduler.protocol import Submit, pack_ids
+from scheduler.sampling_params import Sampling, Stopping
+
+
+def generate(loaded: LoadedModel, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """``count`` greedy tokens a prompt, side by side."""
+    engine, _ = build(EngineConfig("", "", device="cpu", kv_memory=8 << 20), loaded)
+    for number, prompt in enumerate(prompts):
+        stopping = Stopping(max_tokens=count, ignore_eos=True)
+        engine.submit(Submit(str(number), "a", pack_ids(prompt), None, Sampling(temperature=0.0), stopping))
+    said: list[list[int]] = [[] for _ in prompts]
+    with torch.no_grad():
+        while not engine.idle:
+            for delta in engine.step().deltas:
+                said[int(delta.turn)] += delta.tokens
+    engine.check_integrity()
+    return said

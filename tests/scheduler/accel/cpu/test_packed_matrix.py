@@ -1,0 +1,179 @@
+"""Weights of few bits: they come back as their source has them, and products with them are those of float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from program_kit import compiled
+
+from scheduler.accel.cpu.packed_matrix import NotPackable, PackedMatrix
+from scheduler.accel.cpu.program import product
+from scheduler.weights.packed_source import PackedRows
+from scheduler.weights.packed_values import in_order, unpacked
+
+IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
+
+
+@dataclass
+class Source:
+    """Random codes with random scales of any form."""
+
+    out: int
+    inside: int
+    bits: int = 8
+    group: int = 32
+    zero: int = 0
+    table: tuple[float, ...] | None = None
+    minima: bool = False
+    fine: bool = False
+    floats: bool = False
+    zeros: bool = False
+    shuffled: bool = False
+    order: torch.Tensor | None = field(init=False, default=None)
+    all: PackedRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        of = torch.Generator().manual_seed(self.out)
+        groups = -(-self.inside // self.group)
+        codes = torch.randint(0, 1 << self.bits, (self.out, self.inside), generator=of).to(torch.uint8)
+
+        def some(*shape: int) -> torch.Tensor:
+            numbers = torch.rand(*shape, generator=of) / 32
+            return numbers if self.floats else numbers.half().float()
+
+        if not self.fine:
+            minima = some(self.out, groups) if self.minima else None
+            zeros = torch.randint(-8, 9, (self.out, groups), generator=of).to(torch.int8) if self.zeros else None
+            self.all = PackedRows(codes, some(self.out, groups), minima, zeros=zeros)
+            self.order = torch.randperm(self.inside, generator=of) if self.shuffled else None
+            return
+        signed = torch.randint(0 if self.minima else -32, 64, (2, self.out, groups), generator=of).to(torch.int8)
+        coarse = some(2, self.out, self.inside // 256) / 8
+        coarse = coarse.half().float()
+        smaller = (coarse[1], signed[1]) if self.minima else (None, None)
+        self.all = PackedRows(codes, None, None, coarse[0], signed[0], *smaller)
+
+    @property
+    def nbytes(self) -> int:
+        return self.out * self.inside * self.bits // 8
+
+    def rows(self, start: int, stop: int) -> PackedRows:
+        return self._some(slice(start, stop))
+
+    def take(self, ids: torch.Tensor) -> torch.Tensor:
+        return in_order(unpacked(self._some(ids), self.zero, self.table), self.order)
+
+    def _some(self, index: Any) -> PackedRows:
+        parts: Any = vars(self.all)
+        parts = {name: None if part is None else part[index] for name, part in parts.items()}
+        return PackedRows(**parts)
+
+    def dequantise(self, start: int, stop: int) -> torch.Tensor:
+        return in_order(unpacked(self.rows(start, stop), self.zero, self.table), self.order)
+
+
+FORMS = {
+    "8 bits": Source(130, 96, zero=128),
+    "4 bits": Source(70, 64, bits=4, zero=8),
+    "4 bits with minima": Source(64, 160, bits=4, minima=True),
+    "5 bits": Source(65, 32, bits=5, zero=16),
+    "6 bits": Source(63, 160, bits=6, zero=32),
+    "6 bits with minima": Source(62, 96, bits=6, minima=True),
+    "7 bits": Source(61, 64, bits=7, zero=64),
+    "8 bits with minima": Source(3, 128, minima=True),
+    "scales in float32": Source(100, 96, bits=4, zero=7, floats=True),
+    "minima in float32": Source(101, 96, bits=4, floats=True, minima=True),
+    "fine scales": Source(129, 512, bits=4, fine=True, minima=True),
+    "fine scales of 5 bits": Source(64, 256, bits=5, fine=True, minima=True),
+    "fine scales of 16": Source(66, 256, bits=6, group=16, zero=32, fine=True),
+    "fine scales of 16 with minima": Source(67, 512, bits=4, group=16, fine=True, minima=True),
+    "groups of 128": Source(68, 256, bits=4, group=128, zero=8),
+    "a row is a group": Source(69, 96, group=96, zero=128),
+    "a table": Source(71, 96, bits=4, table=IQ4),
+    "zeros": Source(73, 256, bits=4, zero=8, zeros=True),
+    "zeros beside scales in float32": Source(74, 96, bits=4, zero=8, zeros=True, floats=True),
+    "another order": Source(75, 96, bits=4, zero=8, shuffled=True),
+    "another order with zeros": Source(76, 256, group=64, zero=128, zeros=True, shuffled=True),
+    "an odd width": Source(72, 33 * 32 + 32, bits=4, zero=8),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_packed_weight_comes_back(name: str) -> None:
+    source = FORMS[name]
+    matrix = PackedMatrix(source)
+    assert torch.equal(matrix.dense(), source.dequantise(0, source.out))
+    part = matrix.dequantise(1, min(67, source.out))
+    assert torch.equal(part, source.dequantise(1, min(67, source.out)))
+    assert matrix.nbytes == matrix.data.nbytes
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 11, 51])
+def test_products_are_those_of_float64(name: str, rows: int) -> None:
+    source = FORMS[name]
+    x = torch.randn(rows, source.inside, generator=torch.Generator().manual_seed(rows))
+    x[:, ::37] *= 12
+    bias = torch.randn(source.out)
+    got = product(PackedMatrix(source), bias, torch.float32, compiled())(x)
+    want = F.linear(x.double(), source.dequantise(0, source.out).double(), bias.double())
+    assert ((got - want).norm() / want.norm()).item() < 2e-4
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_row_is_the_same_whatever_is_beside_it(name: str) -> None:
+    matrix = PackedMatrix(FORMS[name])
+    run = product(matrix, None, torch.float32, compiled())
+    x = torch.randn(61, matrix.inside, generator=torch.Generator().manual_seed(1))
+    together = run(x)
+    for row in (0, 1, 17, 36, 47, 48, 59, 60):
+        assert torch.equal(run(x[row : row + 1])[0], together[row])
+    assert torch.equal(run(x[5:10]), together[5:10])
+
+
+def test_asking_for_memory_ahead_changes_no_bit() -> None:
+    kernel, matrix = compiled(), PackedMatrix(FORMS["fine scales"])
+    before, results = kernel.ways, []
+    for way in (0, 1):
+        kernel.ways = way, way, way
+        run = product(matrix, None, torch.float32, kernel)
+        results.append([run(torch.ones(rows, matrix.inside) / 3) for rows in (1, 3, 16)])
+    kernel.ways = before
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_inputs_that_are_no_numbers_are_seen() -> None:
+    run = product(PackedMatrix(FORMS["4 bits"]), None, torch.float32, compiled())
+    x = torch.zeros(4, 64)
+    assert torch.equal(run(x), torch.zeros(4, 70))
+    for row, value in enumerate((float("nan"), float("inf"), -float("inf"))):
+        x[row, 40] = value
+    found = run(x)
+    assert found[:3].isnan().all()
+    assert torch.equal(found[3], torch.zeros(70))
+
+
+def test_bfloat16_in_and_out() -> None:
+    source = FORMS["8 bits"]
+    x = torch.randn(5, source.inside).bfloat16()
+    got = product(PackedMatrix(source), None, torch.bfloat16, compiled())(x)
+    want = F.linear(x.double(), source.dequantise(0, source.out).double())
+    assert got.dtype is torch.bfloat16
+    assert ((got.double() - want).norm() / want.norm()).item() < 4e-3
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (Source(8, 64, group=24), "24 elements have a scale"),
+        (Source(8, 64, bits=4, table=(0.5,) * 16), "no whole numbers"),
+        (Source(8, 64, zero=300), "zero is 300"),
+    ],
+)
+def test_what_has_no_form_is_refused(source: Source, reason: str) -> None:
+    with pytest.raises(NotPackable, match=reason):
+        PackedMatrix(source)

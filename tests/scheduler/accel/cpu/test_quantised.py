@@ -1,0 +1,165 @@
+"""Weights that stay as their file packed them: the logits of the dequantised weights, and nothing is unpacked that need
+not be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf_kit import F32, Q4_0, Q8_0
+from gguf_models import MODELS, written
+from program_kit import compiled
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from scheduler.accel.cpu import quantised as module_under_test
+from scheduler.accel.cpu.experts import PackedExperts, pack_experts
+from scheduler.accel.cpu.packing import Packing
+from scheduler.accel.cpu.quantised import QuantisedModule, is_linear, keep_packed
+from scheduler.weights.gguf_config import read_gguf_config
+from scheduler.weights.gguf_file import GgufFile
+from scheduler.weights.gguf_model import build_model
+from scheduler.weights.quantised_weight import quantised
+
+IDS = torch.tensor([[(7 * i + 3) % 250 for i in range(24)]])
+MOST = 3e-4  # inputs of products are rounded to 16 bits
+quiet = pytest.mark.filterwarnings("ignore")  # what transformers says of optional kernels
+
+
+def read(path: Path) -> Any:
+    file = GgufFile(path)
+    return build_model(file, read_gguf_config(file, path), AutoModelForCausalLM, None, {}, packed=True).eval()
+
+
+def kept(path: Path) -> tuple[Any, Packing]:
+    compiled()
+    model, packing = read(path), Packing({})
+    pack_experts(model, packing)
+    keep_packed(model, packing)
+    return model, packing
+
+
+@torch.no_grad()
+def error(model: Any, want: Any) -> float:
+    expected = want(IDS).logits
+    return float((model(IDS).logits - expected).norm() / expected.norm())
+
+
+@quiet
+@pytest.mark.parametrize("label", MODELS)
+def test_an_architecture(label: str, tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", label, Q4_0 if len(label) % 2 else Q8_0)
+    model, packing = kept(path)
+    assert error(model, want) < MOST
+    packed = [name for name, weight in read(path).named_parameters() if quantised(weight) is not None]
+    assert packed
+    packing.settle()
+    unpacked = [name for name in packed if type(model.get_parameter(name)) is nn.Parameter]
+    routers = ("gate.weight", "router.weight")  # small, and no linear modules
+    assert all(name.endswith(routers) for name in unpacked), unpacked
+    assert error(model, want) < MOST
+
+
+def test_embeddings_look_up_rows(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "qwen2", Q8_0)
+    model, packing = kept(path)
+    weight = quantised(model.model.embed_tokens.weight)
+    assert weight is not None
+    assert weight is quantised(model.lm_head.weight)
+    error(model, want)
+    assert not weight.touched
+    assert torch.equal(model.model.embed_tokens(IDS), want.model.embed_tokens(IDS))
+    packing.settle()
+    assert quantised(model.model.embed_tokens.weight) is weight
+
+
+def test_a_weight_that_is_read_otherwise_is_unpacked(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama", Q8_0)
+    model, packing = kept(path)
+    gate = model.model.layers[0].mlp.gate_proj
+    assert torch.equal(gate.weight.sum(), want.model.layers[0].mlp.gate_proj.weight.sum())
+    with pytest.raises(RuntimeError, match="cannot be written"):
+        gate.weight.zero_()
+    before = len(packing)
+    packing.settle()
+    assert len(packing) == before - 1
+    assert packing.matrix(gate) is None
+    assert torch.equal(gate.weight, want.model.layers[0].mlp.gate_proj.weight)
+    assert error(model, want) < MOST
+
+
+def test_removing_unpacks_everything(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama experts", Q8_0)
+    model, packing = kept(path)
+    packing.remove()
+    for name, weight in model.named_parameters():
+        assert type(weight) is nn.Parameter, name
+        torch.testing.assert_close(weight, want.get_parameter(name), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("label", ["llama biased", "llama experts"])
+def test_without_a_compiler(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right and slower: linear maps unpack some rows at a time, experts are unpacked."""
+    path, want = written(tmp_path / "x.gguf", label, Q8_0)
+    monkeypatch.setattr(module_under_test, "kernel", lambda: None)
+    monkeypatch.setattr("scheduler.accel.cpu.experts.kernel", lambda: None)
+    monkeypatch.setattr(module_under_test, "_ROWS", 40)
+    model, packing = kept(path)
+    assert error(model, want) < 1e-5
+    packing.settle()
+    assert error(model, want) < 1e-5
+    proj = model.model.layers[0].self_attn.q_proj
+    assert packing.matrix(proj) is None
+    assert quantised(proj.weight) is not None
+
+
+def test_a_product_that_is_wrong_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, want = written(tmp_path / "x.gguf", "llama", Q8_0)
+    monkeypatch.setattr(module_under_test, "_MOST_ERROR", 0.0)
+    model, packing = kept(path)
+    assert packing.matrix(model.lm_head) is None
+    assert error(model, want) < 1e-5
+
+
+def test_experts_are_read_packed(tmp_path: Path) -> None:
+    path, want = written(tmp_path / "x.gguf", "qwen3moe", Q4_0)
+    model, packing = kept(path)
+    held = [one for one in packing._modules if isinstance(one, PackedExperts)]
+    assert len(held) == 2
+    assert all(one.nbytes < 4 * 3 * 32 * 64 * 4 / 4 for one in held)  # of 4 experts in float32
+    assert error(model, want) < MOST
+
+
+def test_plain_weights_are_not_touched(tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "x.gguf", "llama", F32)
+    _, packing = kept(path)
+    assert not [one for one in packing._modules if isinstance(one, QuantisedModule)]
+
+
+class Clamped(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).clamp(-100, 100)
+
+
+class Scaled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("module", "linear"),
+    [
+        (nn.Linear(32, 64), True),
+        (nn.Linear(32, 64, bias=False), True),
+        (Clamped(32, 64), False),
+        (Scaled(32, 64), False),
+        (nn.Embedding(32, 64), False),
+        (nn.Bilinear(8, 8, 8), False),
+    ],
+)
+def test_what_is_linear(module: nn.Module, linear: bool) -> None:
+    weight = module._parameters["weight"]
+    assert is_linear(module) is linear
+    assert module._parameters["weight"] is weight
