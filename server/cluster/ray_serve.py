@@ -42,6 +42,8 @@ MISSING = f"Ray is not installed: {install_command('ray')}"
 MOST_AT_ONCE = 100_000  # requests of a replica: it is our queue that is full, with a 429, not Ray's
 CHECK_SECONDS = 5.0  # between two looks at a replica's health
 LOOK_SECONDS = 0.5  # between two looks at what becomes of a deployment
+# Ray's proxy is killed when it has not started within three times so many seconds; 5 if nothing is said.
+PROXY_START_SECONDS = "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60"
 
 
 def build(args: Mapping[str, Any]) -> Application:
@@ -75,6 +77,7 @@ def cluster(config: ClusterConfig) -> int:
             config = with_defaults(config.model_copy(update={"data_dir": folder}))
         check_shared(config)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault(*PROXY_START_SECONDS)
         begin(ray, config)
         stack.callback(ray.shutdown)
         if config.ray_address is None:

@@ -96,6 +96,7 @@ FORMS = {
     "a table": Source(71, 96, bits=4, table=IQ4),
     "zeros": Source(73, 256, bits=4, zero=8, zeros=True),
     "zeros beside scales in float32": Source(74, 96, bits=4, zero=8, zeros=True, floats=True),
+    "zeros of groups of 16": Source(77, 96, bits=4, group=16, zero=8, zeros=True),
     "another order": Source(75, 96, bits=4, zero=8, shuffled=True),
     "another order with zeros": Source(76, 256, group=64, zero=128, zeros=True, shuffled=True),
     "an odd width": Source(72, 33 * 32 + 32, bits=4, zero=8),

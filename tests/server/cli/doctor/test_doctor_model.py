@@ -15,7 +15,7 @@ from scripted_server import environment
 from template_styles import STYLES, tokens_with
 
 from cache.tier import Tier, TierStats
-from scheduler.model_facts import WeightReading
+from scheduler.model_facts import WeightReading, WeightRounding
 from scheduler.protocol import Stats
 from server.chat.dialect import Dialect
 from server.chat.template import Divergence, Stability
@@ -51,6 +51,22 @@ def test_a_model_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_model_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = found("fail", tmp_path, monkeypatch)
     assert [(f.check, f.level, f.text) for f in told.values()] == [("model", Level.FAULT, "no such model: fail")]
+
+
+def test_what_rounded_weights_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounding = WeightRounding("int4", 0.0625, 0.875)
+    facts = msgspec.structs.replace(FACTS, weight_rounding=rounding)
+
+    async def loaded(*_: Any) -> MeasuredModel:
+        return MeasuredModel(1.0, facts, Stats())
+
+    monkeypatch.setattr(doctor_model, "loaded", loaded)
+    told = found("ok", tmp_path, monkeypatch)["rounding"]
+    assert (told.level, told.text) == (Level.OK, rounding.line)
+    assert told.figures == {"weights": "int4", "error": 0.0625, "same": 0.875}
+    assert "int4: logits differ by 6.2%" in told.text
+    assert "the same for 88% of 64" in told.text
+    assert "could not be measured" in WeightRounding("int8", None, None).line
 
 
 def test_an_engine_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
