@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    flags = ("--thinking-budget-message", MESSAGE, "--thinking-budget", "9")
+    flags = ("--dtype", "float32", "--thinking-budget-message", MESSAGE, "--thinking-budget", "9")
     with ServerProcess(folder, tmp_path_factory.mktemp("data"), *flags) as process:
         yield process
 
