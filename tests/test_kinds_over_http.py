@@ -52,7 +52,7 @@ def test_a_recurrent_model_resumes_its_session_after_an_eviction(tmp_path: Path)
     model, tokenizer = model_of("qwen3_next"), make_tokenizer()
     folder = save_model("qwen3_next", tmp_path)
     options = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
-    with ServerProcess(folder, tmp_path, "--dtype", "float32", "--kv-memory", "64M", "--disk-space", "0") as server:
+    with ServerProcess(folder, tmp_path, "--dtype", "float32", "--kv-memory", "512K", "--disk-space", "0") as server:
         log: list[int] = []
         for turn in range(3):
             new = list(range(20 * turn, 20 * turn + 15))

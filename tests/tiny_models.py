@@ -96,7 +96,16 @@ def _configs() -> dict[str, Any]:
             layer_types=["chunked_attention", "chunked_attention", "chunked_attention", "full_attention"],
             no_rope_layers=[1, 1, 1, 0],
         ),
-        "qwen3_next": Qwen3NextConfig(**shape, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32),
+        "qwen3_next": Qwen3NextConfig(
+            **shape,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=32,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+        ),
         "longrope": Phi3Config(
             **shape,
             original_max_position_embeddings=THRESHOLD,
