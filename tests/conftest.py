@@ -22,7 +22,6 @@ LONG = (  # files, the longest first: with several workers they begin first, so 
     "tests/server/test_garbage_collection.py",
     "tests/server/test_drain.py",
     "tests/test_demo_server.py",
-    "tests/cluster/test_ray.py",
     "tests/ui/test_page.py",
     "tests/ui/test_talk.py",
     "tests/server/api/test_bad_input.py",

@@ -114,8 +114,14 @@ async def _everything(url: str, model: Any) -> int:
     return chats.checked
 
 
-@pytest.mark.parametrize("memory", MEMORY)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        *((name, "for few") for name in ARCHITECTURES),
+        ("llama", "for all"),
+        *(pytest.param(name, "for all", marks=pytest.mark.slow) for name in ARCHITECTURES if name != "llama"),
+    ],
+)
 def test_tokens_over_http_equal_a_forward_from_scratch(name: str, memory: str, tmp_path: Path) -> None:
     model = save_model(name, tmp_path)
     with ServerProcess(model, tmp_path, "--dtype", "float32", *MEMORY[memory]) as server:

@@ -15,7 +15,10 @@ import pytest
 from cluster.ray_kit import KEY, RayCluster
 from cluster.routed import ANSWER, ASKED, PATIENCE, TOLD, Ended, ask, stream, text_of
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra ray")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: the extra ray"),
+    pytest.mark.slow,
+]
 
 SESSIONS = [f"session-{number}" for number in range(12)]
 LONG = 1500  # tokens

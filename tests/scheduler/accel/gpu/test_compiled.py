@@ -152,13 +152,13 @@ def kinds(found: CompiledLayers | None) -> dict[str, int]:
     ("name", "graphs", "modules"),
     [  # a single token is a kind of step of its own; so is each kind of layer
         ("llama", 2, {"LlamaDecoderLayer": 4}),
-        ("qwen3", 2, {"Qwen3DecoderLayer": 4}),
-        ("gemma2", 4, {"Gemma2DecoderLayer": 4}),
+        pytest.param("qwen3", 2, {"Qwen3DecoderLayer": 4}, marks=pytest.mark.slow),
+        pytest.param("gemma2", 4, {"Gemma2DecoderLayer": 4}, marks=pytest.mark.slow),
         ("gemma3", 4, {"Gemma3DecoderLayer": 4}),
         ("gpt_oss", 4, {"GptOssDecoderLayer": 4}),
-        ("longrope", 4, {"Phi3DecoderLayer": 4}),
-        ("mixtral", 2, {"MixtralDecoderLayer": 4}),
-        ("gpt_neox", 2, {"GPTNeoXLayer": 4}),
+        pytest.param("longrope", 4, {"Phi3DecoderLayer": 4}, marks=pytest.mark.slow),
+        pytest.param("mixtral", 2, {"MixtralDecoderLayer": 4}, marks=pytest.mark.slow),
+        pytest.param("gpt_neox", 2, {"GPTNeoXLayer": 4}, marks=pytest.mark.slow),
         # Later layers read what earlier ones have stored.
         pytest.param("gemma3n", 12, {"Gemma3nTextDecoderLayer": 6}, marks=pytest.mark.slow),
         pytest.param(
@@ -194,7 +194,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.filterwarnings("default")  # what torch says of its own parts is not ours to mend
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gemma2", "mixtral"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral"])
 def test_what_torch_makes_of_them_says_so_too(
     name: str, monkeypatch: pytest.MonkeyPatch, kept: Path, said: pytest.LogCaptureFixture
 ) -> None:
