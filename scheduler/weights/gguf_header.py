@@ -18,6 +18,7 @@ _MAX_DEPTH = 4  # of arrays in arrays
 # Formats of struct by the type of a metadata value; 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_TOO_SHORT = "the file ends before its metadata does"
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -124,7 +125,21 @@ class _Reader:
             self._fits(size, 1)
             return list(struct.unpack(f"<{count}{_SCALARS[inner]}", self._take(size)))
         self._fits(count, 8)
+        if inner == _STRING:
+            return self._strings(count)
         return [self._value(inner, depth + 1) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """So many strings: a vocabulary has hundreds of thousands, so there are no calls for each."""
+        data, at, end, found = self._data, self.at, len(self._data), []
+        for _ in range(count):
+            start = at + 8
+            at = start + int.from_bytes(data[at:start], "little")
+            if at > end:
+                raise GgufError(_TOO_SHORT)
+            found.append(data[start:at].decode("utf-8", "replace"))
+        self.at = at
+        return found
 
     def _string(self) -> str:
         return self._take(self._scalar("Q")).decode("utf-8", "replace")
@@ -134,7 +149,7 @@ class _Reader:
 
     def _fits(self, count: int, size: int) -> None:
         if count * size > len(self._data) - self.at:
-            raise GgufError("the file ends before its metadata does")
+            raise GgufError(_TOO_SHORT)
 
     def _take(self, count: int) -> bytes:
         self._fits(count, 1)
