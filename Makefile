@@ -139,7 +139,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -q -c constraints.txt -e .
 	@echo "compiling for this processor"
 	@$(BIN)/python -m cache.attention.cpu || true
-	@$(BIN)/python -m scheduler.accel.cpu.program || true
+	@$(BIN)/python -m scheduler.accel.cpu.program_kernel || true
 	@touch $(STAMP)
 
 # What tests, linters and their clients need, beside what serves.

@@ -30,6 +30,11 @@ _INSTRUCTIONS = {  # by what torch has found the processor to have
 }
 _PAIRS = "-mavx512bf16"
 _TILES = "-mamx-tile -mamx-bf16"
+_MORE = {  # what some of these have besides, by torch's names for it, in the order in which processors got it
+    "AVX512": {"avx512_vnni": "-mavx512vnni", "avx512_bf16": _PAIRS, "amx_tile": _TILES},
+    "AVX2": {"avx_vnni": "-mavxvnni"},
+}
+_NEWEST = "-mavxvnni"  # unknown to GCC 10, which can do without
 _ARM_PAIRS = "-march=armv8.2-a+bf16"
 _HEADERS = Path(__file__).parent / "attention" / "kernels"
 _PATIENCE = 300  # seconds that a compiler may take
@@ -68,11 +73,10 @@ def built(source: Path) -> Path:
 
 
 def _instructions() -> list[str]:
-    capability = torch.backends.cpu.get_cpu_capability()
+    capability, features = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
     found = [_INSTRUCTIONS.get(capability, "")]
-    if capability == "AVX512":
-        found += [_PAIRS] * torch.cpu._is_avx512_bf16_supported() + [_TILES] * torch.cpu._is_amx_tile_supported()
-    if platform.machine() in ("aarch64", "arm64") and torch.cpu.get_capabilities().get("bf16"):
+    found += [flags for feature, flags in _MORE.get(capability, {}).items() if features.get(feature)]
+    if platform.machine() in ("aarch64", "arm64") and features.get("bf16"):
         found.append(_ARM_PAIRS)
     return " ".join(found).split()
 
@@ -106,12 +110,17 @@ def _compiler() -> list[str] | None:
 
 def _version(compiler: list[str]) -> str:
     told = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=_PATIENCE).stdout
-    return hashlib.blake2b(told, digest_size=8).hexdigest()
+    return hashlib.blake2b(told + shlex.join(compiler[1:]).encode(), digest_size=8).hexdigest()
 
 
 def _compiled(compiler: list[str], source: Path) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / "object.so"
         command = [*compiler, f"-I{_HEADERS}", str(source), "-o", str(target)]
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_PATIENCE)
+        try:
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_PATIENCE)
+        except subprocess.CalledProcessError:
+            if _NEWEST not in compiler:
+                raise
+            return _compiled([flag for flag in compiler if flag != _NEWEST], source)
         return target.read_bytes()

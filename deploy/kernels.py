@@ -21,12 +21,12 @@ def instruction_sets() -> Iterator[list[str]]:
     """What the compiler is told for each kind of processor of this architecture."""
     yield []
     if platform.machine() == "x86_64":
-        for flags in compiler._INSTRUCTIONS.values():
-            yield flags.split()
-        newest = compiler._INSTRUCTIONS["AVX512"].split()
-        for more in (compiler._PAIRS, compiler._TILES):
-            newest = [*newest, *more.split()]
-            yield newest
+        for capability, flags in compiler._INSTRUCTIONS.items():
+            known = flags.split()
+            yield known
+            for more in compiler._MORE[capability].values():
+                known = [*known, *more.split()]
+                yield known
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cache.attention.packed_attention import PackedAttention
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.matrix import Matrix
-from scheduler.accel.cpu.program import ProgramKernel, kernel
+from scheduler.accel.cpu.program_kernel import ProgramKernel, kernel
 from scheduler.accel.cpu.recording import Linear
 
 RECORDED = (23, 19)  # tokens of the two calls that are recorded

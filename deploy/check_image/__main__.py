@@ -69,7 +69,7 @@ def try_out(image: Image, folder: Path) -> None:
     server = Server(Container(image, volumes, {"WARMTURN_PORT": str(port)}), image, port)
     try:
         say(f"cold start until the health check passes: {server.ready():.1f} s")
-        for kernel in ("cache.attention.cpu", "scheduler.accel.cpu.program"):
+        for kernel in ("cache.attention.cpu", "scheduler.accel.cpu.program_kernel"):
             expect(server.container.run(["python", "-m", kernel]).returncode == 0, f"the kernel of {kernel} is loaded")
         writable = server.container.run(["python", "-c", _WRITABLE]).stdout.split()
         expect(set(writable) == {"/tmp", "/dev/shm", *image.volumes}, f"written can be to {' '.join(sorted(writable))}")

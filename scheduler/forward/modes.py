@@ -17,7 +17,7 @@ from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedStep, packed_class
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.packing import Packing
-from scheduler.accel.cpu.program import kernel
+from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.gpu.compiled import CompiledLayers
 from scheduler.forward.alone_modes import AloneMode, PlainAloneMode, RecomputeMode
 from scheduler.forward.mixers import CurrentStep, MixerSplit

@@ -2,7 +2,7 @@
 
 Owns: the recorder, basic blocks of instructions, packed weights and experts, layers and chains of layers in one call.
 Other packages use ``linear.pack`` and ``Packing``, ``experts.pack_experts``, ``fusion.Fusion`` and
-``program.kernel``, nothing else.
+``program_kernel.kernel``, nothing else.
 
 May import: ``cache.attention``, ``cache.pages``.
 

@@ -22,7 +22,8 @@ from scheduler.accel.cpu.functions import COMPUTED
 from scheduler.accel.cpu.linear import equal, leave_files
 from scheduler.accel.cpu.matrix import TYPES
 from scheduler.accel.cpu.packing import Map, Packing
-from scheduler.accel.cpu.program import Program, ProgramKernel, kernel
+from scheduler.accel.cpu.program import Program
+from scheduler.accel.cpu.program_kernel import ProgramKernel, kernel
 from scheduler.accel.cpu.recorder import Recorder
 from scheduler.weights.quantised_weight import quantised
 from scheduler.weights.stand_in import WeightStandIn

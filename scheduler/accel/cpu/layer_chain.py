@@ -22,7 +22,7 @@ from cache.attention.cpu import AttentionCall, CpuPlan
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu import program
 from scheduler.accel.cpu.layer_program import LayerAttention, LayerProgram
-from scheduler.accel.cpu.program import ProgramKernel
+from scheduler.accel.cpu.program_kernel import ProgramKernel
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # args and kwargs
 _MOST = 32 << 20  # bytes of results that are there at once; so many rows take long enough layer by layer

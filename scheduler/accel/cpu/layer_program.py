@@ -18,7 +18,8 @@ from cache.attention.packed_attention import PackedAttention
 from cache.pages.layers import Reach, ScoreOptions
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.basic_block import BasicBlock, External
-from scheduler.accel.cpu.program import Program, ProgramKernel
+from scheduler.accel.cpu.program import Program
+from scheduler.accel.cpu.program_kernel import ProgramKernel
 
 if TYPE_CHECKING:
     from scheduler.accel.cpu.recording import AttentionRequest

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 
 from scheduler.accel.cpu.matrix import TYPES, Matrix
 from scheduler.accel.cpu.packing import Map, Packing
-from scheduler.accel.cpu.program import kernel, product
+from scheduler.accel.cpu.program import product
+from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.weights.stand_in import WeightStandIn
 
 SMALLEST = 1 << 16  # elements: a smaller weight stays in the processor's caches, and a call costs more than reading it

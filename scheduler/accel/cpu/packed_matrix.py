@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from cache.memory import huge
 from scheduler.accel.cpu.matrix import GROUP, PACKED, Matrix
+from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.weights.packed_source import PackedRows, PackedSource
 from scheduler.weights.packed_values import in_order
 
@@ -82,6 +83,7 @@ class _Form:
     minima: bool
     zeros: bool  # minima are whole numbers of scales
     zero: int  # that is subtracted from what is stored, -128 to 127
+    together: int  # elements of a column that lie so: 2, or 4, and then bytes are stored without a sign
 
     @classmethod
     def of(cls, source: PackedSource) -> _Form:
@@ -100,7 +102,8 @@ class _Form:
         fine = sample.fine_scales is not None and source.inside % _COARSE == 0 and source.group == group
         zeros = sample.zeros is not None
         minima = zeros or sample.minima is not None or sample.fine_minima is not None
-        return cls(bits, group, False, fine, minima, zeros, zero)
+        found = kernel()
+        return cls(bits, group, False, fine, minima, zeros, zero, 2 if found is None else found.together)
 
     @property
     def type(self) -> int:
@@ -169,13 +172,15 @@ class _Form:
         padded = values
         if values.shape[1] % _BLOCK or len(values) < GROUP:
             padded = F.pad(values, (0, -values.shape[1] % _BLOCK, 0, GROUP - len(values)))
-        pairs = padded.view(torch.int16).t().contiguous().view(torch.uint8)  # [inside / 2, 2 * 64]
+        wide = {2: torch.int16, 4: torch.int32}[self.together]
+        tuples = padded.contiguous().view(wide).t().contiguous().view(torch.uint8)  # [inside / together, together * 64]
         if self.bits == 8:
-            return pairs.view(padded.shape[1] // _BLOCK, -1)
-        both = (pairs & 15).view(-1, 2, 2 * GROUP)
+            tuples = tuples ^ 128 if self.together == 4 else tuples
+            return tuples.view(padded.shape[1] // _BLOCK, -1)
+        both = (tuples & 15).view(-1, 2, self.together * GROUP)
         parts = [(both[:, 0] | both[:, 1] << 4).view(padded.shape[1] // _BLOCK, -1)]
         if high := self.bits - 4:
-            rest = (pairs >> 4).view(-1, 8 // high, 2 * GROUP)
+            rest = (tuples >> 4).view(-1, 8 // high, self.together * GROUP)
             joined = rest[:, 0].clone()
             for number in range(1, 8 // high):
                 joined |= rest[:, number] << number * high
@@ -212,17 +217,17 @@ class _Form:
 
     def _codes(self, values: torch.Tensor) -> torch.Tensor:
         """int16 ``[blocks, 32, 64]``: what is stored for each element of 64 columns."""
-        values = values.contiguous()
+        values, shape = values.contiguous(), (len(values), -1, GROUP, self.together)
         if self.bits == 8:
-            pairs = values.view(torch.int8).view(len(values), -1, GROUP, 2)
+            tuples = (values ^ 128 if self.together == 4 else values).view(torch.int8).view(shape)
         else:
-            low = values[:, : GROUP * _BLOCK // 2].view(len(values), -1, 1, GROUP, 2)
-            pairs = torch.cat([low & 15, low >> 4], 2).view(len(values), -1, GROUP, 2)
+            low = values[:, : GROUP * _BLOCK // 2].view(len(values), -1, 1, GROUP, self.together)
+            tuples = torch.cat([low & 15, low >> 4], 2).view(shape)
             if high := self.bits - 4:
-                rest = values[:, GROUP * _BLOCK // 2 :].view(len(values), -1, 1, GROUP, 2)
+                rest = values[:, GROUP * _BLOCK // 2 :].view(len(values), -1, 1, GROUP, self.together)
                 each = torch.cat([rest >> number * high for number in range(8 // high)], 2) & (1 << high) - 1
-                pairs = pairs | each.view(pairs.shape) << 4
-        return pairs.transpose(2, 3).reshape(len(values), _BLOCK, GROUP).short()
+                tuples = tuples | each.view(tuples.shape) << 4
+        return tuples.transpose(2, 3).reshape(len(values), _BLOCK, GROUP).short()
 
 
 def _stored_bits(source: PackedSource) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from scheduler.accel.cpu.matrix import PACKED, Matrix
-from scheduler.accel.cpu.program import kernel
+from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.cpu.ways import choose
 
 _ROUNDS = 7

@@ -1,5 +1,4 @@
-"""``Program``: a basic block compiled to the tables that ``kernels/program.cpp`` runs, and ``ProgramKernel``, the
-compiled kernel.
+"""``Program``: a basic block compiled to the tables that ``kernels/program.cpp`` runs.
 
 A program has stages: a stage is either a run of instructions that are computed for each row alone, or one product with
 a weight. Values that are used only in the stage that computes them lie in scratch memory that all rows share, other
@@ -10,22 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from cache.attention.cpu import team_address
-from cache.compiler import NotBuilt, built
 from scheduler.accel.cpu.basic_block import BasicBlock, External, Opcode, Operation, Ref, Slot, Slots
 from scheduler.accel.cpu.experts_matrix import ExpertsMatrix
 from scheduler.accel.cpu.matrix import GROUP, TYPES, Matrix
+from scheduler.accel.cpu.program_kernel import ProgramKernel
 
 log = logging.getLogger("warmturn.engine")
 _SCRATCH, _ARENA, _FIXED = range(3)
@@ -56,61 +50,6 @@ class ProgramCall(ctypes.Structure):
         ("threads", ctypes.c_int64),
         ("team", ctypes.c_void_p),
     )
-
-
-class ProgramKernel:
-    """The compiled functions, and the memory that all programs share, as they run one after the other."""
-
-    def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
-        self.run, self.attend_between = library.warmturn_run, library.warmturn_attend_between
-        self.chain = library.warmturn_chain
-        self.run.argtypes = [ctypes.c_void_p]
-        self.attend_between.argtypes = [ctypes.c_void_p] * 3
-        self.chain.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        self.team = team_address()
-        self.threads = max(torch.get_num_threads(), os.cpu_count() or 1) if self.team else 1  # at most
-        self.tiles = not library.warmturn_tiles() or bool(torch.cpu._init_amx())
-        self.way_count: int = library.warmturn_way_count()  # see ``warmturn_chosen_ways`` in kernels/tiled.h
-        self.build = path.stem
-        self._read = library.warmturn_read
-        self._read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
-        self._ways = (ctypes.c_int64 * 3).in_dll(library, "warmturn_chosen_ways")
-        self.memory = 0  # its address
-        self.rooms: dict[Any, Any] = {}  # see ``layer_program.LayerWorkspace``
-        self._memory = torch.zeros(0)
-
-    @property
-    def ways(self) -> tuple[int, int, int]:
-        """How products go through a weight, of 1 row, of few and of many: bits of kernels/ways.h."""
-        one, few, many = self._ways
-        return one, few, many
-
-    @ways.setter
-    def ways(self, chosen: tuple[int, int, int]) -> None:
-        self._ways[:] = list(chosen)
-
-    def read(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Read all bytes of contiguous CPU tensors, and compute nothing of them: what products are compared with."""
-        regions = np.array([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors], np.int64)
-        self._read(regions.ctypes.data, len(tensors), min(torch.get_num_threads(), self.threads), self.team)
-
-    def reserve(self, floats: int) -> None:
-        """Grow the shared memory to at least ``floats``; its address may change."""
-        if self._memory.numel() < floats + _ALIGNED:
-            self._memory = torch.zeros(floats + _ALIGNED)
-            self.memory = -(-self._memory.data_ptr() // 64) * 64
-
-
-@cache
-def kernel() -> ProgramKernel | None:
-    """The kernel of this process, compiled if necessary. If it cannot be had: None, and a line in the log, once."""
-    try:
-        return ProgramKernel(built(Path(__file__).with_name("kernels") / "program.cpp"))
-    except (NotBuilt, OSError, AttributeError) as error:
-        reason = error if isinstance(error, NotBuilt) else "the compiled file cannot be loaded"
-        log.info("modules run uncompiled, which is slower on a CPU: %s", reason)
-        return None
 
 
 class Program:
@@ -384,8 +323,3 @@ def _stages(operations: list[Operation]) -> list[list[Operation]]:
             stages += [[op] for op in stage] if products else [stage] if stage else []
             left = rest
     return stages
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sys.exit(0 if kernel() is not None else 1)

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from scheduler.accel.cpu.linear import equal, leave_files
 from scheduler.accel.cpu.packed_matrix import NotPackable, PackedMatrix
 from scheduler.accel.cpu.packing import Map, Packing
-from scheduler.accel.cpu.program import kernel, product
+from scheduler.accel.cpu.program import product
+from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.weights.quantised_weight import QuantisedWeight, quantised
 
 log = logging.getLogger("warmturn.engine")

@@ -12,7 +12,7 @@ import torch
 from scheduler.accel.cpu.experts import is_experts
 from scheduler.accel.cpu.linear import SMALLEST
 from scheduler.accel.cpu.matrix import TYPES
-from scheduler.accel.cpu.program import kernel
+from scheduler.accel.cpu.program_kernel import kernel
 from scheduler.accel.cpu.quantised import is_linear
 from scheduler.model_facts import WeightRounding
 from scheduler.weights.quantised_weight import QuantisedWeight

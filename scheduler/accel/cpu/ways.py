@@ -22,7 +22,8 @@ from cache.files import CorruptFile, write_file
 from cache.memory import huge
 from scheduler.accel.cpu.basic_block import BasicBlock, External, Ref, Slots
 from scheduler.accel.cpu.matrix import PACKED, TILED, Matrix
-from scheduler.accel.cpu.program import Program, ProgramKernel
+from scheduler.accel.cpu.program import Program
+from scheduler.accel.cpu.program_kernel import ProgramKernel
 from scheduler.model_facts import WeightReading
 
 log = logging.getLogger("warmturn.engine")

@@ -396,7 +396,19 @@ def test_another_source_header_or_compiler_makes_another_object(source: Path, mo
     seen.add(built(source))
     (source.parent.parent / "cxx").write_text(FAKE.replace('"$1"', '"$2"').replace("made up", "another"))
     seen.add(built(source))
-    assert len(seen) == calls(source) == 5
+    monkeypatch.setenv("CXX", os.environ["CXX"].replace("-extra", "-other"))
+    seen.add(built(source))
+    assert len(seen) == calls(source) == 6
+
+
+def test_an_older_compiler_leaves_out_what_it_does_not_know(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_instructions", lambda: ["-mavx2", compiler._NEWEST])
+    script = source.parent.parent / "cxx"
+    script.write_text(
+        script.read_text().replace("for last", f'case "$*" in *{compiler._NEWEST}*) exit 1;; esac\nfor last')
+    )
+    assert built(source).read_text() == "object\n"
+    assert "-mavx2" in script.with_name("cxx.calls").read_text()
 
 
 def test_what_was_made_serves_without_a_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 // elements of `in`. A minimum may be kept as a whole number of scales (ZEROS). scheduler/accel/cpu/packed_matrix.py lays
 // weights out as they are read here.
 //
-// For 64 columns the blocks of 32 elements of `in` follow each other: scales, minima, then values as [16 pairs][64][2]
-// bytes; or, of 4 bits, [8][64][2] bytes whose low halves are of one pair and whose high halves are of the next. Values
-// of 5 and 6 bits have their low 4 so, and behind them the others: [2] or [4][64][2] bytes of 8 or 4 pairs. With scales of
-// two levels (FINE) eight blocks have coarse ones in common, which come first.
+// Of each column some elements lie TOGETHER, as many as one instruction multiplies: a tuple. For 64 columns the blocks of
+// 32 elements of `in` follow each other: scales, minima, then values as [tuples][64][TOGETHER] bytes; or, of 4 bits,
+// half as many, whose low halves are of one tuple and whose high halves are of the next. Values of 5 and 6 bits have their
+// low 4 so, and behind them the others, of 8 or 4 tuples each. With scales of two levels (FINE) eight blocks have coarse
+// ones in common, which come first.
 //
 // Activations are rounded to 16-bit integers with a scale for each 32 of them, so that products are exact integers; what
-// is added to a result, and in which order, does not depend on other rows.
+// is added to a result, and in which order, does not depend on other rows. Where processors multiply bytes (VNNI), an
+// activation is 256 * high + low of two bytes with a sign, which are multiplied with the stored bytes one after the other;
+// elsewhere bytes are widened to 16 bits first.
 
 #pragma once
 
@@ -29,41 +32,96 @@ constexpr int64_t PACKED = 16, NIBBLES = 1, FLOATS = 2, FINE = 4, MINIMA = 8, SH
 constexpr int64_t COLUMNS_TOGETHER = 64, BLOCK = 32, BLOCKS_OF_COARSE = 8;
 constexpr int64_t MOST_ROWS = 48;  // at a time: their results of 64 columns fit the nearest cache
 constexpr int64_t LINE = 64, DISTANCE = 4096;  // bytes: with PREFETCHING, what is so far ahead is asked for
-constexpr int64_t MANY_ROWS = 8;   // from so many on, widening the values of a block once is faster, of 4 and 8 bits
+constexpr int64_t MANY_ROWS = 8;  // from so many on, preparing the values of a block once is faster, of 4 and 8 bits
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(WARMTURN_BYTES)
+#define WARMTURN_BYTES
+constexpr int64_t TOGETHER = 4;  // stored bytes have no sign
+#else
+constexpr int64_t TOGETHER = 2;
+#endif
+constexpr int64_t TUPLES = BLOCK / TOGETHER, ROW = TOGETHER * COLUMNS_TOGETHER;  // of a block; bytes of a tuple of all
+constexpr int64_t MOST_ACTIVATION = 127 * 256 + 127;
+constexpr bool FEW_REGISTERS = LANES < 16 && TOGETHER == 4;  // twice as many sums
 
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));
-typedef int16_t vpairs __attribute__((vector_size(LANES * 4)));  // of elements, a pair in each lane
-typedef uint16_t vnibbles __attribute__((vector_size(LANES * 4)));
-typedef int8_t vbytes_in_memory __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
-typedef uint8_t vnibbles_in_memory __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
+typedef uint16_t vshorts __attribute__((vector_size(LANES * 4)));
 typedef int8_t vfine_in_memory __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 struct Quantised {  // 32 activations, x[i] * scale each
+#if defined(WARMTURN_BYTES)
+    int8_t high[BLOCK], low[BLOCK];
+    void set(int64_t i, int32_t value) { low[i] = int8_t(value), high[i] = int8_t((value - low[i]) >> 8); }
+    int32_t get(int64_t i) const { return 256 * high[i] + low[i]; }
+#else
     int16_t x[BLOCK];
+    void set(int64_t i, int32_t value) { x[i] = int16_t(value); }
+    int32_t get(int64_t i) const { return x[i]; }
+#endif
     float scale;
     int32_t sums[2];  // of the first and of the last 16
     int32_t unused;
 };
 
-inline vi add_products(vi sum, vpairs w, vpairs x) {  // of both elements of each pair
+inline vi broadcast(const void* from) {  // 4 bytes to each lane
+    int32_t value;
+    std::memcpy(&value, from, 4);
+    return vi{} + value;
+}
+
+// Sums of products of LANES columns: `add` takes a tuple of each column, and of the activations the same tuple for all.
+#if defined(WARMTURN_BYTES)
+struct Tuple {
+    vi high, low;
+    void load(const Quantised& of, int64_t tuple) {
+        high = broadcast(of.high + tuple * TOGETHER), low = broadcast(of.low + tuple * TOGETHER);
+    }
+};
+
+inline vi add_products(vi sum, vi w, vi x) {  // of four bytes without a sign and four with one
 #if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
-#elif defined(__AVX512BW__)
-    return sum + (vi)_mm512_madd_epi16((__m512i)w, (__m512i)x);
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
 #elif defined(__AVXVNNI__)
-    return (vi)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
-#elif defined(__AVX2__)
-    return sum + (vi)_mm256_madd_epi16((__m256i)w, (__m256i)x);
-#elif defined(__SSE2__) && !defined(__AVX__)
-    return sum + (vi)_mm_madd_epi16((__m128i)w, (__m128i)x);
-#elif defined(__aarch64__)
-    int16x8_t a = (int16x8_t)w, b = (int16x8_t)x;
-    return sum + (vi)vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b));
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
 #else
-    vi a = (vi)w, b = (vi)x;
-    return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+    for (int byte = 0; byte < 4; byte++) sum += ((w >> 8 * byte) & 255) * (x << 24 - 8 * byte >> 24);
+    return sum;
 #endif
 }
+
+struct Dots {
+    vi high{}, low{};
+    void add(vshorts w, const Tuple& x) {
+        high = add_products(high, (vi)w, x.high), low = add_products(low, (vi)w, x.low);
+    }
+    vi total() const { return (high << 8) + low; }
+};
+#else
+struct Tuple {
+    vi both;
+    void load(const Quantised& of, int64_t tuple) { both = broadcast(of.x + tuple * TOGETHER); }
+};
+
+struct Dots {
+    vi sum{};
+    void add(vshorts w, const Tuple& x) {
+#if defined(__AVX512BW__)
+        sum += (vi)_mm512_madd_epi16((__m512i)w, (__m512i)x.both);
+#elif defined(__AVX2__)
+        sum += (vi)_mm256_madd_epi16((__m256i)w, (__m256i)x.both);
+#elif defined(__SSE2__) && !defined(__AVX__)
+        sum += (vi)_mm_madd_epi16((__m128i)w, (__m128i)x.both);
+#elif defined(__aarch64__)
+        int16x8_t a = (int16x8_t)w, b = (int16x8_t)x.both;
+        sum += (vi)vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b));
+#else
+        vi a = (vi)w, b = x.both;
+        sum += ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+    }
+    vi total() const { return sum; }
+};
+#endif
 
 // a * b + c with the same rounding wherever it stands: left to themselves, compilers fuse one place and not the other.
 inline vf fused(vf a, vf b, vf c) {
@@ -101,25 +159,31 @@ inline vf as_floats(const uint8_t* from) {  // LANES bytes with a sign
 #endif
 }
 
-inline vpairs as_pairs(const uint8_t* from) {  // 2 * LANES bytes with a sign
-#if defined(__AVX512BW__)
-    return (vpairs)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__AVX2__)
-    return (vpairs)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from));
+// TOGETHER * LANES bytes as they are multiplied: whole registers, or one 16-bit integer each, with a sign or without.
+#if defined(WARMTURN_BYTES)
+inline vshorts values_of(const uint8_t* from, bool) {
+    vshorts bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return bytes;
+}
+constexpr uint16_t ONES = 0x0101;  // the lowest bit of every value
 #else
-    return __builtin_convertvector(*(const vbytes_in_memory*)from, vpairs);
+inline vshorts values_of(const uint8_t* from, bool has_sign) {
+#if defined(__AVX512BW__)
+    __m256i bytes = _mm256_loadu_si256((const __m256i*)from);
+    return (vshorts)(has_sign ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
+#elif defined(__AVX2__)
+    __m128i bytes = _mm_loadu_si128((const __m128i*)from);
+    return (vshorts)(has_sign ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes));
+#else
+    typedef uint8_t narrow __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
+    typedef int8_t narrow_with_sign __attribute__((vector_size(LANES * 2), aligned(1), may_alias));
+    if (!has_sign) return __builtin_convertvector(*(const narrow*)from, vshorts);
+    return __builtin_convertvector(*(const narrow_with_sign*)from, vshorts);
 #endif
 }
-
-inline vnibbles as_nibbles(const uint8_t* from) {  // 2 * LANES bytes without one
-#if defined(__AVX512BW__)
-    return (vnibbles)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)from));
-#elif defined(__AVX2__)
-    return (vnibbles)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)from));
-#else
-    return __builtin_convertvector(*(const vnibbles_in_memory*)from, vnibbles);
+constexpr uint16_t ONES = 0x0001;
 #endif
-}
 
 inline int64_t blocks_of(int64_t in) { return (in + BLOCK - 1) / BLOCK; }
 
@@ -137,18 +201,18 @@ inline void prepare_packed(const float* from, int64_t in, int64_t row, Quantised
         }
         float size = fold(most, larger), all = fold(sum, [](vf p, vf q) { return p + q; });
         bool finite = size <= 3.0e38f && all == all;
-        out->scale = finite ? size / 32767 : NAN;
-        float up = finite && size > 1e-30f ? 32767 / size : 0;
+        out->scale = finite ? size / MOST_ACTIVATION : NAN;
+        float up = finite && size > 1e-30f ? MOST_ACTIVATION / size : 0;
         if (up == 0 && finite) out->scale = 0;
         for (int64_t i = 0; i < BLOCK; i++) {
             float shifted = (finite ? values[i] : 0.0f) * up + 12582912.0f;  // the nearest integer in the low bits
             int32_t bits;
             std::memcpy(&bits, &shifted, 4);
-            out->x[i] = int16_t(bits - 0x4b400000);
+            out->set(i, bits - 0x4b400000);
         }
         for (int64_t half = 0; half < 2; half++) {
             out->sums[half] = 0;
-            for (int64_t i = 0; i < BLOCK / 2; i++) out->sums[half] += out->x[half * BLOCK / 2 + i];
+            for (int64_t i = 0; i < BLOCK / 2; i++) out->sums[half] += out->get(half * BLOCK / 2 + i);
         }
     }
 }
@@ -184,57 +248,61 @@ struct Scales {
     }
 };
 
-// Values of BITS each as 16-bit integers, from what is stored: PAIRS pairs of elements of COUNT registers of columns.
+// Values of BITS each as they are multiplied, from what is stored: some tuples of COUNT registers of columns.
 template <int BITS, int COUNT>
 struct Stored {
     static constexpr int NEXT = COUNT, HIGH = BITS == 8 ? 0 : BITS - 4;
-    static constexpr int PAIRS = BITS == 8 ? 1 : HIGH ? 8 / HIGH : 2;
-    static constexpr int64_t ROW = 2 * COLUMNS_TOGETHER, LOW = BLOCK / 4 * ROW, BYTES = BLOCK * COLUMNS_TOGETHER * BITS / 8;
+    static constexpr int AT_ONCE = BITS == 8 ? 1 : HIGH ? 8 / HIGH : 2;  // tuples
+    static constexpr int64_t LOW = TUPLES / 2 * ROW, BYTES = BLOCK * COLUMNS_TOGETHER * BITS / 8;
     const uint8_t *low, *high;
 
-    Stored(const uint8_t* w, int64_t pair, int64_t column)
-        : low(w + (BITS == 8 ? pair : pair / 2) * ROW + 2 * column), high(w + LOW + pair / PAIRS * ROW + 2 * column) {}
+    Stored(const uint8_t* w, int64_t tuple, int64_t column)
+        : low(w + (BITS == 8 ? tuple : tuple / 2) * ROW + TOGETHER * column),
+          high(w + LOW + tuple / AT_ONCE * ROW + TOGETHER * column) {}
 
-    vpairs get(int k, int n) const {
-        if constexpr (BITS == 8) return as_pairs(low + n * 2 * LANES);
-        vnibbles both = as_nibbles(low + k / 2 * ROW + n * 2 * LANES), value = k % 2 ? both >> 4 : both & 15;
+    vshorts get(int k, int n) const {
+        int64_t at = n * TOGETHER * LANES;
+        if constexpr (BITS == 8) return values_of(low + at, true);
+        vshorts both = values_of(low + k / 2 * ROW + at, false), value = (k % 2 ? both >> 4 : both) & uint16_t(ONES * 15);
         if constexpr (HIGH > 0) {
-            constexpr uint16_t mask = ((1 << HIGH) - 1) << 4;
-            vnibbles bits = as_nibbles(high + n * 2 * LANES);
+            constexpr uint16_t mask = uint16_t(ONES * (((1 << HIGH) - 1) << 4));
+            vshorts bits = values_of(high + at, false);
             int up = 4 - k * HIGH;
             value |= (up >= 0 ? bits << up : bits >> -up) & mask;
         }
-        return (vpairs)value;
+        return value;
     }
 };
 
-// The same from a block that was widened before: [16 pairs][64][2] of int16.
+// The same from a block that was prepared before, in whole registers.
 template <int COUNT>
-struct Widened {
-    static constexpr int NEXT = COUNT, PAIRS = 1;
+struct Prepared {
+    static constexpr int NEXT = COUNT, AT_ONCE = 1;
     const uint8_t* from;
 
-    Widened(const uint8_t* w, int64_t pair, int64_t column) : from(w + (pair * COLUMNS_TOGETHER + column) * 4) {}
+    Prepared(const uint8_t* w, int64_t tuple, int64_t column) : from(w + (tuple * COLUMNS_TOGETHER + column) * 4) {}
 
-    vpairs get(int, int n) const {
-        vpairs value;
+    vshorts get(int, int n) const {
+        vshorts value;
         std::memcpy(&value, from + n * sizeof value, sizeof value);
         return value;
     }
 };
 
-struct WideBlock {
-    alignas(64) uint8_t bytes[BLOCK * COLUMNS_TOGETHER * 2];
+struct PreparedBlock {
+    alignas(64) uint8_t bytes[TUPLES * COLUMNS_TOGETHER * 4];
 
     template <int BITS>
-    void widen(const uint8_t* w) {
+    const uint8_t* prepare(const uint8_t* w) {
         using Values = Stored<BITS, 1>;
-        for (int64_t pair = 0; pair < BLOCK / 2; pair += Values::PAIRS)
+        if (BITS == 8 && TOGETHER == 4) return w;
+        for (int64_t tuple = 0; tuple < TUPLES; tuple += Values::AT_ONCE)
             for (int64_t column = 0; column < COLUMNS_TOGETHER; column += LANES)
-                for (int k = 0; k < Values::PAIRS; k++) {
-                    vpairs value = Values(w, pair, column).get(k, 0);
-                    std::memcpy(bytes + ((pair + k) * COLUMNS_TOGETHER + column) * 4, &value, sizeof value);
+                for (int k = 0; k < Values::AT_ONCE; k++) {
+                    vshorts value = Values(w, tuple, column).get(k, 0);
+                    std::memcpy(bytes + ((tuple + k) * COLUMNS_TOGETHER + column) * 4, &value, sizeof value);
                 }
+        return bytes;
     }
 };
 
@@ -246,51 +314,46 @@ struct Rows {  // of activations, `each` blocks apart, and what becomes of them:
 
 // ROWS rows from `row` on times 64 columns of one block.
 template <class Values, int PARTS_OF_BLOCK, int ROWS>
-inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const Scales& of, int64_t type, bool first) {
-    constexpr int64_t PAIRS = BLOCK / 2 / PARTS_OF_BLOCK, NEXT = Values::NEXT;
-    int32_t zero = int8_t(type >> 8);
+inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const Scales& of, int64_t type, int32_t zero,
+                         bool first) {
+    constexpr int64_t PART = TUPLES / PARTS_OF_BLOCK, NEXT = Values::NEXT;
     const Quantised* x[ROWS];
     for (int r = 0; r < ROWS; r++) x[r] = rows.x + (row + r) * rows.each;
     for (int64_t column = 0; column < COLUMNS_TOGETHER; column += NEXT * LANES)
         for (int64_t part = 0; part < PARTS_OF_BLOCK; part++) {
-            vi sums[ROWS][NEXT];
-            int32_t all[ROWS];
-            for (int r = 0; r < ROWS; r++) {
-                all[r] = PARTS_OF_BLOCK == 1 ? x[r]->sums[0] + x[r]->sums[1] : x[r]->sums[part];
-                for (int n = 0; n < NEXT; n++) sums[r][n] = vi{} - zero * all[r];
-            }
-            for (int64_t pair = part * PAIRS; pair < (part + 1) * PAIRS; pair += Values::PAIRS) {
-                Values values(w, pair, column);
-                for (int k = 0; k < Values::PAIRS; k++) {
-                    vpairs both[ROWS];
-                    for (int r = 0; r < ROWS; r++) {
-                        int32_t two;
-                        std::memcpy(&two, x[r]->x + 2 * (pair + k), 4);
-                        both[r] = (vpairs)(vi{} + two);
-                    }
+            Dots sums[ROWS][NEXT];
+#pragma GCC unroll 1
+            for (int64_t tuple = part * PART; tuple < (part + 1) * PART; tuple += Values::AT_ONCE) {
+                Values values(w, tuple, column);
+                for (int k = 0; k < Values::AT_ONCE; k++) {
+                    Tuple of_row[ROWS];
+                    for (int r = 0; r < ROWS; r++) of_row[r].load(*x[r], tuple + k);
                     for (int n = 0; n < NEXT; n++) {
-                        vpairs value = values.get(k, n);
-                        for (int r = 0; r < ROWS; r++) sums[r][n] = add_products(sums[r][n], value, both[r]);
+                        vshorts value = values.get(k, n);
+                        for (int r = 0; r < ROWS; r++) sums[r][n].add(value, of_row[r]);
                     }
                 }
             }
-            for (int r = 0; r < ROWS; r++)
+            for (int r = 0; r < ROWS; r++) {
+                int32_t all = PARTS_OF_BLOCK == 1 ? x[r]->sums[0] + x[r]->sums[1] : x[r]->sums[part];
                 for (int n = 0; n < NEXT; n++) {
                     int64_t c = column + n * LANES;
                     float *to = rows.sums[row + r] + c, scale = x[r]->scale;
-                    vf value = first && part == 0 ? vf{} : load(to);
-                    value = fused(__builtin_convertvector(sums[r][n], vf), load(of.scales[part] + c) * scale, value);
-                    if (type & MINIMA) value = fused(load(of.minima[part] + c), splat(-scale * float(all[r])), value);
+                    vf sum = __builtin_convertvector(sums[r][n].total() - zero * all, vf);
+                    vf value = fused(sum, load(of.scales[part] + c) * scale, first && part == 0 ? vf{} : load(to));
+                    if (type & MINIMA) value = fused(load(of.minima[part] + c), splat(-scale * float(all)), value);
                     store(to, value);
                 }
+            }
         }
 }
 
 // The rows from `row` on, ROWS at a time: the first that is left.
 template <class Values, int PARTS_OF_BLOCK, int ROWS>
 inline int64_t packed_rows(const Rows& rows, int64_t row, int64_t count, const uint8_t* w, const Scales& of, int64_t type,
-                           bool first) {
-    for (; row + ROWS <= count; row += ROWS) packed_block<Values, PARTS_OF_BLOCK, ROWS>(rows, row, w, of, type, first);
+                           int32_t zero, bool first) {
+    for (; row + ROWS <= count; row += ROWS)
+        packed_block<Values, PARTS_OF_BLOCK, ROWS>(rows, row, w, of, type, zero, first);
     return row;
 }
 
@@ -298,24 +361,28 @@ inline int64_t packed_rows(const Rows& rows, int64_t row, int64_t count, const u
 template <int BITS, int PARTS_OF_BLOCK>
 inline void packed_columns(const uint8_t* w, int64_t type, int64_t blocks, const Quantised* x, int64_t rows, float* y,
                            int64_t y_row) {
-    constexpr bool SIMPLE = BITS % 4 == 0;  // others take more registers, and more time to widen
-    using Values = Stored<BITS, SIMPLE ? 4 : 2>;
+    constexpr bool SIMPLE = BITS % 4 == 0;  // others take more registers, more time to prepare, and two streams of memory
+    constexpr int WIDTH = SIMPLE || LANES == 16 ? 4 : 2;
     float sums[MOST_ROWS][COLUMNS_TOGETHER];
     Scales of;
-    WideBlock wide;
-    const uint8_t* ahead = way_of(rows) & PREFETCHING ? w + DISTANCE : nullptr;
-    for (int64_t b = 0; b < blocks; b++, w += Values::BYTES) {
+    PreparedBlock prepared;
+    int32_t zero = int8_t(type >> 8) + (BITS == 8 && TOGETHER == 4 ? 128 : 0);
+    const uint8_t* ahead = !SIMPLE || way_of(rows) & PREFETCHING ? w + DISTANCE : nullptr;
+    for (int64_t b = 0; b < blocks; b++, w += Stored<BITS, 1>::BYTES) {
         of.next(w, type, b, PARTS_OF_BLOCK);
-        for (; ahead && ahead < w + Values::BYTES + DISTANCE; ahead += LINE) __builtin_prefetch(ahead);
+        for (; ahead && ahead < w + Stored<BITS, 1>::BYTES + DISTANCE; ahead += LINE) __builtin_prefetch(ahead);
         Rows all{x + b, blocks, sums};
-        if (rows < (SIMPLE ? MANY_ROWS : 2)) {
-            int64_t done = packed_rows<Values, PARTS_OF_BLOCK, 2>(all, 0, rows, w, of, type, b == 0);
-            packed_rows<Values, PARTS_OF_BLOCK, 1>(all, done, rows, w, of, type, b == 0);
+        if (rows < (SIMPLE ? MANY_ROWS : LANES == 16 ? MANY_ROWS / 2 : 2)) {
+            using Two = Stored<BITS, FEW_REGISTERS ? 2 : WIDTH>;
+            int64_t done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, 0, rows, w, of, type, zero, b == 0);
+            packed_rows<Stored<BITS, WIDTH>, PARTS_OF_BLOCK, 1>(all, done, rows, w, of, type, zero, b == 0);
         } else {
-            wide.widen<BITS>(w);
-            int64_t done = packed_rows<Widened<2>, PARTS_OF_BLOCK, 4>(all, 0, rows, wide.bytes, of, type, b == 0);
-            done = packed_rows<Widened<4>, PARTS_OF_BLOCK, 2>(all, done, rows, wide.bytes, of, type, b == 0);
-            packed_rows<Widened<4>, PARTS_OF_BLOCK, 1>(all, done, rows, wide.bytes, of, type, b == 0);
+            const uint8_t* ready = prepared.template prepare<BITS>(w);
+            using Four = Prepared<FEW_REGISTERS ? 1 : 2>;
+            using Two = Prepared<FEW_REGISTERS ? 2 : 4>;
+            int64_t done = packed_rows<Four, PARTS_OF_BLOCK, 4>(all, 0, rows, ready, of, type, zero, b == 0);
+            done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, done, rows, ready, of, type, zero, b == 0);
+            packed_rows<Prepared<4>, PARTS_OF_BLOCK, 1>(all, done, rows, ready, of, type, zero, b == 0);
         }
     }
     for (int64_t row = 0; row < rows; row++) std::memcpy(y + row * y_row, sums[row], sizeof sums[row]);

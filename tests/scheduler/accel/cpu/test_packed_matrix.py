@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from scheduler.accel.cpu.program import product
 from scheduler.weights.packed_source import PackedRows
 from scheduler.weights.packed_values import in_order, unpacked
 
+ROOT = Path(__file__).resolve().parents[4]
 IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
 
 
@@ -134,6 +139,17 @@ def test_a_row_is_the_same_whatever_is_beside_it(name: str) -> None:
     for row in (0, 1, 17, 36, 47, 48, 59, 60):
         assert torch.equal(run(x[row : row + 1])[0], together[row])
     assert torch.equal(run(x[5:10]), together[5:10])
+
+
+def test_processors_of_the_other_kind_compute_the_same() -> None:
+    """Those that multiply bytes, in C++ without their instructions; or, on one of these, those that do not."""
+    here = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    if compiled().together == 2:
+        here["CXX"] = f"{os.environ.get('CXX') or 'c++'} -DWARMTURN_BYTES"
+    wanted = "comes_back or (float64 and 11) or whatever"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", wanted]
+    ran = subprocess.run(command, env=here, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert f"{3 * len(FORMS)} passed" in ran.stdout, ran.stdout
 
 
 def test_asking_for_memory_ahead_changes_no_bit() -> None:

@@ -14,7 +14,7 @@ from cache.compiler import private_folder
 from scheduler.accel.cpu import ways
 from scheduler.accel.cpu.matrix import Matrix
 from scheduler.accel.cpu.packed_matrix import PackedMatrix
-from scheduler.accel.cpu.program import ProgramKernel
+from scheduler.accel.cpu.program_kernel import ProgramKernel
 from scheduler.weights.rounded_source import RoundedSource
 
 
