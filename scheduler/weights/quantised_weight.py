@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -10,6 +11,8 @@ from scheduler.weights.packed_source import PackedSource, RowSource
 from scheduler.weights.stand_in import WeightStandIn
 
 _ROWS = 64  # that are unpacked at a time
+_FEW = 16  # rows of an embedding, each of which is looked for among those that were taken before
+_KEPT = 8 << 20  # bytes of such rows: a few tokens are most of a text
 
 
 class QuantisedWeight:
@@ -35,6 +38,8 @@ class QuantisedWeight:
         self.dtype, self.count, self.flipped = dtype, count, flipped
         self.release, self.lasting = release, lasting
         self.touched = False
+        self._taken: OrderedDict[int, torch.Tensor] = OrderedDict()  # the last one used is at the end
+        self._most_taken = max(1, _KEPT // (source.inside * dtype.itemsize))
 
     @property
     def out(self) -> int:
@@ -51,6 +56,7 @@ class QuantisedWeight:
         if not self.lasting:
             del self.source
             self._rows = by
+            self._taken.clear()
 
     def dequantise(self, start: int, stop: int) -> torch.Tensor:
         """Rows ``start`` to ``stop``: float32 ``[rows, inside]``."""
@@ -70,7 +76,23 @@ class QuantisedWeight:
 
     def take(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of an embedding: ``[..., inside]`` for int64 ``ids [...]``."""
-        return self._rows.take(ids.flatten()).to(self.dtype).view(*ids.shape, -1)
+        flat = ids.flatten()
+        if 0 < len(flat) <= _FEW:
+            rows = torch.stack(
+                [self._row(number) for number in flat.tolist()]
+            )  # of its own: it may be changed in place
+        else:
+            rows = self._rows.take(flat).to(self.dtype)
+        return rows.view(*ids.shape, -1)
+
+    def _row(self, number: int) -> torch.Tensor:
+        row = self._taken.pop(number, None)
+        if row is None:
+            row = self._rows.take(torch.tensor([number])).to(self.dtype)[0]
+            if len(self._taken) == self._most_taken:
+                self._taken.popitem(last=False)
+        self._taken[number] = row
+        return row
 
 
 def quantised(parameter: torch.Tensor | None) -> QuantisedWeight | None:

@@ -75,6 +75,27 @@ def test_embeddings_look_up_rows(tmp_path: Path) -> None:
     assert quantised(model.model.embed_tokens.weight) is weight
 
 
+def test_rows_that_were_taken_are_kept_and_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, want = written(tmp_path / "x.gguf", "qwen2", Q8_0)
+    embed, wanted = kept(path)[0].model.embed_tokens, want.model.embed_tokens
+    weight = quantised(embed.weight)
+    assert weight is not None
+    monkeypatch.setattr(weight, "_most_taken", 3)
+    asked: list[int] = []
+    rows = weight.source.take
+
+    def take(ids: torch.Tensor) -> torch.Tensor:
+        asked.extend(ids.tolist())
+        return rows(ids)
+
+    monkeypatch.setattr(weight.source, "take", take)
+    for ids in ([5], [6, 7], [5, 5], [8], [5], [6]):
+        found = embed(torch.tensor([ids]))
+        assert torch.equal(found, wanted(torch.tensor([ids])))
+        found.zero_()
+    assert asked == [5, 6, 7, 8, 6]
+
+
 def test_a_weight_that_is_read_otherwise_is_unpacked(tmp_path: Path) -> None:
     path, want = written(tmp_path / "x.gguf", "llama", Q8_0)
     model, packing = kept(path)
