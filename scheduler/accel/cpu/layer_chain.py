@@ -83,6 +83,11 @@ class LayerChain:
         self._attended = np.frombuffer(memoryview(self._attentions), np.dtype(AttentionCall))
         self._outside = np.zeros((sum(len(one.externals) for one in self._programs), 3), np.int64)
         self._places = self._find_places()
+        first, last = self._places["input", 0], self._places["output", 0]
+        behind = first.layers > 0
+        # Rows of the table that lie in the results of some layer, and of which.
+        self._results = np.concatenate((first.rows[behind], last.rows))
+        self._layers_of = np.concatenate((first.layers[behind] - 1, last.layers))
         self._placed: tuple[Any, ...] = ()
         self._result = layers[0].after.outputs[0][1]
         row = torch.empty(self._result.shape, dtype=self._result.dtype, device="meta")
@@ -120,14 +125,8 @@ class LayerChain:
             if (where := self._places.get(("input", number))) is not None:
                 self._outside[where.rows, :2] = tensor.data_ptr(), tensor.stride(where.axes[0])
         results = torch.empty((len(self._layers), rows, *self._result.shape), dtype=self._result.dtype)
-        address, each, row = results.data_ptr(), results.stride(0) * results.element_size(), results.stride(1)
-        where = self._places["input", 0]
-        behind = where.layers > 0
-        self._outside[where.rows[behind], 0] = address + (where.layers[behind] - 1) * each
-        self._outside[where.rows[behind], 1] = row
-        where = self._places["output", 0]
-        self._outside[where.rows, 0] = address + where.layers * each
-        self._outside[where.rows, 1] = row
+        self._outside[self._results, 0] = results.data_ptr() + self._layers_of * (results.stride(0) * results.itemsize)
+        self._outside[self._results, 1] = results.stride(1)
         return results.movedim(1, self._result.axis + 1).unbind()
 
     def _place_of(self, cache: PackedCache, rows: int) -> tuple[Any, ...]:
