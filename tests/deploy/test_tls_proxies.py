@@ -151,13 +151,14 @@ def replaced(text: str, changes: dict[str, str]) -> str:
 def proxy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     folder = tmp_path_factory.mktemp("proxy")
     chain, _ = certificate(folder)
-    port, plain, stub = free_port(), free_port(), Stub()
-    command = request.param(folder, port, plain, stub.port)
+    port, plain = free_port(), free_port()
     with ExitStack() as stack, (folder / "output").open("wb") as output:
+        stub = Stub()
+        stack.callback(stub.http.server_close)
+        command = request.param(folder, port, plain, stub.port)  # skips the tests where there is no such proxy
         thread = Thread(target=stub.http.serve_forever, args=(0.01,))
         thread.start()
         stack.callback(thread.join)
-        stack.callback(stub.http.server_close)
         stack.callback(stub.http.shutdown)
         environment = {**os.environ, "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
