@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from server_process import ServerProcess
 from tiny_models import greedy, make_tokenizer, model_of, save_model
@@ -52,7 +53,7 @@ def test_a_recurrent_model_resumes_its_session_after_an_eviction(tmp_path: Path)
     model, tokenizer = model_of("qwen3_next"), make_tokenizer()
     folder = save_model("qwen3_next", tmp_path)
     options = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}
-    with ServerProcess(folder, tmp_path, "--dtype", "float32", "--kv-memory", "512K", "--disk-space", "0") as server:
+    with ServerProcess(folder, tmp_path, "--dtype", "float32", "--kv-memory", "128K", "--disk-space", "0") as server:
         log: list[int] = []
         for turn in range(3):
             new = list(range(20 * turn, 20 * turn + 15))
@@ -64,7 +65,10 @@ def test_a_recurrent_model_resumes_its_session_after_an_eviction(tmp_path: Path)
             cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert cached == (0 if turn != 1 else 19)
             log += wanted
-            if turn == 1:  # push the session out before its last turn
-                for i in range(12):
-                    server.post("/v1/completions", {"prompt": [i, *range(100, 160)], **options})
+            if (
+                turn == 1
+            ):  # push the session out before its last turn: no other fits beside one that is as long as can be
+                longest = httpx.get(f"{server.url}/v1/models/m").json()["warmturn"]["max_context"]
+                full = server.post("/v1/completions", {"prompt": [7] * (longest - 5), **options})
+                assert full.status_code == 200, full.text
         assert server.metric("warmturn_evictions_total") > 0
