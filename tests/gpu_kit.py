@@ -16,10 +16,10 @@ from cache.pages.packed import PackedStep
 
 
 class TritonDouble:
-    """``TritonBackend``, query by query: tables, tiles, positions and flags of a plan are all that it looks at."""
+    """``TritonBackend``, query by query: tables, work lists, positions and flags of a plan are all that it looks at."""
 
-    def __init__(self, tokens: int = 3) -> None:
-        self.tokens = tokens  # of a tile
+    def __init__(self, programs: int = 3) -> None:
+        self.programs = programs  # for each key head
         self.calls = 0
 
     def fits(self, signature: Signature) -> bool:
@@ -53,24 +53,44 @@ class TritonDouble:
         out: torch.Tensor,
     ) -> None:
         self.calls += 1
-        tiles, rows = plan.tiles(self.tokens)
-        for tile, (span, row, tokens) in enumerate(tiles.tolist()):
-            for token in range(tokens):
-                place = row + token
-                assert rows[tile * self.tokens + token] == place
-                position = int(plan.positions[row]) + token
-                seen = torch.arange(layer.first_key(position), position + 1)
-                slots = plan.table[span, seen // tier.page_size].long()
-                if plan.flags is not None:
-                    flagged = seen < plan.flags.shape[1]
-                    shown = plan.flags[span, seen.clamp(max=plan.flags.shape[1] - 1)] != 0
-                    seen, slots = seen[shown | ~flagged], slots[shown | ~flagged]
-                keys = tier.keys[source][slots, seen % tier.page_size]
-                values = tier.values[source][slots, seen % tier.page_size]
-                out[place] = one(query[:, place], keys, values, scores)[0]
-            assert rows[tile * self.tokens + tokens : (tile + 1) * self.tokens].tolist() == [-1] * (
-                self.tokens - tokens
-            )
+        heads, key_heads = query.shape[0], tier.keys[source].shape[2]
+        group = heads // key_heads
+        least = 1 << (group - 1).bit_length()
+        for launch in plan.launches(layer, group, [max(least, 4), max(least, 16)], self.programs, 8):
+            items = launch.work[: launch.items * 6].view(-1, 6).tolist()
+            merges = launch.work[launch.items * 6 :].view(-1, 3).tolist()
+            parts: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+            for span, row, tokens, begin, end, part in items:
+                assert tokens <= launch.tokens
+                for token in range(tokens):
+                    seen, position = torch.arange(begin, end), int(plan.positions[row]) + token
+                    seen = seen[(seen >= layer.first_key(position)) & (seen <= position)]
+                    slots = plan.table[span, seen // tier.page_size].long()
+                    if plan.flags is not None:
+                        flagged = seen < plan.flags.shape[1]
+                        shown = plan.flags[span, seen.clamp(max=plan.flags.shape[1] - 1)] != 0
+                        seen, slots = seen[shown | ~flagged], slots[shown | ~flagged]
+                    keys = tier.keys[source][slots, seen % tier.page_size]
+                    values = tier.values[source][slots, seen % tier.page_size]
+                    if part < 0:
+                        out[row + token] = one(query[:, row + token], keys, values, scores)[0]
+                    else:
+                        bare = scores._replace(sinks=None)
+                        assert part + token not in parts
+                        assert part + token < launch.items * launch.tokens
+                        parts[part + token] = [one(query[:, row + token], keys, values, bare)]
+            for row, first, count in merges:
+                if row >= 0:
+                    mine = [parts.pop(first + n * launch.tokens)[0] for n in range(count)]
+                    out[row] = together(mine, scores.sinks).to(out.dtype)
+            assert not parts
+
+
+def together(parts: list[tuple[torch.Tensor, torch.Tensor]], sinks: torch.Tensor | None) -> torch.Tensor:
+    """Attention over several parts of the keys, from each part's output and the log of the sum of its weights."""
+    sums = torch.stack([lse for _, lse in parts])
+    whole = torch.logsumexp(sums if sinks is None else torch.cat([sums, sinks.float()[None]]), 0)
+    return sum((torch.exp(lse - whole)[:, None] * found.float() for found, lse in parts), torch.zeros(()))
 
 
 class Aux(NamedTuple):

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cache.attention.triton import TritonPlan
+from cache.attention.triton import Launch, TritonPlan
+from cache.attention.work_list import Place, divide, tiles
 from cache.memory.stream import put, refill
 from cache.memory.tier import MemoryTier
+from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedStep, Span
 from cache.pages.session import SessionCache
 
@@ -49,6 +51,31 @@ class Tables:
         return len(changed)
 
 
+class DecodePlan(TritonPlan):
+    """A ``TritonPlan`` of one token per span, whose launches keep their sizes and addresses at all lengths."""
+
+    def __init__(self, rows: int, table: torch.Tensor, positions: torch.Tensor) -> None:
+        super().__init__([Place(row, 1, 0) for row in range(rows)], table, positions)
+        self._filled: list[tuple[Launch, AttentionLayer, int, int]] = []
+
+    def fill(self, starts: Sequence[int]) -> None:
+        """Set the positions of the spans, 0 for those behind ``starts``, and divide the keys of all launches again."""
+        rest = [0] * (len(self.places) - len(starts))
+        self.places = [Place(row, 1, start) for row, start in enumerate([*starts, *rest])]
+        for launch, layer, programs, block in self._filled:
+            made = divide(tiles(self.places, range(len(self.places)), 1, layer), programs, block, 1)
+            refill(launch.work, made.padded(launch.items, launch.merges))
+
+    def _launch(
+        self, chosen: list[int], rows: int, group: int, layer: AttentionLayer, programs: int, block: int
+    ) -> Launch:
+        made = divide(tiles(self.places, chosen, 1, layer), programs, block, 1)
+        items, merges = len(chosen) + programs, len(chosen)
+        launch = Launch(rows, 1, items, merges, put(made.padded(items, merges), self.table.device))
+        self._filled.append((launch, layer, programs, block))
+        return launch
+
+
 class DecodeStep(PackedStep):
     """A step with one token each of up to ``rows`` sessions. Rows without a session, which at first are all of them,
     have position 0 and write to the scratch page.
@@ -67,13 +94,14 @@ class DecodeStep(PackedStep):
         self.origins = {}
         self._masks, self._gathers = {}, {}
         self.numbers = frozenset(range(rows))
-        plan = TritonPlan([(row, 1) for row in range(rows)], tables.device[:rows], self.positions[0])
-        self.plans = {TritonPlan.key(self.numbers): plan}
+        self._plan = DecodePlan(rows, tables.device[:rows], self.positions[0])
+        self.plans = {TritonPlan.key(self.numbers): self._plan}
 
     def fill(self, sessions: Sequence[SessionCache]) -> None:
         """Set the step to the next token of each of ``sessions``, of which there may be fewer than rows."""
         self._tables.fill(sessions, self.tokens)
         refill(self._numbers, self._rows(sessions))
+        self._plan.fill([session.length for session in sessions])
 
     def _rows(self, sessions: Sequence[SessionCache]) -> np.ndarray[Any, Any]:
         """Token id, position and write index of each row, ``[3, rows]`` int64."""

@@ -8,6 +8,7 @@ the signature; torch computes the rest.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import torch
 
 from cache.attention.backend import Signature, once
 from cache.attention.self_test import SelfTest
+from cache.attention.work_list import ITEM, Place, divide, tiles
 from cache.memory.stream import put
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
 from cache.pages.packed import PackedStep
@@ -25,36 +27,52 @@ log = logging.getLogger("warmturn.engine")
 
 _FAR = 1 << 30  # tokens: a window that holds everything
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_WIDEST = 256  # numbers of a head
-_SPLITS = 32  # programs, at most, that share the keys of one tile
-_DECODE_ROWS, _ROWS = 16, 64  # queries of a tile: where every span has one token, and else
+_WIDEST = 512  # numbers of a head
+_DECODE_ROWS, _ROWS = 16, 64  # queries of a tile: of spans that fit one of 16, and of others
+_SHARED = 90 << 10  # bytes of a tile and its keys and values; small GPUs have 99 KiB, and some of it is used otherwise
+_PARTS = 16  # parts of a row that are merged together
 
 
 class LaunchShape(NamedTuple):
-    """The shape of a kernel launch: tiles of ``rows`` queries, which are those of ``tokens`` tokens of one span, and
-    ``splits`` programs among which the keys of a tile are divided.
-    """
+    """How the kernel is compiled for a tile of ``rows`` queries: ``keys`` of one block, warps, and stages of loads."""
 
     rows: int
-    tokens: int
-    splits: int
+    keys: int
+    warps: int
+    stages: int
 
 
-def launch_shape(group: int, key_heads: int, rows: int, spans: int, tokens: int, processors: int) -> LaunchShape:
-    """The shape of a launch for ``spans`` with ``tokens`` in all, about ``rows`` queries per tile.
+def launch_shape(dtype: torch.dtype, group: int, rows: int, widest: int) -> LaunchShape:
+    """The shape for about ``rows`` queries per tile, of heads of up to ``widest`` numbers, within the shared memory of
+    small GPUs.
 
-    It does not depend on the lengths of the histories: one launch shape serves the same sessions at every length.
+    Five stages let the next block of keys and values be read while one is computed with: two blocks lie in shared
+    memory. Decode steps wait for memory, so small tiles have them; of a wide head fewer queries are in a tile.
     """
+    small = widest <= 128 and dtype is not torch.float32
+    keys, width = 64 if small else 32, next_power_of_two(widest) * dtype.itemsize
+    while rows > _DECODE_ROWS and (rows + 2 * keys) * width > _SHARED:
+        rows //= 2
     rows = max(rows, next_power_of_two(group))
-    each = rows // group
-    tiles = spans if spans == tokens else spans + tokens // each
-    wanted = min(2 * processors // (tiles * key_heads), _SPLITS)
-    return LaunchShape(rows, each, 1 << (wanted.bit_length() - 1) if wanted > 1 else 1)
+    double = rows == _DECODE_ROWS and (rows + 4 * keys) * width <= _SHARED
+    return LaunchShape(rows, keys, 4 if small else 8, 5 if double else 3)
 
 
 def next_power_of_two(number: int) -> int:
     """The smallest power of two that is at least ``number``."""
     return 1 << (number - 1).bit_length()
+
+
+class Launch(NamedTuple):
+    """The work of one launch for tiles of ``rows`` queries and up to ``tokens`` tokens: see ``WorkList``. There are
+    ``items`` and ``merges`` in ``work``, one behind the other.
+    """
+
+    rows: int
+    tokens: int
+    items: int
+    merges: int
+    work: torch.Tensor
 
 
 class TritonPlan:
@@ -66,38 +84,47 @@ class TritonPlan:
 
     def __init__(
         self,
-        places: list[tuple[int, int]],
+        places: list[Place],
         table: torch.Tensor,
         positions: torch.Tensor,
         flags: torch.Tensor | None = None,
     ) -> None:
-        """``places``: first row and number of tokens of each span. ``table``: slots of their pages, ``[spans, pages]``
-        int32. ``positions``: of all tokens of the step, ``[T]`` int64. ``flags``: 0 for hidden tokens, ``[spans,
-        flagged]`` uint8.
+        """``places``: of each span. ``table``: slots of their pages, ``[spans, pages]`` int32. ``positions``: of all
+        tokens of the step, ``[T]`` int64. ``flags``: 0 for hidden tokens, ``[spans, flagged]`` uint8.
         """
         self.table, self.positions, self.flags = table, positions, flags
-        self.longest = max((size for _, size in places), default=0)
-        self.tokens = sum(size for _, size in places)
-        self.spans = len(places)
-        self._places = places
-        self._tiles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.places = places
+        self._launches: dict[Any, list[Launch]] = {}
 
-    def tiles(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The spans in tiles of up to ``tokens``: span, first row and number of tokens of each, ``[tiles, 3]`` int32;
-        and the row of each place in the tiles, -1 if it is empty, ``[tiles * tokens]`` int32.
+    def launches(
+        self, layer: AttentionLayer, group: int, rows: Sequence[int], programs: int, block: int
+    ) -> list[Launch]:
+        """The launches for a layer whose key heads serve ``group`` query heads, with tiles of ``rows`` queries: the
+        spans that fit one of the smaller tiles, and the others. A prompt does not change how others decode.
         """
-        if tokens not in self._tiles:
-            cuts = [
-                (number, row + at, min(tokens, size - at))
-                for number, (row, size) in enumerate(self._places)
-                for at in range(0, size, tokens)
+        key = (layer.kind, group, tuple(rows), programs, block)
+        if key not in self._launches:
+            self._launches[key] = [
+                self._launch(chosen, most, group, layer, programs, block)
+                for most, chosen in zip(rows, self._by_size(group, rows), strict=True)
+                if chosen
             ]
-            tiles = np.array(cuts, np.int32)
-            lanes = np.arange(tokens, dtype=np.int32)[None]
-            rows = np.where(lanes < tiles[:, 2:], tiles[:, 1:2] + lanes, np.int32(-1))
-            device = self.table.device
-            self._tiles[tokens] = put(tiles, device), put(rows.ravel(), device)
-        return self._tiles[tokens]
+        return self._launches[key]
+
+    def _by_size(self, group: int, rows: Sequence[int]) -> list[list[int]]:
+        """The spans of each launch."""
+        found: list[list[int]] = [[] for _ in rows]
+        for number, place in enumerate(self.places):
+            found[next((at for at, most in enumerate(rows) if place.size * group <= most), -1)].append(number)
+        return found
+
+    def _launch(
+        self, chosen: list[int], rows: int, group: int, layer: AttentionLayer, programs: int, block: int
+    ) -> Launch:
+        tokens = min(rows // group, max(self.places[number].size for number in chosen))
+        made = divide(tiles(self.places, chosen, tokens, layer), programs, block, tokens)
+        items, merges = len(made.items), len(made.merges)
+        return Launch(rows, tokens, items, merges, put(made.padded(items, merges), self.table.device))
 
     @staticmethod
     def key(spans: frozenset[int]) -> tuple[Any, ...]:
@@ -118,7 +145,7 @@ class TritonPlan:
             flags = np.ones((len(chosen), max(span.start for span in chosen)), np.uint8)
             for row, span in enumerate(chosen):
                 flags[row, : span.start] = np.frombuffer(bytes(span.session.mask), np.uint8)
-        places = [(span.row, span.size) for span in chosen]
+        places = [Place(span.row, span.size, span.start) for span in chosen]
         shown = None if flags is None else put(flags, device)
         return cls(places, put(table, device), step.positions[0], shown)
 
@@ -162,32 +189,33 @@ class TritonBackend:
         query = query if query.stride(2) == 1 else query.contiguous()
         keys, values = tier.keys[source], tier.values[source]
         heads, key_heads, dim, width = query.shape[0], keys.shape[2], keys.shape[3], values.shape[3]
-        most = _DECODE_ROWS if plan.longest == 1 or keys.element_size() == 4 else _ROWS
-        shape = launch_shape(heads // key_heads, key_heads, most, plan.spans, plan.tokens, self._processors)
-        tiles, rows = plan.tiles(shape.tokens)
-        padded = max(16, next_power_of_two(width))
-        parts, stats = out, self._none
-        if shape.splits > 1:
-            parts = torch.empty(len(rows), heads, shape.splits, padded, device=out.device)
-            stats = torch.empty(len(rows), heads, shape.splits, 2, device=out.device)
+        group, widest = heads // key_heads, max(dim, width)
+        wished = (_DECODE_ROWS,) if keys.element_size() == 4 else (_DECODE_ROWS, _ROWS)
+        shapes = {shape.rows: shape for shape in (launch_shape(keys.dtype, group, rows, widest) for rows in wished)}
+        programs, block = -(-2 * self._processors // key_heads), min(shape.keys for shape in shapes.values())
         sinks = scores.sinks.detach().float().contiguous() if scores.sinks is not None else self._none
-        single = keys.element_size() == 4
-        small = max(dim, width) <= 128 and not single
-        self._functions.attend[len(tiles), key_heads, shape.splits](
-            query, keys, values, parts, stats, sinks, plan.table, tiles, plan.positions,
-            self._none if plan.flags is None else plan.flags, 0 if plan.flags is None else plan.flags.shape[1],
-            plan.table.stride(0), query.stride(1), query.stride(0), *keys.stride()[:3], *values.stride()[:3],
-            float(scores.scale), float(scores.softcap or 0.0), layer.window or _FAR, heads, shape.splits,
-            GROUP=heads // key_heads, ROWS=shape.rows, KEYS=64 if small else 32, PAGE=tier.page_size, DIM=dim,
-            VALUE=width, PADDED=max(16, next_power_of_two(dim)), PADDED_VALUE=padded, PARTS=shape.splits > 1,
-            CHUNKED=layer.reach is Reach.CHUNKED, CAPPED=scores.softcap is not None, SINKS=scores.sinks is not None,
-            FLAGS=plan.flags is not None, num_warps=4 if small else 8,
-        )  # fmt: skip
-        if shape.splits > 1:
-            self._functions.merge[len(rows), heads](
-                parts, stats, out, sinks, rows, heads,
-                VALUE=width, PADDED_VALUE=padded, SPLITS=shape.splits, SINKS=scores.sinks is not None,
+        padded = max(16, next_power_of_two(width))
+        for launch in plan.launches(layer, group, [*shapes], programs, block):
+            shape, parts, stats = shapes[launch.rows], self._none, self._none
+            items, merges = launch.work[: launch.items * ITEM], launch.work[launch.items * ITEM :]
+            if launch.merges:
+                parts = torch.empty(launch.items * launch.tokens, heads, padded, device=out.device)
+                stats = torch.empty(launch.items * launch.tokens, heads, 2, device=out.device)
+            self._functions.attend[(launch.items * key_heads,)](
+                query, keys, values, out, parts, stats, sinks, plan.table, items, plan.positions,
+                self._none if plan.flags is None else plan.flags, 0 if plan.flags is None else plan.flags.shape[1],
+                plan.table.stride(0), query.stride(1), query.stride(0), *keys.stride()[:3], *values.stride()[:3],
+                float(scores.scale), float(scores.softcap or 0.0), layer.window or _FAR, heads, key_heads,
+                GROUP=group, ROWS=shape.rows, KEYS=shape.keys, PAGE=tier.page_size, DIM=dim, VALUE=width,
+                PADDED=max(16, next_power_of_two(dim)), PADDED_VALUE=padded, CHUNKED=layer.reach is Reach.CHUNKED,
+                CAPPED=scores.softcap is not None, SINKS=scores.sinks is not None, FLAGS=plan.flags is not None,
+                num_warps=shape.warps, num_stages=shape.stages,
             )  # fmt: skip
+            if launch.merges:
+                self._functions.merge[launch.merges, heads](
+                    parts, stats, out, sinks, merges, launch.tokens, heads,
+                    VALUE=width, PADDED_VALUE=padded, PARTS=_PARTS, SINKS=scores.sinks is not None,
+                )  # fmt: skip
 
 
 @cache

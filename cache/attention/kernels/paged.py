@@ -1,9 +1,9 @@
 """The Triton kernels of attention over pages, ``attend`` and ``merge``. ``cache.attention.triton`` imports this module
 where Triton is installed.
 
-A tile is a few tokens of one span with all query heads that share a key head, ``ROWS`` queries at most. Keys are read
-from their pages by the span's page table. The keys of a tile are shared out among ``splits`` programs where there are
-too few tiles to fill the device; ``merge`` then puts their parts together.
+A tile is a few tokens of one span with all query heads that share a key head, ``ROWS`` queries at most. A program
+reads some keys of one tile, as a work list says (``cache.attention.work_list``), from their pages by the span's page
+table. Where a tile's keys are divided among programs ``merge`` puts their parts together.
 """
 
 # mypy: ignore-errors
@@ -14,18 +14,19 @@ import triton.language as tl
 
 # ``positions`` is a row of a step's numbers: where it begins depends on how many tokens there are.
 @triton.jit(
-    do_not_specialize=["flagged", "table_stride", "window", "heads", "splits"],
-    do_not_specialize_on_alignment=["positions"],
+    do_not_specialize=["flagged", "table_stride", "window", "heads", "key_heads"],
+    do_not_specialize_on_alignment=["positions", "items"],
 )
 def attend(
     query,  # [tokens, heads, DIM]
     key,  # [slots, PAGE, key heads, DIM]
     value,  # [slots, PAGE, key heads, VALUE]
-    out,  # [tokens, heads, VALUE]; in parts [tiles * (ROWS // GROUP), heads, splits, PADDED_VALUE] float32
-    stats,  # in parts [tiles * (ROWS // GROUP), heads, splits, 2] float32: largest score, sum of weights
+    out,  # [tokens, heads, VALUE]
+    parts,  # [rows of parts, heads, PADDED_VALUE] float32
+    stats,  # [rows of parts, heads, 2] float32: largest score, sum of weights
     sinks,  # [heads] float32
     tables,  # [spans, pages] int32: the slots of a span's pages
-    tiles,  # [tiles, 3] int32: span, first row, tokens
+    items,  # [items, 6] int32: see ``WorkList``
     positions,  # [tokens] int64
     flags,  # [spans, flagged] uint8: 0 where a token is hidden; those behind are not
     flagged,
@@ -42,7 +43,7 @@ def attend(
     softcap,
     window,  # keys that a query sees at most, or of a chunk
     heads,
-    splits,
+    key_heads,
     GROUP: tl.constexpr,  # query heads that share a key head
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,  # keys that are looked at together
@@ -51,26 +52,20 @@ def attend(
     VALUE: tl.constexpr,
     PADDED: tl.constexpr,  # DIM, up to a power of two
     PADDED_VALUE: tl.constexpr,
-    PARTS: tl.constexpr,
     CHUNKED: tl.constexpr,  # only keys of the same chunk are seen
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
     FLAGS: tl.constexpr,
 ):
-    tile, shared, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    span, row, tokens = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+    item, shared = items + 6 * (tl.program_id(0) // key_heads), tl.program_id(0) % key_heads
+    span, row, tokens = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+    begin, end, part = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
     start = tl.load(positions + row).to(tl.int32)  # of the tile's first token
     lane = tl.arange(0, ROWS)
     token, head = lane // GROUP, shared * GROUP + lane % GROUP
     real = token < tokens
     position = start + token
-    if CHUNKED:
-        earliest, lowest = position - position % window, start - start % window
-    else:
-        earliest, lowest = position - window + 1, tl.maximum(start - window + 1, 0)
-    share = tl.cdiv(tl.cdiv(start + tokens - lowest, splits), KEYS) * KEYS
-    begin = lowest + split * share
-    end = tl.minimum(begin + share, start + tokens)
+    earliest = position - position % window if CHUNKED else position - window + 1
 
     across = tl.arange(0, PADDED)
     place = (row + token).to(tl.int64) * query_token + head * query_head
@@ -110,11 +105,11 @@ def attend(
         sums = sums * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         most = higher
 
-    if PARTS:
-        part = ((tile * (ROWS // GROUP) + token).to(tl.int64) * heads + head) * splits + split
-        tl.store(stats + part * 2, most, mask=real)
-        tl.store(stats + part * 2 + 1, total, mask=real)
-        tl.store(out + part[:, None] * PADDED_VALUE + across_value[None, :], sums, mask=real[:, None])
+    if part >= 0:
+        place = (part + token).to(tl.int64) * heads + head
+        tl.store(stats + place * 2, most, mask=real)
+        tl.store(stats + place * 2 + 1, total, mask=real)
+        tl.store(parts + place[:, None] * PADDED_VALUE + across_value[None, :], sums, mask=real[:, None])
     else:
         if SINKS:
             base = tl.where(most == float("-inf"), 0.0, most)
@@ -128,32 +123,41 @@ def attend(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["apart", "heads"], do_not_specialize_on_alignment=["merges"])
 def merge(
-    parts,  # [places, heads, SPLITS, PADDED_VALUE] float32
-    stats,  # [places, heads, SPLITS, 2] float32
+    parts,  # [rows of parts, heads, PADDED_VALUE] float32
+    stats,  # [rows of parts, heads, 2] float32
     out,  # [tokens, heads, VALUE]
     sinks,  # [heads] float32
-    rows,  # [places] int32: the token that was computed there; -1: none
+    merges,  # [rows, 3] int32: see ``WorkList``; row -1: none
+    apart,  # rows between two parts of a row
     heads,
     VALUE: tl.constexpr,
     PADDED_VALUE: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PARTS: tl.constexpr,  # parts that are looked at together
     SINKS: tl.constexpr,
 ):
-    row, head = tl.load(rows + tl.program_id(0)), tl.program_id(1)
-    split, across = tl.arange(0, SPLITS), tl.arange(0, PADDED_VALUE)
-    part = (tl.program_id(0).to(tl.int64) * heads + head) * SPLITS + split
-    real = (split >= 0) & (row >= 0)  # places that were not written are not read
-    most = tl.load(stats + part * 2, mask=real, other=float("-inf"))
-    total = tl.load(stats + part * 2 + 1, mask=real, other=0.0)
-    higher = tl.max(most, 0)
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    weight = tl.exp2(most - base)
-    whole = tl.sum(weight * total, 0)
+    place, head = merges + 3 * tl.program_id(0), tl.program_id(1)
+    row, first, count = tl.load(place), tl.load(place + 1), tl.load(place + 2)
+    across = tl.arange(0, PADDED_VALUE)
+    most, whole = tl.full([], float("-inf"), tl.float32), tl.full([], 0.0, tl.float32)
+    sums = tl.zeros([PADDED_VALUE], tl.float32)
+    for at in range(0, count, PARTS):
+        number = at + tl.arange(0, PARTS)
+        there = number < count
+        part = (first + number * apart).to(tl.int64) * heads + head
+        largest = tl.load(stats + part * 2, mask=there, other=float("-inf"))
+        total = tl.load(stats + part * 2 + 1, mask=there, other=0.0)
+        higher = tl.maximum(most, tl.max(largest, 0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weight, kept = tl.exp2(largest - base), tl.exp2(most - base)
+        found = tl.load(parts + part[:, None] * PADDED_VALUE + across[None, :], mask=there[:, None], other=0.0)
+        sums = sums * kept + tl.sum(found * weight[:, None], 0)
+        whole = whole * kept + tl.sum(weight * total, 0)
+        most = higher
     if SINKS:
+        base = tl.where(most == float("-inf"), 0.0, most)
         whole += tl.exp2(tl.load(sinks + head) * 1.4426950408889634 - base)
-    sums = tl.load(parts + part[:, None] * PADDED_VALUE + across[None, :], mask=real[:, None], other=0.0)
-    sums = tl.sum(sums * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+    sums = sums / tl.where(whole > 0, whole, 1.0)
     cell = row.to(tl.int64) * heads + head
     tl.store(out + cell * VALUE + across, sums.to(out.dtype.element_ty), mask=(across < VALUE) & (row >= 0))

@@ -7,6 +7,7 @@ from array import array
 import torch
 
 from cache.attention.decode import DecodeStep, Tables
+from cache.attention.self_test import LAYERS
 from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.packed import PackedStep
 from cache.pages.pool import Page
@@ -34,6 +35,7 @@ def test_it_is_the_step_of_its_sessions() -> None:
     sessions = [session_of(tier, length) for length in (0, 7, 12)]
     tables = Tables(tier, 8, 10)
     step = DecodeStep(tier, tables, 4)
+    addresses: set[int] = set()
     for company in (sessions, sessions[::-1], sessions[1:], sessions[:1]):
         step.fill(company)
         want = PackedStep([(session, 1) for session in company], tier)
@@ -48,9 +50,13 @@ def test_it_is_the_step_of_its_sessions() -> None:
         assert step.write_index[n:].tolist() == [tier.slots * SIZE] * (4 - n)
         assert tables.device[n:, 0].tolist() == [tier.slots] * (8 - n)
         (plan,) = step.plans.values()
-        tiles, rows = plan.tiles(2)
-        assert tiles.tolist() == [[row, row, 1] for row in range(4)]
-        assert rows.tolist() == [0, -1, 1, -1, 2, -1, 3, -1]
+        (launch,) = plan.launches(LAYERS[0], 4, [16, 64], 2, 8)
+        assert (launch.tokens, launch.items, launch.merges) == (1, 4 + 2, 4)
+        items = launch.work[: 6 * 6].view(6, 6).tolist()
+        keys = {span: end for span, row, tokens, begin, end, part in items if tokens}
+        assert keys == {row: session.length + 1 for row, session in enumerate(company)} | dict.fromkeys(range(n, 4), 1)
+        assert addresses in (set(), {launch.work.data_ptr()})
+        addresses.add(launch.work.data_ptr())
         assert plan.table.data_ptr() == tables.device.data_ptr()
         assert plan.positions.data_ptr() == step.positions.data_ptr()
 

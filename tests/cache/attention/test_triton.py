@@ -14,7 +14,7 @@ from cache.attention.backend import Signature
 from cache.attention.backends import backends
 from cache.attention.packed_attention import PackedAttention
 from cache.attention.self_test import LAYERS, SelfTest, StepSpec, random_step, reference
-from cache.attention.triton import TritonPlan, launch_shape, triton_backend
+from cache.attention.triton import TritonPlan, triton_backend
 from cache.attention.varlen import VarlenBackend, VarlenPlan, varlen_backend
 from cache.memory.tier import PageShape
 from cache.pages.layers import AttentionLayer, Reach, ScoreOptions
@@ -78,21 +78,6 @@ def test_what_is_wrong_or_raises_is_said_once_and_not_used(
         assert not tested.passes(signature())
     assert [record.getMessage().count("torch is used") for record in caplog.records] == [1, 1, 1, 1]
     assert caplog.messages[3].endswith("no compiler")
-
-
-@pytest.mark.parametrize("group", [1, 3, 4, 8, 71])
-@pytest.mark.parametrize("key_heads", [1, 2, 8])
-@pytest.mark.parametrize(("spans", "tokens"), [(1, 1), (16, 16), (256, 256), (2, 33), (3, 2000)])
-def test_a_launch_fits_a_tile_and_fills_the_device(group: int, key_heads: int, spans: int, tokens: int) -> None:
-    for rows in (16, 64):
-        shape = launch_shape(group, key_heads, rows, spans, tokens, 132)
-        assert shape.rows >= max(rows, group)
-        assert shape.rows & (shape.rows - 1) == 0
-        assert 1 <= shape.tokens * group <= shape.rows < (shape.tokens + 1) * group + group
-        assert shape.splits in (1, 2, 4, 8, 16, 32)
-        assert shape.splits == 1 or spans * key_heads * shape.splits <= 2 * 132
-    assert launch_shape(4, 8, 16, 1, 1, 132).splits == 32
-    assert launch_shape(4, 8, 16, 64, 64, 132).splits == 1
 
 
 class Device:

@@ -1,0 +1,73 @@
+"""The Triton kernels without a GPU: compiled for GPUs that are not there, and their numbers by Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[2]
+SHARED = 99 << 10  # bytes that a block may have on the GPUs that have the least (8.6, 8.9, 12.0)
+SPILLED = {80: 64, 89: 64, 90: 0, 100: 32}  # bytes of stack, at most
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip(
+        "Triton is not installed (torch's wheels for CPUs have none): pip install triton", allow_module_level=True
+    )
+
+
+def told(script: str, *args: str) -> list[dict[str, Any]]:
+    """What a script says, in a process of its own: Triton is set up when it is imported."""
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(TESTS / script), *args],
+        env={**environment, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=550,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(chip: int, found: list[dict[str, Any]]) -> None:
+    """What every kernel may need."""
+    for kernel in found:
+        assert kernel["shared"] <= SHARED, kernel
+        assert kernel["stack"] <= SPILLED[chip], kernel
+        assert kernel["registers"] * kernel["warps"] * 32 <= 65536, kernel
+
+
+@pytest.mark.parametrize("chip", [80, 89, 90, 100])
+def test_the_kernels_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = told("triton_offline.py", str(chip), "few")
+    check(chip, found)
+    attend = [kernel for kernel in found if kernel["variant"][0] == "attend"]
+    assert {kernel["variant"][4] for kernel in attend} >= {24, 64, 128, 256, 512}
+    # Decode steps of usual heads read two blocks at a time: of 64 keys and values, 128 numbers of 2 bytes.
+    first = next(kernel for kernel in attend if kernel["variant"][2:5] == [32, 8, 128])
+    assert first["shared"] >= 2 * 2 * 64 * 128 * 2, first
+    assert first["asynchronous"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", [80, 89, 90, 100])
+def test_all_variants_compile_within_what_a_gpu_has(chip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    check(chip, told("triton_offline.py", str(chip), "all"))
+
+
+def test_the_kernels_compute_attention() -> None:
+    found = told("triton_interpreted.py")
+    assert len(found) == 7
+    assert sum(case["merged"] > 0 for case in found) >= 3
+    for number, case in enumerate(found):
+        assert case["error"] <= {"float32": 1e-5, "float16": 3e-3}[case["dtype"]], (number, case)
