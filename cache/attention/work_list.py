@@ -102,6 +102,6 @@ def _first_keys(layer: AttentionLayer, positions: Array) -> Array:
     """``layer.first_key`` of many positions."""
     if layer.window is None:
         return np.zeros_like(positions)
-    if layer.reach is Reach.SLIDING:
-        return np.maximum(positions - layer.window + 1, 0)
-    return positions - positions % layer.window
+    sliding = layer.reach is Reach.SLIDING
+    found: Array = np.maximum(positions - layer.window + 1, 0) if sliding else positions - positions % layer.window
+    return found
