@@ -72,7 +72,7 @@ check: $(DEV_STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
-# OpenAI's and Anthropic's clients, LangChain, LiteLLM, instructor and lm-eval against a real server, about six minutes.
+# OpenAI's, Anthropic's and Ollama's clients, LangChain, LiteLLM, instructor and lm-eval against a real server, about six minutes.
 test-clients: $(STAMP) $(CLIENTS_STAMP)
 	SERVER_PYTHON='$(abspath $(BIN)/python)' $(CLIENTS)/python -m pytest -c tests/clients/clients.ini tests/clients $(ARGS)
 

@@ -48,6 +48,7 @@ def create_app(
     line_seconds: int = LINE_SECONDS,
     aliases: Collection[str] = (),
     any_model: bool = True,
+    ollama: bool = True,
     tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """The app over these parts. ``api_keys`` is tenant -> key. If it is empty, every client is tenant "default" and
@@ -55,7 +56,7 @@ def create_app(
     ``allowed_origins`` may call the API (CORS). ``ignore_unknown``: unknown fields of bodies are ignored instead of
     refused. ``line_seconds``, ``aliases``, ``any_model``: see ServerContext. ``vllm_names``: ``/metrics`` also has
     vLLM's metric names. Without a ``tracer_provider``, OpenTelemetry's environment variables say where spans are sent.
-    ``thinking``: the default limit on reasoning.
+    ``thinking``: the default limit on reasoning. ``ollama``: whether Ollama's API is served too.
     """
     own = traces.provider_of_environment() if tracer_provider is None else None
     provider = tracer_provider or own
@@ -96,12 +97,13 @@ def create_app(
     app.state.telemetry = own
     app.state.ignore_unknown = ignore_unknown
     app.state.bodies = BodyMemory()
-    for router in routers():
+    endpoints = [*routers(without=() if ollama else ("ollama",))]
+    for router in endpoints:
         app.include_router(router, dependencies=[Depends(only_known_parameters)])
     app.include_router(page_routes.router)
     error_responses.install(app)
     app.add_middleware(LastResort)
-    turns = TurnRoutes(route for router in routers() for route in router.routes)
+    turns = TurnRoutes(route for router in endpoints for route in router.routes)
 
     def before(rest: ASGIApp) -> ASGIApp:
         guard = Guard(

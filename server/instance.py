@@ -163,6 +163,7 @@ class Instance:
             line_seconds=config.line_seconds,
             aliases=config.model_alias,
             any_model=config.model_names == "any",
+            ollama=config.ollama == "on",
         )
         return tokens, app
 

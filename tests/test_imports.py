@@ -154,7 +154,7 @@ ORDER = {  # sub-packages and single modules from the ground up: each may import
     "follower __main__",
     "server": "errors config workers daemon_thread surrogates torchless log constraints schemas chat engine telemetry "
     "hub http middleware turns lines api.ops api.openai api.sessions api.stored_chats api.responses api.anthropic "
-    "api dispatch startup_app housekeeping app instance serve cluster cli commands __main__",
+    "api.ollama api dispatch startup_app housekeeping app instance serve cluster cli commands __main__",
 }
 UNITS = [f"{top}.{name}" for top, names in ORDER.items() for name in names.split()]
 

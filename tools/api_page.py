@@ -44,8 +44,8 @@ and listed in the receipt (`cache.ignored`). `null` means absent.
 - *Extension*: not in OpenAI's specification. The specification used here is
   {source}.
 
-Errors have OpenAI's form, `{{"error": {{"message", "type", "param", "code"}}}}`, and below
-`/v1/messages` Anthropic's. They never repeat what was sent. 429, 503 and 409 `session_busy` have
+Errors have OpenAI's form, `{{"error": {{"message", "type", "param", "code"}}}}`, below
+`/v1/messages` Anthropic's, and below `/api/` Ollama's. They never repeat what was sent. 429, 503 and 409 `session_busy` have
 `Retry-After`, in seconds.
 
 | status | when |

@@ -1,21 +1,23 @@
 """The HTTP API: one sub-package per family of endpoints.
 
 Each has its routes, request schemas, answer structs and reply writers. A module with endpoints has a ``router``; the
-app finds them here. They may import each other in the order ops, openai, sessions, responses, anthropic, and everything
-below ``server.turns``; nothing below may import them.
+app finds them here. They may import each other in the order ops, openai, sessions, responses, anthropic, ollama, and
+everything below ``server.turns``; nothing below may import them.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from fastapi import APIRouter
 
 
-def routers() -> Iterator[APIRouter]:
-    """The routers of all endpoints, by the names of their modules."""
+def routers(without: Collection[str] = ()) -> Iterator[APIRouter]:
+    """The routers of all endpoints, by the names of their modules; ``without`` these sub-packages."""
     for module in sorted(pkgutil.walk_packages(__path__, f"{__name__}."), key=lambda module: module.name):
+        if module.name.removeprefix(f"{__name__}.").partition(".")[0] in without:
+            continue
         if isinstance(router := getattr(importlib.import_module(module.name), "router", None), APIRouter):
             yield router

@@ -11,6 +11,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "allowed_host",
         "allow_origin",
         "unknown_fields",
+        "ollama",
         "client_seconds",
     ),
     "the model": (

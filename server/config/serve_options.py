@@ -88,6 +88,9 @@ class ServeConfig(BaseSettings):
         default="any",
         description="which names requests may use for the model: any; served: its own and its aliases, others get 404",
     )
+    ollama: Literal["on", "off"] = Field(
+        default="on", description="serve Ollama's API (/api/chat and others) too, for clients that speak no other"
+    )
     max_context: Count | None = Field(
         default=None,
         description="longest session, in tokens",

@@ -1,7 +1,7 @@
 """Converts exceptions to error responses.
 
 Exceptions of the framework, the engine and the log become ApiErrors here, and are sent in OpenAI's format, or in
-Anthropic's on paths of its API.
+Anthropic's or Ollama's on paths of their APIs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from server.chat.tokenizer import TemplateRefused
 from server.engine.engine import EngineDied, EngineUnavailable, TurnRefused
 from server.errors import NAME, ApiError, ClientLeft, bad_request, unavailable
 from server.http.anthropic_errors import error_body, speaks_anthropic
+from server.http.ollama_errors import OllamaError, speaks_ollama
 from server.log.claims import SessionBusy
 from server.log.database import LogFull, LogUnavailable, SessionDamaged
 from server.log.timeline import SessionExists, SessionMoved, UnknownSession
@@ -105,6 +106,8 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     if speaks_anthropic(scope["path"]):
         request_id = scope.get("state", {}).get("request_id")
         data = msgspec.json.encode(error_body(error.status_code, error.detail, request_id, error.body.error.param))
+    elif speaks_ollama(scope["path"]):
+        data = msgspec.json.encode(OllamaError(error.detail))
     return Response(data, error.status_code, error.headers, "application/json")
 
 

@@ -20,6 +20,7 @@ logger = logging.getLogger("warmturn.http")
 
 PING_SECONDS = 15.0
 PING = b": ping\n\n"
+EVENTS = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -76,13 +77,12 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
 
 
 class EventStream(Response):
-    """A response made of events, with a comment after 15 silent seconds so that proxies keep the connection.
+    """A response made of events, with a ``ping`` after 15 silent seconds so that proxies keep the connection (None:
+    without).
 
     ``close`` is called exactly once, however the stream ends. ``done`` follows the last event. An exception while
     streaming becomes one last event instead, by default in OpenAI's error shape.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -92,12 +92,16 @@ class EventStream(Response):
         *,
         done: bytes = DONE,
         failed: Callable[[ApiError], bytes] | None = None,
+        media_type: str = EVENTS,
+        ping: bytes | None = PING,
     ) -> None:
         self.status_code = 200
+        self.media_type = media_type
         self.background = None
         self._events = events
         self._close = close
         self._done = done
+        self._ping_data = ping
         self._failed = failed or (lambda error: frame_event(error.encoded()))
         self._turnstile = asyncio.Lock()  # events and pings leave one at a time
         self._last_sent = 0.0
@@ -114,7 +118,7 @@ class EventStream(Response):
     async def _stream(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._last_sent = time.monotonic()
-        pinging = asyncio.create_task(self._ping(send))
+        pinging = None if self._ping_data is None else asyncio.create_task(self._ping(send, self._ping_data))
         try:
             async for data in self._events:
                 await self._send(send, data)
@@ -127,7 +131,8 @@ class EventStream(Response):
                 logger.exception("a stream failed", exc_info=error)
             last = self._failed(told)
         finally:
-            pinging.cancel()
+            if pinging is not None:
+                pinging.cancel()
         await self._send(send, last, more=False)
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
@@ -138,11 +143,11 @@ class EventStream(Response):
                 raise ClientLeft from None
             self._last_sent = time.monotonic()
 
-    async def _ping(self, send: Send) -> None:
+    async def _ping(self, send: Send, data: bytes) -> None:
         with suppress(ClientLeft):
             while True:
                 silent = time.monotonic() - self._last_sent
                 if silent >= PING_SECONDS:
-                    await self._send(send, PING)
+                    await self._send(send, data)
                 else:
                     await asyncio.sleep(PING_SECONDS - silent)

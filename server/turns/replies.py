@@ -18,7 +18,7 @@ from server.chat.partial_reply import PartialReply
 from server.chat.prompts import Prompt
 from server.chat.reply_parser import ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
-from server.http.sse import DONE, frame_event
+from server.http.sse import DONE, EVENTS, PING, frame_event
 from server.log.chat_rows import row_of
 from server.log.logged_message import LoggedMessage
 from server.log.response_rows import TurnExtras
@@ -89,6 +89,8 @@ class Reply(ABC):
     """
 
     done: bytes = DONE  # what follows the last event
+    media_type: str = EVENTS  # of the stream
+    ping: bytes | None = PING  # what is sent while a stream is silent; None: nothing
     operation = "chat"  # as OpenTelemetry's GenAI conventions call it
 
     def __init__(self, head: ReplyHead, options: UsageOptions = NO_USAGE) -> None:

@@ -76,7 +76,15 @@ class TurnRunner:
             return Response(body, headers=headers, media_type="application/json")
         await while_connected(receive, choices.wait_until_admitted())
         events = self.events(choices)
-        return EventStream(events, turn.claim.pop_all().close, headers, done=reply.done, failed=reply.encode_failure)
+        return EventStream(
+            events,
+            turn.claim.pop_all().close,
+            headers,
+            done=reply.done,
+            failed=reply.encode_failure,
+            media_type=reply.media_type,
+            ping=reply.ping,
+        )
 
     def submit(self, patience: int = 1) -> Choices:
         """Submit the turns; the caller closes them. ``patience``: see ``Choices``. The session is released when its

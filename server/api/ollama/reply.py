@@ -1,0 +1,163 @@
+"""Writes replies in Ollama's format: lines of JSON, or one object."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic_core import from_json
+
+from scheduler.protocol import Delta, TokenLogprob
+from server import surrogates
+from server.api.ollama.objects import ChatPiece, DoneReason, Function, GeneratePiece, Logprob, Message, Piece, ToolCall
+from server.chat.partial_reply import ParsedCall, PartialReply
+from server.chat.reply_parser import ContentPiece, Part, ReasoningPiece
+from server.errors import ApiError
+from server.http.ollama_errors import OllamaError
+from server.schemas.objects import CacheReceipt, Usage
+from server.schemas.vendor_fields import FLOOR
+from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions, encoder
+
+NDJSON = "application/x-ndjson"
+AT_ALL_TIMES = UsageOptions(at_end=True, everywhere=True, elsewhere=None)
+
+
+class OllamaReply(Reply):
+    """Writes a reply. ``logprobs``: whether it has log-probabilities; ``thinks``: whether reasoning is told."""
+
+    done = b""
+    media_type = NDJSON
+    ping = None
+
+    def __init__(self, head: ReplyHead, *, logprobs: bool, thinks: bool) -> None:
+        super().__init__(head, AT_ALL_TIMES)
+        self._logprobs = logprobs
+        self._thinks = thinks
+        self._started = time.perf_counter_ns()
+        self._answered: int | None = None  # when the first token came
+
+    @abstractmethod
+    def piece(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> Piece:
+        """A line of the stream."""
+
+    def encode_event(self, chunk: msgspec.Struct) -> bytes:
+        return encoder.encode(chunk) + b"\n"
+
+    def encode_failure(self, error: ApiError) -> bytes:
+        return encoder.encode(OllamaError(error.detail)) + b"\n"
+
+    def observe_delta(self, index: int, delta: Delta, parts: Sequence[Part]) -> None:
+        if self._answered is None and delta.tokens:
+            self._answered = time.perf_counter_ns()
+
+    def open_choice(self, index: int, usage: UsageField) -> Sequence[msgspec.Struct]:
+        return ()
+
+    def write_delta(
+        self, index: int, delta: Delta, parts: Sequence[Part], usage: UsageField
+    ) -> Sequence[msgspec.Struct]:
+        self.observe_delta(index, delta, parts)
+        content = "".join(part.text for part in parts if isinstance(part, ContentPiece))
+        thinking = "".join(part.text for part in parts if isinstance(part, ReasoningPiece)) if self._thinks else ""
+        logprobs = self._entries(delta.logprobs)
+        if not content and not thinking and not logprobs:
+            return ()
+        return [msgspec.structs.replace(self.piece(content, thinking, ()), logprobs=logprobs)]
+
+    def end_choice(
+        self, index: int, partial_reply: PartialReply, usage: UsageField, cache: CacheField
+    ) -> Sequence[msgspec.Struct]:
+        assert isinstance(usage, Usage)
+        calls = tool_calls(partial_reply.calls)
+        told = [self.piece("", "", calls)] if calls else []
+        return [*told, self._ended(self.piece("", "", ()), partial_reply, usage, cache)]
+
+    def end_stream(
+        self, partial_replies: Sequence[PartialReply], usage: Usage, cache: CacheField
+    ) -> Sequence[msgspec.Struct]:
+        return ()
+
+    def write_body(
+        self, partial_replies: Sequence[PartialReply], usage: Usage, cache: CacheReceipt | None
+    ) -> msgspec.Struct:
+        reply = partial_replies[0]
+        thinking = reply.reasoning if self._thinks else ""
+        whole = self.piece(reply.content, thinking, tool_calls(reply.calls))
+        ended = self._ended(whole, reply, usage, cache)
+        return msgspec.structs.replace(ended, logprobs=self._entries(reply.logprobs))
+
+    def _ended(self, piece: Piece, reply: PartialReply, usage: Usage, cache: CacheField) -> Piece:
+        """``piece`` with the end of the reply and what it cost."""
+        now = time.perf_counter_ns()
+        answered = now if self._answered is None else self._answered
+        return msgspec.structs.replace(
+            piece,
+            done=True,
+            done_reason=done_reason(reply),
+            total_duration=now - self._started,
+            load_duration=0,
+            prompt_eval_count=usage.prompt_tokens,
+            prompt_eval_duration=answered - self._started,
+            eval_count=usage.completion_tokens,
+            eval_duration=now - answered,
+            cache=cache,
+        )
+
+    def _entries(self, logprobs: Iterable[TokenLogprob]) -> list[Logprob] | UnsetType:
+        return [logprob_of(entry) for entry in logprobs] if self._logprobs else UNSET
+
+
+class ChatReply(OllamaReply):
+    """Replies of ``/api/chat``."""
+
+    def piece(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> ChatPiece:
+        message = Message(content=content, thinking=thinking or UNSET, tool_calls=[*calls] or UNSET)
+        return ChatPiece(model=self.head.model, created_at=timestamp(), done=False, message=message)
+
+
+class GenerateReply(OllamaReply):
+    """Replies of ``/api/generate``."""
+
+    def piece(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> GeneratePiece:
+        return GeneratePiece(
+            model=self.head.model, created_at=timestamp(), done=False, response=content, thinking=thinking or UNSET
+        )
+
+
+def timestamp(when: float | None = None) -> str:
+    """A time in Unix seconds as RFC 3339 has it; None: now."""
+    moment = datetime.now(UTC) if when is None else datetime.fromtimestamp(when, UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def done_reason(reply: PartialReply) -> DoneReason:
+    """Why a reply ended, in Ollama's words."""
+    return "stop" if reply.finish is None or reply.finish == "tool_calls" else reply.finish
+
+
+def tool_calls(calls: Iterable[ParsedCall]) -> list[ToolCall]:
+    """The calls of a reply that has ended."""
+    return [
+        ToolCall(call.id, Function(index, call.name, arguments_of(call.arguments))) for index, call in enumerate(calls)
+    ]
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """A call's arguments as an object; those of a reply that was cut off may be incomplete."""
+    try:
+        value = from_json(surrogates.mended(text), allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def logprob_of(entry: TokenLogprob) -> Logprob:
+    """The log-probability of a token, with its alternatives."""
+    top = [Logprob(text, max(value, FLOOR), list(raw)) for _, text, raw, value in entry.top]
+    own = FLOOR if entry.logprob is None else max(entry.logprob, FLOOR)
+    return Logprob(entry.text, own, list(entry.data), top or UNSET)
