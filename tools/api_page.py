@@ -45,8 +45,8 @@ and listed in the receipt (`cache.ignored`). `null` means absent.
   {source}.
 
 Errors have OpenAI's form, `{{"error": {{"message", "type", "param", "code"}}}}`, below
-`/v1/messages` Anthropic's, and below `/api/` Ollama's. They never repeat what was sent. 429, 503 and 409 `session_busy` have
-`Retry-After`, in seconds.
+`/v1/messages` Anthropic's, and below `/api/` Ollama's. They never repeat what was sent. 429, 503
+and 409 `session_busy` have `Retry-After`, in seconds.
 
 | status | when |
 |---|---|
