@@ -175,8 +175,21 @@ def bare(node: Any, of_names: bool = False) -> Any:
     return {"anyOf": [kept, {"type": "null"}]} if node.get("nullable") is True and not of_names else kept
 
 
+def in_order(node: Any) -> Any:
+    """A schema whose unions are sorted: Python tells them in the order in which they were first made in the process."""
+    if isinstance(node, list):
+        return [in_order(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: in_order(value) for key, value in node.items()}
+    if isinstance(made.get("anyOf"), list):
+        made["anyOf"] = sorted(made["anyOf"], key=json.dumps)
+    return made
+
+
 def written(schema: Schema) -> str:
     """As JSON, a line for each shape."""
+    schema = in_order(schema)
     parts = [f'"source": {json.dumps(schema["source"])}']
     for group in ("schemas", "$defs"):
         lines = (f"{json.dumps(name)}: {json.dumps(shape)}" for name, shape in sorted(schema[group].items()))
