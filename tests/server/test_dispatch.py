@@ -17,6 +17,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Hello"},
     "/v1/responses/compact": {"input": "Hello"},
     "/v1/messages": {"messages": HELLO, "max_tokens": 8},
+    "/api/chat": {"messages": HELLO, "stream": False},
+    "/api/generate": {"prompt": "a", "stream": False},
     "/v1/sessions/{session_id}/chat/completions": {"messages": HELLO},
     "/v1/sessions/{session_id}/regenerate": {},
 }
