@@ -6,6 +6,7 @@
 #                                torch, transformers, msgspec, pyzmq, llguidance, xxhash and pytest
 #   make test-clients [ARGS="-k langchain"]   the clients that people use, in .venv-clients
 #   make test-agents [ARGS="-k claude"]   coding agents as they are installed, from npm and pip, in .agents; needs node 20
+#   make test-speculation [TURNS=10000] [SEED=1]   the same replies with drafted tokens and without; half an hour
 #   make test-fuzz [REQUESTS=20000] | bench-overload | pages
 #   make image-check [WORK=<folder>] [ARGS="--bind ..."]   the container image, built and tried without an engine
 #   make test-crash [KILLS=200] [EVERY=1] [DAMAGES=1000]   an hour or two; EVERY=10 tries a tenth of the crash points
@@ -33,7 +34,7 @@ FOR_GPU := $(if $(INSTALLED),,$(DEV_STAMP))
 # An index that is named takes part beside the configured ones; the version is exact either way.
 TORCH_FROM := $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
-.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload pages image-check clean
+.PHONY: serve setup test test-slow test-cuda test-crash test-architectures test-thresholds test-speculation check bench bench-tiers bench-gpu pins test-clients test-agents test-fuzz bench-overload pages image-check clean
 
 serve: $(STAMP)
 	@$(BIN)/warmturn serve $(if $(MODEL),'$(MODEL)') $(ARGS)
@@ -65,6 +66,11 @@ test-architectures: $(DEV_STAMP)
 # The same with the real thresholds of each, about an hour of two cores; the second part of that page.
 test-thresholds: $(DEV_STAMP)
 	$(BIN)/python tests/architectures/run.py --real --jobs 2 --timeout 900 --out docs/architectures.md
+
+# Turns of all sorts on 17 architectures, on an engine that drafts tokens and on one that does not.
+test-speculation: $(DEV_STAMP)
+	SPECULATION_TURNS=$(or $(TURNS),10000) SPECULATION_SEED=$(or $(SEED),1) \
+	  $(BIN)/python -m pytest -s -m slow -n $(WORKERS) --dist load tests/scheduler/core/test_speculation.py
 
 check: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -137,8 +137,9 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
     limits = Limits(context, embeddings.num_embeddings, loaded.start, width)
     grammars = Grammars(partial(grammar_tokenizer, loaded.tokenizer, loaded.eos_token_ids, embeddings.num_embeddings))
     grammars.prepare()
-    drafts = config.speculate != "off" and loaded.verdict.mode.caches and not loaded.start
-    speculator = Speculator(SessionsIndex(store.holds), context) if drafts else None
+    speculator = None
+    if config.speculate != "off":
+        speculator = Speculator(SessionsIndex(store.holds), context, store.stateful)
     engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars, speculator)
     facts = ModelFacts(
         architecture=type(loaded.model).__name__,

@@ -35,6 +35,7 @@ from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
 from scheduler.forward.rope import LongRope
+from scheduler.forward.seq2seq import first_tokens
 from scheduler.model.measurement import describe
 from scheduler.model.probe import Verdict, probe
 from scheduler.model.runner import ModelRunner
@@ -157,14 +158,19 @@ class Kit:
             self.store.archive = Archive(self.store, disk, codec, lower)
             self.store.archive.restore_rates = Eager()
         self.scheduler = Scheduler(
-            self.store, max_running=max_running, max_step_tokens=step_tokens, max_queued=max_queued
+            self.store,
+            max_running=max_running,
+            max_step_tokens=step_tokens,
+            max_queued=max_queued,
+            reuse=self.mode.caches,
         )
         vocabulary = Vocabulary(make_tokenizer())
-        limits = Limits(min(context, (pages - 1) * PAGE), 259)
+        start = first_tokens(self.model) if self.model.config.is_encoder_decoder else ()
+        limits = Limits(min(context, (pages - 1) * PAGE), 259, start)
         runner = OverlappingRunner if overlaps else ModelRunner
         self.runner = runner(self.mode, self.pool.device, self.rope)
         self.grammars = byte_grammars()
-        self.speculator = Speculator(SessionsIndex(self.store.holds), limits.context)
+        self.speculator = Speculator(SessionsIndex(self.store.holds), limits.context, self.store.stateful)
         drafts = self.speculator if speculates else None
         self.engine = EngineCore(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars, drafts)
         self.refused: dict[str, Refused] = {}

@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
     BloomConfig,
     DeepseekV3Config,
     FalconConfig,
@@ -28,6 +30,7 @@ from transformers import (
     Qwen3Config,
     Qwen3NextConfig,
     RwkvConfig,
+    T5Config,
 )
 
 WINDOW = 8  # shorter than every context of the tests
@@ -133,13 +136,32 @@ def _configs() -> dict[str, Any]:
         "falcon": FalconConfig(vocab_size=259, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, **ends),
         "bloom": BloomConfig(vocab_size=259, hidden_size=64, n_layer=3, n_head=4, **ends),
         "rwkv": RwkvConfig(vocab_size=259, hidden_size=64, num_hidden_layers=3, context_length=CONTEXT, **ends),
+        "t5": T5Config(
+            vocab_size=259, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=256, **ends
+        ),
+        "bart": BartConfig(
+            vocab_size=259,
+            d_model=64,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=96,
+            decoder_ffn_dim=96,
+            max_position_embeddings=64,
+            forced_eos_token_id=None,
+            decoder_start_token_id=256,
+            **{**ends, "bos_token_id": 257},
+        ),
     }
 
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "llama4")  # paged, packed
 RECURRENT = ("qwen3_next", "mamba2", "jamba")  # packed, with states beside the pages
 OTHERS = ("falcon", "bloom", "rwkv")  # masked, alone, alone
+TWO_PARTS = ("t5", "bart")  # encoder and decoder
 MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope"), "packed") | {
+    **dict.fromkeys(TWO_PARTS, "encoder-decoder"),
     "jamba": "packed, token by token",
     "falcon": "masked",
     "bloom": "alone",
@@ -154,7 +176,8 @@ def make_model(name: str, seed: int = 0) -> Any:
     config = _configs()[name]
     # transformers 5.17 forgets these bounds elsewhere than in the model's own code.
     own = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **own).eval()
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32, **own).eval()
     with torch.no_grad():
         for label, weight in model.named_parameters():
             if "embed" in label:

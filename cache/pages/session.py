@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,13 @@ def common_prefix(a: array[int], b: array[int]) -> int:
     differ = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
     first = int(differ.argmax())
     return first if differ[first] else n
+
+
+class Position(NamedTuple):
+    """Where a session is: its length, and its state there if it has one."""
+
+    length: int
+    state: Any
 
 
 class SessionCache:
@@ -129,17 +136,29 @@ class SessionCache:
         assert self.length + count <= len(self.token_ids), (self.length, count, len(self.token_ids))
         self.mask.extend(b"\x01" * count)
 
-    def draft(self, ids: Sequence[int]) -> None:
-        """Append tokens that the next step feeds behind the pending one and that ``undraft`` removes."""
-        self.token_ids.extend(ids)
-
-    def undraft(self, length: int) -> None:
-        """Keep the first ``length`` tokens: those behind it were drafted. Their keys and values stay in the pages, for
-        ``fed`` to count those that turn out to be right. Not for stateful sessions.
+    def draft(self, ids: Sequence[int]) -> Position:
+        """Append tokens that the next step feeds behind the pending one and that ``undraft`` removes. Returns where the
+        session is before that step.
         """
-        assert not self.stateful
+        self.token_ids.extend(ids)
+        return Position(self.length, states.clone(self.state) if self.stateful else None)
+
+    def undraft(self, before: Position, length: int) -> Position:
+        """Keep the first ``length`` tokens: those behind it were drafted. Their keys and values stay in the pages, for
+        ``fed`` to count those that turn out to be right. A state that has read a wrong token is of no use: a stateful
+        session goes back to where it was ``before`` the step. Returns where the step has left it, for ``advance``.
+        """
+        after = Position(self.length, self.state)
         del self.token_ids[length:]
-        del self.mask[length:]
+        del self.mask[before.length if self.stateful else length :]
+        if self.stateful:
+            self.state = before.state
+        return after
+
+    def advance(self, after: Position) -> None:
+        """All drafted tokens turned out to be right: a stateful session is where the step has left it."""
+        self.fed(after.length - self.length)
+        self.state = after.state
 
     def hide(self, start: int, stop: int) -> None:
         """Hide tokens ``start..stop`` from later tokens; they keep their positions."""

@@ -292,14 +292,14 @@ class EngineCore:
 
     def _draft(self, plan: list[tuple[Turn, int]]) -> dict[Turn, Draft]:
         """Tokens to feed behind the pending ones of a plan, as far as there is room for them."""
-        if self._speculator is None or self.scheduler.store.stateful:
+        if self._speculator is None:
             return {}
         drafts = self._speculator.draft(plan, self.scheduler.spare_tokens(plan))
         return reserve_drafts(self.scheduler.store, drafts) if drafts else drafts
 
     def _run(self, plan: list[tuple[Turn, int]], drafts: dict[Turn, Draft], started: float) -> LaunchedStep:
         """Feed the plan with the drafts, and draw the tokens behind the pending ones."""
-        drafted: list[DraftedRows] = []
+        first_rows: dict[Turn, int] = {}
         rows: list[int] = []
         sampling: list[tuple[Turn, int]] = []
         prompt_rows: list[tuple[Turn, int, int]] = []  # first row and how many
@@ -316,10 +316,11 @@ class EngineCore:
             row += count
             if turn in drafts:
                 size = len(drafts[turn].ids)
-                drafted.append(DraftedRows(turn, drafts[turn], len(rows)))
+                first_rows[turn] = len(rows)
                 rows.extend(range(row, row + size))
                 row += size
-        logits = feed(self._runner, plan, drafts, rows)
+        logits, after = feed(self._runner, plan, drafts, rows)
+        drafted = [DraftedRows(turn, draft, first_rows[turn], after[turn]) for turn, draft in drafts.items()]
         for turn, _ in plan:
             if turn.session is not None and turn.session.length == turn.prompt_length - 1:
                 turn.session.checkpoint()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from cache.memory.stream import HostCopy
+from cache.pages.session import Position
 from cache.store import SessionStore
 from scheduler.core.drafters import Draft
 from scheduler.core.sampling import SamplerOutput
@@ -17,23 +18,29 @@ from scheduler.model.runner import ModelRunner
 
 @dataclass
 class DraftedRows:
-    """A draft that a step has fed: the logits behind its i-th token are in row ``first + i``. ``accepted`` of its
-    tokens have been drawn.
+    """A draft that a step has fed: the logits behind its i-th token are in row ``first + i``. ``after`` is where the
+    step has left the session. ``accepted`` of its tokens have been drawn.
     """
 
     turn: Turn
     draft: Draft
     first: int
+    after: Position
     accepted: int = 0
 
     def agrees(self) -> bool:
-        """Whether the token that was drawn last is the drafted one; then its keys and values count as computed."""
+        """Whether the token that was drawn last is the drafted one; then its keys and values count as computed. A
+        state counts when all of them are: else the next step feeds once more what was right.
+        """
         turn, ids = self.turn, self.draft.ids
         if turn.finish_reason is not None or self.accepted >= len(ids) or turn.ids[-1] != ids[self.accepted]:
             return False
         assert turn.session is not None
-        turn.session.fed(1)
         self.accepted += 1
+        if not turn.session.stateful:
+            turn.session.fed(1)
+        elif self.accepted == len(ids):
+            turn.session.advance(self.after)
         return True
 
 
@@ -67,20 +74,24 @@ def reserve_drafts(store: SessionStore, drafts: dict[Turn, Draft]) -> dict[Turn,
     return kept
 
 
-def feed(runner: ModelRunner, plan: list[tuple[Turn, int]], drafts: dict[Turn, Draft], rows: list[int]) -> torch.Tensor:
-    """Run the model on a plan with drafts; returns the logits ``[len(rows), V]`` float32. Behind it a session has the
-    tokens of its turn only, whatever was drafted.
+def feed(
+    runner: ModelRunner, plan: list[tuple[Turn, int]], drafts: dict[Turn, Draft], rows: list[int]
+) -> tuple[torch.Tensor, dict[Turn, Position]]:
+    """Run the model on a plan with drafts; returns the logits ``[len(rows), V]`` float32, and where the step has left
+    the sessions that were drafted for. Behind it a session has the tokens of its turn only, whatever was drafted.
     """
+    before, after = {}, {}
     for turn, draft in drafts.items():
         assert turn.session is not None
-        turn.session.draft(draft.ids)
+        before[turn] = turn.session.draft(draft.ids)
     try:
         sizes = [(turn, count + len(drafts[turn].ids) if turn in drafts else count) for turn, count in plan]
-        return runner.run([(turn.session, size) for turn, size in sizes if turn.session is not None], rows)
+        logits = runner.run([(turn.session, size) for turn, size in sizes if turn.session is not None], rows)
     finally:
         for turn in drafts:
             assert turn.session is not None
-            turn.session.undraft(len(turn.ids))
+            after[turn] = turn.session.undraft(before[turn], len(turn.ids))
+    return logits, after
 
 
 def prompt_logprobs(turn: Turn, logits: torch.Tensor) -> tuple[Turn, int, SamplerOutput]:

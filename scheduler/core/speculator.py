@@ -6,6 +6,7 @@ token drawn at its position is the draft. So no reply depends on it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -64,13 +65,16 @@ class Speculator:
     expected to give become more by it.
     """
 
-    def __init__(self, shared: SessionsIndex, context: int) -> None:
-        """``context``: the most tokens of a timeline."""
+    def __init__(self, shared: SessionsIndex, context: int, stateful: bool = False) -> None:
+        """``context``: the most tokens of a timeline. ``stateful``: sessions have states that must not read a token
+        that is not in their reply.
+        """
         self.drafted: Counter[DraftSource] = Counter()
         self.accepted: Counter[DraftSource] = Counter()
         self.costs = StepCosts()
         self._shared = shared
         self._context = context
+        self._stateful = stateful
         self._records: dict[Kind, Record] = {}
         self._turns: WeakKeyDictionary[Turn, TurnState] = WeakKeyDictionary()
 
@@ -166,7 +170,10 @@ class Speculator:
         for count in range(1, len(draft.ids) + 1):
             right *= chance
             more += right
-            rate = (expected + more) / self.costs.relative(fed + count)
+            cost = self.costs.relative(fed + count)
+            if self._stateful:  # the next step feeds once more what was right
+                cost += (1 - right) * (self.costs.relative(fed + math.ceil(1 + more)) - self.costs.relative(fed))
+            rate = (expected + more) / cost
             if rate > best:
                 best, size, gained = rate, count, more
         return size, gained

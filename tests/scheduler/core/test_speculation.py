@@ -3,107 +3,123 @@
 from __future__ import annotations
 
 import json
-import random
+import os
+from array import array
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_kit import Kit, Outcome
+from engine_kit import Kit
+from speculation_kit import GRAMMAR, KINDS, Walk, assert_same, feed_all_drafts, guess, make_turns, run_turns
 from tiny_models import CONTEXT
 
-from scheduler.core.drafters import HistoryDrafter
+from cache.pages.session import Position, SessionCache
+from scheduler.core.constraint import Constraint
+from scheduler.core.drafters import Draft, HistoryDrafter
+from scheduler.core.engine_core import EngineCore
+from scheduler.core.launched_step import DraftedRows, LaunchedStep
+from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.speculator import Speculator
+from scheduler.core.turn import Turn
 from scheduler.protocol import Cancel, DraftSource
 from scheduler.sampling_params import Sampling, Stopping
 
-SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["alpha", "beta"]}}, "required": ["kind"]}
-GRAMMAR = json.dumps({"grammars": [{"json_schema": {**SCHEMA, "additionalProperties": False}}]})
 ONE_WORD = Sampling(temperature=0.0, logit_bias={65: 50.0})
-KINDS = ["llama", "gemma2", "gemma3", "gpt_oss", "qwen3", "deepseek_v3", "falcon", "longrope"]
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are fed whenever there are any, whatever they cost."""
-    monkeypatch.setattr(Speculator, "_worth", lambda self, draft, *_: (len(draft.ids), 1.0))
+    feed_all_drafts(monkeypatch)
 
 
-def turns_of(seed: int, count: int) -> list[dict[str, Any]]:
-    """Turns of all sorts. Few tokens are likely in most of them, so that something repeats."""
-    draw = random.Random(seed)
-    turns: list[dict[str, Any]] = []
-    for number in range(count):
-        part = [draw.randrange(5) + 65 for _ in range(draw.randrange(2, 9))]
-        prompt = (part * 6)[: draw.randrange(4, 40)]
-        sampled = draw.random() < 0.5
-        sampling = Sampling(
-            temperature=draw.choice([0.3, 1.0]) if sampled else 0.0,
-            top_k=draw.choice([0, 2, 3]),
-            top_p=draw.choice([1.0, 0.8]),
-            frequency_penalty=draw.choice([0.0, 0.0, 0.4]),
-            repetition_penalty=draw.choice([1.0, 1.0, 1.2]),
-            logit_bias=dict.fromkeys(range(65, 68), 12.0) if draw.random() < 0.6 else {},
-            bad_words=((66, 67),) if draw.random() < 0.1 else (),
-            seed=seed * 1000 + number,
-        )
-        stopping = Stopping(
-            max_tokens=draw.randrange(1, 25),
-            min_tokens=draw.choice([0, 3]),
-            stop=draw.choice([(), (), ("AAB",), ("C",)]),
-            stop_token_ids=draw.choice([(), (67,)]),
-            ignore_eos=draw.random() < 0.5,
-        )
-        turns.append(
-            {
-                "prompt": prompt,
-                "sampling": sampling,
-                "stopping": stopping,
-                "logprobs": draw.choice([None, 0, 2]),
-                "grammar": GRAMMAR if draw.random() < 0.2 else None,
-                "session": f"s{number}" if draw.random() < 0.3 else None,
-            }
-        )
-    return turns
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bytes(kind: str, eager: None) -> None:
+    walk = Walk(kind, seed=7)
+    walk.run(20)
+    drafted, accepted = sum(walk.drafted.values()), sum(walk.accepted.values())
+    assert drafted - 20 > accepted > 20
 
 
-def replies(kit: Kit, turns: list[dict[str, Any]], predictions: list[list[int]] | None = None) -> list[Outcome]:
-    """The outcomes of turns, several at once."""
-    sent = []
-    for number, turn in enumerate(turns):
-        more: dict[str, Any] = {} if predictions is None else {"prediction": predictions[number]}
-        sent.append(kit.send(**turn, **more))
-        for _ in range(number % 3):
-            kit.step()
-    kit.run()
-    return [kit.outcomes[turn] for turn in sent]
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bytes_of_many_turns(kind: str, eager: None) -> None:
+    walk = Walk(kind, seed=int(os.environ.get("SPECULATION_SEED", "1")))
+    walk.run(-(-int(os.environ.get("SPECULATION_TURNS", "500")) // len(KINDS)))
+    counts = {str(source): (walk.drafted[source], walk.accepted[source]) for source in walk.drafted}
+    print(f"{kind}: {walk.turns} turns, drafted and accepted: {counts}")
 
 
-def assert_same(ours: list[Outcome], theirs: list[Outcome]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        assert (one.tokens, one.text, one.finish_reason) == (other.tokens, other.text, other.finish_reason)
-        assert [delta.stop for delta in one.deltas if delta.tokens] == [d.stop for d in other.deltas if d.tokens]
-        mine, yours = ([entry for delta in out.deltas for entry in delta.logprobs] for out in (one, other))
-        for entry, same in zip(mine, yours, strict=True):
-            assert entry.token_id == same.token_id
-            assert entry.logprob == pytest.approx(same.logprob, abs=1e-5)
-            assert [top[0] for top in entry.top] == [top[0] for top in same.top]
+def _accept_one_too_many(patch: pytest.MonkeyPatch) -> None:
+    agrees = DraftedRows.agrees
+
+    def wrong(rows: DraftedRows) -> bool:
+        turn = rows.turn
+        if not rows.accepted and len(rows.draft.ids) > 1 and turn.finish_reason is None and turn.session is not None:
+            turn.ids[-1] = turn.session.token_ids[-1] = rows.draft.ids[0]  # as if the draft were what was drawn
+        return agrees(rows)
+
+    patch.setattr(DraftedRows, "agrees", wrong)
 
 
-def guesses(outcomes: list[Outcome], seed: int) -> list[list[int]]:
-    """The replies with a wrong token here and there, for predictions."""
-    draw = random.Random(seed)
-    return [[t if draw.random() < 0.85 else 70 for t in out.tokens] for out in outcomes]
+def _keep_the_state(patch: pytest.MonkeyPatch) -> None:
+    undraft = SessionCache.undraft
+
+    def wrong(session: SessionCache, before: Position, length: int) -> Position:
+        return undraft(session, before._replace(state=session.state), length)
+
+    patch.setattr(SessionCache, "undraft", wrong)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_same_bytes(name: str, eager: None) -> None:
-    turns = turns_of(KINDS.index(name), 9)
-    plain = replies(Kit(name), turns)
-    kit = Kit(name, speculates=True)
-    assert_same(replies(kit, turns, guesses(plain, 1)), plain)
-    assert sum(kit.speculator.accepted.values()) > 10
-    assert kit.speculator.drafted[DraftSource.PREDICTION] > kit.speculator.accepted[DraftSource.PREDICTION] > 0
-    again = [{**turn, "prompt": turn["prompt"] + out.tokens + [65]} for turn, out in zip(turns, plain, strict=True)]
-    assert_same(replies(kit, again), replies(Kit(name), again))  # on what the first ones have left
+def _leave_the_grammar(patch: pytest.MonkeyPatch) -> None:
+    verify, accept, within = EngineCore._verify, Constraint.accept, [False]
+
+    def verifying(core: EngineCore, step: LaunchedStep) -> None:
+        within[0] = True
+        verify(core, step)
+        within[0] = False
+
+    patch.setattr(EngineCore, "_verify", verifying)
+    patch.setattr(Constraint, "accept", lambda self, token: False if within[0] else accept(self, token))
+
+
+def _read_all_tenants(patch: pytest.MonkeyPatch) -> None:
+    add, find = SessionsIndex.add, SessionsIndex.find
+    patch.setattr(SessionsIndex, "add", lambda self, scope, session: add(self, "", session))
+    patch.setattr(SessionsIndex, "find", lambda self, scope, ids, own: find(self, "", ids, own))
+
+
+def _count_what_was_rejected(patch: pytest.MonkeyPatch) -> None:
+    learn = Speculator.learn
+
+    def wrong(self: Speculator, turn: Turn, draft: Draft, accepted: int) -> None:
+        counts = turn.token_counts
+        if counts is not None:
+            known = counts._known
+            counts.read(turn.ids[turn.prompt_length :][:known] + array("i", draft.ids[accepted:]))
+            counts._known = known
+        learn(self, turn, draft, accepted)
+
+    patch.setattr(Speculator, "learn", wrong)
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [
+        (_accept_one_too_many, "llama"),
+        (_keep_the_state, "jamba"),
+        (_keep_the_state, "bloom"),
+        (_leave_the_grammar, "llama"),
+        (_read_all_tenants, "llama"),
+        (_count_what_was_rejected, "llama"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], kind: str, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        Walk(kind, seed=3).run(150)
 
 
 def test_sources_of_drafts(eager: None) -> None:
@@ -184,10 +200,10 @@ def test_a_cancelled_turn_leaves_what_it_has_said(eager: None) -> None:
 
 
 def test_overlapping_steps_say_the_same(eager: None) -> None:
-    turns = turns_of(5, 16)
-    plain = replies(Kit(overlaps=True), turns)
+    turns = make_turns(5, 16)
+    plain = run_turns(Kit(overlaps=True), turns)
     kit = Kit(overlaps=True, speculates=True)
-    assert_same(replies(kit, turns, guesses(plain, 2)), plain)
+    assert_same(run_turns(kit, turns, guess(plain, 2)), plain)
     assert sum(kit.speculator.accepted.values()) > 20
 
 
@@ -195,5 +211,5 @@ def test_drafting_stops_where_nothing_is_accepted() -> None:
     kit = Kit(speculates=True)
     wrong = [[90] * 40] * 6
     turns: list[dict[str, Any]] = [{"prompt": [65, 70, number], "count": 40} for number in range(6)]
-    replies(kit, turns, wrong)
+    run_turns(kit, turns, wrong)
     assert kit.speculator.drafted[DraftSource.PREDICTION] < 80

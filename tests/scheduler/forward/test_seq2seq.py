@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import make_tokenizer
-from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
+from tiny_models import TWO_PARTS, make_model, make_tokenizer
 
 from scheduler.core.engine_core import EngineCore
 from scheduler.engine_config import EngineConfig
@@ -18,35 +17,7 @@ from scheduler.process import build
 from scheduler.protocol import Submit, pack_ids
 from scheduler.sampling_params import Sampling, Stopping
 
-ENDS: dict[str, Any] = {"eos_token_id": 258, "pad_token_id": 256, "decoder_start_token_id": 256}
-CONFIGS = {
-    "t5": T5Config(vocab_size=259, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, **ENDS),
-    "bart": BartConfig(
-        vocab_size=259,
-        d_model=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=96,
-        decoder_ffn_dim=96,
-        max_position_embeddings=64,
-        bos_token_id=257,
-        forced_eos_token_id=None,
-        **ENDS,
-    ),
-}
 CONFIG = EngineConfig(address="", model="", kv_memory=1 << 20, max_step_tokens=16)
-
-
-def model_of(name: str) -> Any:
-    torch.manual_seed(0)
-    model = AutoModelForSeq2SeqLM.from_config(CONFIGS[name], dtype=torch.float32).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim >= 2:
-                weight.normal_(0, 2 / weight.shape[-1] ** 0.5)
-    return model
 
 
 def greedy(model: Any, source: list[int], count: int) -> list[int]:
@@ -73,9 +44,9 @@ def run(engine: EngineCore) -> dict[str, list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", TWO_PARTS)
 def test_interleaved_requests(name: str) -> None:
-    model = model_of(name)
+    model = make_model(name)
     engine, facts = build(CONFIG, prepare(model, make_tokenizer()))
     assert facts.encoder_decoder
     rng = random.Random(1)
@@ -95,7 +66,7 @@ def test_interleaved_requests(name: str) -> None:
 
 
 def test_prompt_and_reply_have_a_context_each() -> None:
-    model = model_of("bart")
+    model = make_model("bart")
     engine, facts = build(CONFIG, prepare(model, make_tokenizer()))
     assert facts.max_context == 64
     assert submit(engine, "a", [5] * 60, 60) is None
@@ -106,16 +77,16 @@ def test_prompt_and_reply_have_a_context_each() -> None:
 
 
 def test_a_saved_encoder_decoder_is_loaded_as_one(tmp_path: Path) -> None:
-    model_of("bart").save_pretrained(tmp_path)
+    make_model("bart").save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     loaded = load(EngineConfig(address="", model=str(tmp_path)), lambda _: None)
     assert loaded.model.config.is_encoder_decoder
     assert loaded.start == (256,)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", TWO_PARTS)
 def test_a_grammar_is_obeyed(name: str) -> None:
-    engine, _ = build(CONFIG, prepare(model_of(name), make_tokenizer()))
+    engine, _ = build(CONFIG, prepare(make_model(name), make_tokenizer()))
     source, grammar = pack_ids([70, 71, 72]), "start: /[a-c]{5}[x-z]/"
     assert engine.submit(Submit("t", "a", source, None, Sampling(seed=3), grammar=grammar)) is None
     text = ""
