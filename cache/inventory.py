@@ -10,7 +10,8 @@ from cache.tier import Tier, TierHolding, TierStats
 def tier_stats(store: SessionStore) -> dict[Tier, TierStats]:
     """The statistics of every tier, nearest first."""
     stats = {
-        tier: TierStats(memory.used, memory.slots, store.evictions[tier]) for tier, memory in store.pool.tiers.items()
+        tier: TierStats(memory.used, memory.slots, store.residency.evictions[tier])
+        for tier, memory in store.pool.tiers.items()
     }
     return stats if store.archive is None else stats | store.archive.stats()
 

@@ -5,24 +5,17 @@ evicted in the order of what they are worth keeping.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, islice
 from typing import Any
 
 from cache.pages import state as states
-from cache.pages.eviction import TenantShares, eviction_order
-from cache.pages.pool import Page, PagePool
+from cache.pages.pool import PagePool
 from cache.pages.prefix import PrefixIndexes
 from cache.pages.retention import Retention, Stop
 from cache.pages.session import SessionCache
 from cache.pages.session_memory import Acquired
+from cache.residency import Residency
 from cache.segments.chain import Owner
-from cache.tier import Tier
 from cache.tiers.archive import Archive
-
-_NEARLY_FULL = 16  # a device with less than one in so many pages free
-_DEMOTE_EVERY = 0.25  # seconds between two sessions that are demoted ahead of need
 
 
 class SessionRunning(Exception):
@@ -32,13 +25,8 @@ class SessionRunning(Exception):
 class SessionStore:
     """The session caches of all sessions, over one page pool.
 
-    A session is *running* (a turn owns it), *warm* (idle, KV on the device), *hosted* (idle, KV in host memory) or
-    gone. Eviction moves a warm session to the host, and drops a hosted session if the host is full: the one that is
-    worth least, see ``Retention``. It is never an error: dropped KV is loaded from the ``archive``, if there is one,
-    or computed again.
-
-    A page leaves the device only when no warm session holds it, so pages that sessions share are moved once, with their
-    last warm holder.
+    ``residency`` says in which memory a session is, and evicts idle ones. It is never an error: dropped KV is loaded
+    from the ``archive``, if there is one, or computed again.
     """
 
     def __init__(
@@ -55,24 +43,17 @@ class SessionStore:
         """
         self.pool = pool
         self.retention = retention or Retention()
+        self.residency = Residency(pool, self.retention, state_budget, share, self.discard)
         self.archive: Archive | None = None
-        self._shares = TenantShares(share, pool.device.slots)  # warm sessions' pages, shared ones counted for each
         self.stateful = state_budget is not None
         self.skeleton: Any = None  # any state of this model, to restore others by
-        self._state_budget = state_budget or 0
-        self._state_bytes: dict[SessionCache, int] = {}  # of idle sessions
-        self._state_total = 0
         self.threshold = threshold
-        self.evictions: Counter[Tier] = Counter()  # by the tier that sessions had to leave
-        self._warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
-        self._hosted: OrderedDict[SessionCache, None] = OrderedDict()
-        self._running: set[SessionCache] = set()
-        self._demote_at = 0.0  # of the retention's clock
         self._named: dict[tuple[str, str], SessionCache] = {}
         self._index: PrefixIndexes[SessionCache] = PrefixIndexes()
 
-    def __len__(self) -> int:
-        return len(self._warm) + len(self._hosted) + len(self._running)
+    def attach(self, archive: Archive | None) -> None:
+        """Use the tiers below memory, if there are any."""
+        self.archive = self.residency.archive = archive
 
     def busy(self, tenant: str, name: str) -> bool:
         """Whether a turn of the named session is running."""
@@ -82,10 +63,6 @@ class SessionStore:
     def find(self, tenant: str, name: str) -> SessionCache | None:
         """The named session in device or host memory, if there is one."""
         return self._named.get((tenant, name))
-
-    def holds(self, session: SessionCache) -> bool:
-        """Whether this session is in device or host memory."""
-        return session in self._running or session in self._warm or session in self._hosted
 
     def match(self, tenant: str, prompt: array[int], name: str | None = None) -> int:
         """How many tokens of ``prompt`` could be reused from memory now, at most all but one: from the named session or
@@ -144,11 +121,11 @@ class SessionStore:
         session, reused = self._best(tenant, named, prompt, long, side) if reuse else (self._new(tenant, long), 0)
         if parent is not None and (kept := self.find(tenant, parent)) is not None and kept is not session:
             session.spared += (kept,)
-        known = session in self._warm or session in self._hosted
-        self._start(session)
+        known = session in self.residency
+        self.residency.start(session)
         self._cut(session, reused)
         off_device = self.pool.off_device(session.pages)
-        if not self._make_room(len(off_device) + self._missing(session, len(prompt)), session.spared):
+        if not self.residency.make_room(len(off_device) + self._missing(session, len(prompt)), session.spared):
             session.spared = ()
             self._keep(session) if known else self.discard(session)
             return None
@@ -174,7 +151,7 @@ class SessionStore:
         missing = self._missing(session, length)
         if missing <= 0:
             return True
-        if not self._make_room(missing, session.spared):
+        if not self.residency.make_room(missing, session.spared):
             return False
         if self._shares_next(session):
             at = session.length // self.pool.page_size
@@ -182,7 +159,7 @@ class SessionStore:
             missing -= 1
         session.pages.extend(self.pool.alloc() for _ in range(missing))
         session.moved()
-        self._count(session)
+        self.residency.count(session)
         return True
 
     def invalidate(self, session: SessionCache) -> None:
@@ -220,19 +197,10 @@ class SessionStore:
 
     def discard(self, session: SessionCache) -> None:
         """Drop a session, idle or running, and its KV."""
-        self._running.discard(session)
-        self._warm.pop(session, None)
-        self._hosted.pop(session, None)
-        self._state_total -= self._state_bytes.pop(session, 0)
-        if self.archive is not None:
-            self.archive.write_behind.unschedule(session)
         self._index.remove(session.tenant, session.long, session)
         if session.name is not None and self._named.get((session.tenant, session.name)) is session:
             del self._named[session.tenant, session.name]
-        self.pool.drop(session.pages, warm=session.warm)
-        session.pages = []
-        session.running = session.warm = False
-        self._count(session)
+        self.residency.remove(session)
 
     def name(self, session: SessionCache, name: str) -> None:
         """Give an anonymous session a name, unless that is taken."""
@@ -277,10 +245,10 @@ class SessionStore:
         self.retention.announce(session.stop)
         off_device = self.pool.off_device(session.pages)
         if off_device:
-            if len(off_device) > self.spare_pages(session.tenant):
+            if len(off_device) > self.residency.spare_pages(session.tenant):
                 return False
-            self._start(session)
-            roomy = self._make_room(len(off_device))
+            self.residency.start(session)
+            roomy = self.residency.make_room(len(off_device))
             if roomy:
                 self.pool.promote(off_device)
                 session.moved()
@@ -289,72 +257,6 @@ class SessionStore:
             self._keep(session)
             return roomy
         return True
-
-    def spare_pages(self, tenant: str) -> int:
-        """Device pages that are free, or held by idle sessions that are worth less than an announced one of
-        ``tenant``.
-        """
-        now = self.retention.clock()
-        least = self.retention.rate(self.retention.expect(tenant), now)
-        spare = (len(session.pages) for session in self._warm if self.retention.rate(session.stop, now) < least)
-        return self.pool.device.free + sum(spare)
-
-    def demote_late(self) -> None:
-        """While the device is nearly full and the host is not, move one session to the host that is likely to pause for
-        longer: turns then find room without waiting for the copy.
-        """
-        device, host = self.pool.device, self.pool.host
-        if not host.free or device.free * _NEARLY_FULL > device.slots or self.pool.stranded:
-            return
-        now = self.retention.clock()
-        if now < self._demote_at:
-            return
-        self._demote_at = now + _DEMOTE_EVERY
-        session = next(iter(self._eviction_order(self._warm)), None)
-        if session is None or not self.retention.is_late(session.stop, now) or len(session.pages) > host.free:
-            return
-        self._demote(session)
-        self._offload_stranded()
-
-    def trim(self) -> None:
-        """Evict sessions until the states of idle sessions fit their budget, in the order of eviction; the newest only
-        if it is the only one.
-        """
-        while self._state_total > self._state_budget:
-            others = len(self._hosted) + len(self._warm) - 1  # a turn may be about to go on from the newest
-            idle = islice(chain(self._hosted, self._warm), max(1, others))
-            session = next(iter(self._eviction_order(idle)), None)
-            if session is None:
-                break  # until writes are done
-            self.evictions[Tier.DEVICE] += 1
-            self._lose(session)
-
-    def check_integrity(self) -> None:
-        """Assert the invariants that hold between steps: references, tiers and budgets are consistent."""
-        holders: defaultdict[Page, list[SessionCache]] = defaultdict(list)
-        writing = self.archive.held if self.archive is not None else Counter()
-        for page in writing:
-            holders[page] = []
-        for session in (*self._warm, *self._hosted, *self._running):
-            assert session.length <= len(session.token_ids)
-            assert len(session.pages) * self.pool.page_size >= session.length
-            assert session.running == (session in self._running)
-            assert session.warm == (session not in self._hosted)
-            assert session.counted == len(session.pages) * session.warm
-            for page in session.pages:
-                holders[page].append(session)
-        for page, sessions in holders.items():
-            assert page.refs == len(sessions) + writing[page], (page.refs, sessions)
-            assert page.warm == sum(session.warm for session in sessions) + writing[page]
-            assert page.tier is self.pool.device or not page.warm
-            assert (page in self.pool.stranded) == (page.tier is self.pool.device and not page.warm)
-        assert self._shares.held.total() == sum(len(session.pages) for session in (*self._warm, *self._running))
-        assert self._state_total == sum(self._state_bytes.values())
-        if self.archive is not None:
-            self.archive.check_integrity()
-        for tier in (self.pool.device, self.pool.host):
-            slots = [page.slot for page in holders if page.tier is tier]
-            assert len(slots) == len(set(slots)) == tier.used, (len(slots), tier.used)
 
     # -- choosing ---------------------------------------------------------------------------------------------------
 
@@ -402,8 +304,8 @@ class SessionStore:
             branch.stop = trunk.stop
         elif trunk.stop is not None:
             self.retention.refresh(trunk.stop)
-        if trunk in self._warm:
-            self._warm.move_to_end(trunk)
+        if trunk in self.residency.warm:
+            self.residency.warm.move_to_end(trunk)
         return branch
 
     def _new(self, tenant: str, long: bool) -> SessionCache:
@@ -411,41 +313,17 @@ class SessionStore:
         session.long = long
         return session
 
-    # -- moving -----------------------------------------------------------------------------------------------------
-
-    def _start(self, session: SessionCache) -> None:
-        """Idle or new -> running: it is not evicted from now on."""
-        self._warm.pop(session, None)
-        self._hosted.pop(session, None)
-        self._state_total -= self._state_bytes.pop(session, 0)
-        if self.archive is not None:
-            self.archive.write_behind.unschedule(session)
-        if not session.warm:
-            self.pool.hold_warm(session.pages)
-        session.running = session.warm = True
-        self._running.add(session)
-        self._count(session)
+    # -- changing ---------------------------------------------------------------------------------------------------
 
     def _keep(self, session: SessionCache) -> None:
-        """Running -> idle. A session without KV is dropped; one with pages on the host goes back to the host."""
+        """Running -> idle. A session without KV is dropped."""
         if not session.length:
             self.discard(session)
             return
-        self._running.discard(session)
-        session.running = False
         if self.archive is not None:
             session.checkpoint()
-            self.archive.write_behind.schedule(session)
         self._index.put(session.tenant, session.long, session)
-        if self.pool.off_device(session.pages):
-            self._move_to_host(session)
-        else:
-            self._warm[session] = None
-        if self.stateful:
-            self._state_bytes[session] = session.state_bytes
-            self._state_total += self._state_bytes[session]
-            if self.archive is None:
-                self.trim()
+        self.residency.keep(session)
 
     def _cut(self, session: SessionCache, length: int) -> None:
         """Rewind a running session to ``length`` tokens; pages behind it are dropped."""
@@ -455,7 +333,7 @@ class SessionStore:
             self.pool.drop(session.pages[keep:], warm=True)
             del session.pages[keep:]
             session.moved()
-            self._count(session)
+            self.residency.count(session)
 
     def _missing(self, session: SessionCache, length: int) -> int:
         """How many device slots ``session`` needs to grow to ``length`` tokens."""
@@ -466,99 +344,3 @@ class SessionStore:
         """Whether the page that the next token is written to is held by others too."""
         page, offset = divmod(session.length, self.pool.page_size)
         return offset > 0 and session.pages[page].refs > 1
-
-    def _make_room(self, pages: int, spared: Collection[SessionCache] = ()) -> bool:
-        """Free ``pages`` device slots, evicting idle sessions as needed, those that are ``spared`` only if no other
-        turn runs. False, with nobody evicted, if that cannot be enough.
-        """
-        device = self.pool.device
-        if device.free >= pages:
-            return True
-        most = sum(len(session.pages) for session in self._running)  # counts shared pages more than once, and is quick
-        most += self.archive.write_behind.holds if self.archive is not None else 0
-        if pages > device.slots - most and pages > device.slots - self._held():
-            return False
-        order: Iterator[SessionCache] = iter(())
-        while device.free < pages:
-            if not self.pool.stranded:
-                session = None if self._shares.over else next(order, None)
-                if session is None:
-                    order = iter(self._eviction_order(self._warm, spared))
-                    session = next(order, None)
-                if session is None or (session in spared and len(self._running) > 1):
-                    return False  # until writes are done, or a turn ends
-                self._demote(session)
-            self._offload_stranded()
-        return True
-
-    def _demote(self, session: SessionCache) -> None:
-        """Evict a warm session from the device."""
-        del self._warm[session]
-        self.evictions[Tier.DEVICE] += 1
-        self.retention.count_eviction(session.stop)
-        self._move_to_host(session)
-
-    def _eviction_order(
-        self, idle: Iterable[SessionCache], spared: Collection[SessionCache] = ()
-    ) -> list[SessionCache]:
-        """The sessions of ``idle`` to evict next; while writes make progress, none that is scheduled for writing."""
-        write_behind = self.archive.write_behind if self.archive is not None else None
-        if write_behind is not None and write_behind.working:
-            idle = (session for session in idle if not write_behind.is_scheduled(session))
-        rate, now = self.retention.rate, self.retention.clock()
-        return eviction_order(idle, self._shares.over, lambda session: rate(session.stop, now), spared)
-
-    def _lose(self, session: SessionCache) -> None:
-        """Drop an idle session that is evicted."""
-        if session.stop is not None and not session.saved_length:
-            self.retention.lose(session.stop)
-        self.discard(session)
-
-    def _count(self, session: SessionCache) -> None:
-        """Update the tenant's share after the pages of ``session`` have changed, or it is no longer warm."""
-        pages = len(session.pages) if session.warm else 0
-        self._shares.add(session.tenant, pages - session.counted)
-        session.counted = pages
-
-    def _held(self) -> int:
-        """Device slots that running sessions hold, shared ones counted once."""
-        held = {page for session in self._running for page in session.pages if page.tier is self.pool.device}
-        return len(held | set(self.archive.held) if self.archive is not None else held)
-
-    def _move_to_host(self, session: SessionCache) -> None:
-        """Warm -> hosted; its pages move later, see ``_offload_stranded``."""
-        self.pool.release_warm(session.pages)
-        session.move(self.pool.host.device)
-        session.warm = False
-        self._hosted[session] = None
-        self._count(session)
-
-    def _offload_stranded(self) -> None:
-        """Take stranded pages off the device: move them to the host, where hosted sessions are dropped as needed, least
-        recently used first.
-        """
-        host, stranded = self.pool.host, self.pool.stranded
-        order: Iterator[SessionCache] = iter(())
-        while len(stranded) > host.free:
-            newest = len(stranded) > host.slots  # it would not fit an empty host: spare the others
-            session = next(reversed(self._hosted)) if newest else next(order, None)
-            if session is None:
-                order = iter(self._host_order())
-                session = next(order)
-            self._lose(session)
-            self.evictions[Tier.HOST] += host.slots > 0
-        self.pool.demote()
-
-    def _host_order(self) -> list[SessionCache]:
-        """The hosted sessions to drop next: those whose return is least likely, weighted with what a token of it costs
-        to restore.
-        """
-        rate, now = self.retention.rate, self.retention.clock()
-        rates = self.archive.restore_rates if self.archive is not None else None
-        token_bytes = self.pool.device.token_bytes
-
-        def worth(session: SessionCache) -> float:
-            stored = session.saved_length / session.length if session.length else 0.0
-            return rate(session.stop, now) * (rates.seconds_per_token(token_bytes, stored) if rates else 1.0)
-
-        return eviction_order(self._hosted, (), worth)

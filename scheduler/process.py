@@ -112,7 +112,7 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
     store.skeleton = loaded.verdict.skeleton
     identity = fingerprint(loaded)
     if loaded.verdict.mode.caches:
-        store.archive = build_archive(config, store, identity)
+        store.attach(build_archive(config, store, identity))
     pool = store.pool
     # One page is kept for copy-on-write, so that the longest turn can always run alone.
     room = (pool.device.slots - 1) * PAGE_SIZE
@@ -139,7 +139,7 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
     grammars.prepare()
     speculator = None
     if config.speculate != "off":
-        speculator = Speculator(SessionsIndex(store.holds), context, store.stateful)
+        speculator = Speculator(SessionsIndex(store.residency.__contains__), context, store.stateful)
     engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars, speculator)
     facts = ModelFacts(
         architecture=type(loaded.model).__name__,

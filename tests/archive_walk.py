@@ -286,7 +286,7 @@ class Walk:
 
     def _lose(self) -> None:
         """Memory forgets what is idle."""
-        for session in [*self.kit.store._warm, *self.kit.store._hosted]:
+        for session in [*self.kit.store.residency.warm, *self.kit.store.residency.hosted]:
             self.kit.store.discard(session)
         self._advance()
 

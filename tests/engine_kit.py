@@ -155,8 +155,9 @@ class Kit:
             lower = [] if nearer is None else [nearer(self.fingerprint)]
             if remote is not None:
                 lower.append(RemoteTier(remote, self.fingerprint, remote_space))
-            self.store.archive = Archive(self.store, disk, codec, lower)
-            self.store.archive.restore_rates = Eager()
+            archive = Archive(self.store, disk, codec, lower)
+            archive.restore_rates = Eager()
+            self.store.attach(archive)
         self.scheduler = Scheduler(
             self.store,
             max_running=max_running,
@@ -170,7 +171,7 @@ class Kit:
         runner = OverlappingRunner if overlaps else ModelRunner
         self.runner = runner(self.mode, self.pool.device, self.rope)
         self.grammars = byte_grammars()
-        self.speculator = Speculator(SessionsIndex(self.store.holds), limits.context, self.store.stateful)
+        self.speculator = Speculator(SessionsIndex(self.store.residency.__contains__), limits.context, self.store.stateful)
         drafts = self.speculator if speculates else None
         self.engine = EngineCore(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars, drafts)
         self.refused: dict[str, Refused] = {}

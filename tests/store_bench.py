@@ -73,11 +73,11 @@ class Bench:
         return acquired.session
 
     def sessions(self) -> list[SessionCache]:
-        return [*self.store._warm, *self.store._hosted, *self.store._running]
+        return list(self.store.residency)
 
     def check(self) -> None:
         """Invariants, and every mark of every session."""
-        self.store.check_integrity()
+        self.store.residency.check_integrity()
         for session in self.sessions():
             wanted = torch.tensor(marks(session.cached), dtype=torch.float64)
             for layer in (0, 2):
@@ -98,4 +98,4 @@ class Bench:
         assert not self.pool.stranded
         assert not self.store._named
         assert not self.store._index
-        assert len(self.store) == 0
+        assert len(self.store.residency) == 0

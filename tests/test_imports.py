@@ -148,7 +148,7 @@ def test_a_script_may_ask_whether_it_is_one() -> None:
 
 
 ORDER = {  # sub-packages and single modules from the ground up: each may import those before it, and its own
-    "cache": "errors tier files compiler memory segments pages attention tiers store inventory",
+    "cache": "errors tier files compiler memory segments pages attention tiers residency store inventory",
     "scheduler": "sampling_params model_facts engine_config tokenizer_parts protocol logs cgroups extras model_names "
     "meta_kernels cores checkup import_savings weights accel.cpu accel.gpu forward parallel model core process "
     "follower __main__",

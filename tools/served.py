@@ -126,11 +126,11 @@ class Served:
 
     def forget(self) -> None:
         store = self.engine.scheduler.store
-        for session in [*store._warm, *store._hosted]:
+        for session in [*store.residency.warm, *store.residency.hosted]:
             store.discard(session)
 
     def cool(self) -> None:
         """Send all idle sessions to the host, as a turn that needs all pages does."""
         store = self.engine.scheduler.store
-        store._make_room(store.pool.device.slots)
+        store.residency.make_room(store.pool.device.slots)
         synchronize(self.device)

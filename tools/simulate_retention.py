@@ -160,7 +160,7 @@ class Simulation:
 
     def _admit(self) -> None:
         """Admit turns in their order, as long as there is room."""
-        self._store.demote_late()
+        self._store.residency.demote_late()
         while self._waiting and self._start(*self._waiting[0]):
             self._waiting.popleft()
 

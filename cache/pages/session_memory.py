@@ -22,6 +22,12 @@ class Acquired(NamedTuple):
     restored: int
 
 
+class StateBudget(Protocol):
+    """Keeps the states of idle sessions within their budget; see ``cache.residency.Residency``."""
+
+    def trim(self) -> None: ...
+
+
 class SessionMemory(Protocol):
     """The session caches in device and host memory; ``cache.store.SessionStore`` documents the methods.
 
@@ -32,6 +38,9 @@ class SessionMemory(Protocol):
     pool: PagePool
     stateful: bool
     skeleton: Any
+
+    @property
+    def residency(self) -> StateBudget: ...
 
     def find(self, tenant: str, name: str) -> SessionCache | None: ...
 
@@ -55,7 +64,5 @@ class SessionMemory(Protocol):
     def release(self, session: SessionCache, stop: Stop | None = None) -> None: ...
 
     def discard(self, session: SessionCache) -> None: ...
-
-    def trim(self) -> None: ...
 
     def is_long(self, length: int) -> bool: ...

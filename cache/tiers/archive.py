@@ -111,7 +111,7 @@ class Archive:
         self.write_behind.set_idle(idle)
         self.write_behind.begin_writes()
         self.write_behind.check_room()
-        self._store.trim()
+        self._store.residency.trim()
         self.session_remover.poll()
         self.remover.begin()
 

@@ -260,7 +260,7 @@ class EngineCore:
             pid=self._pid,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            sessions=len(scheduler.store),
+            sessions=len(scheduler.store.residency),
             tiers=tier_stats(scheduler.store),
             prompt_tokens=self._prompt,
             cached_tokens=self._cached,
@@ -279,7 +279,7 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Assert every invariant that can be checked between steps."""
         self.scheduler.check_integrity()
-        self.scheduler.store.check_integrity()
+        self.scheduler.store.residency.check_integrity()
 
     def _refuse_grammar(self, turn: Turn, error: BaseException) -> None:
         """Refuse a turn whose grammar cannot be compiled, or allows no continuation; also after its first tokens."""

@@ -93,7 +93,7 @@ class Prefetcher:
             return True
         if not announcement.loading:
             lacking = len(ids) - store.match(tenant, ids, request.session)
-            if lacking > 1 and -(-lacking // store.pool.page_size) > store.spare_pages(tenant):
+            if lacking > 1 and -(-lacking // store.pool.page_size) > store.residency.spare_pages(tenant):
                 return False
         fetch = store.archive.fetch(tenant, request.session, ids)
         if fetch is None or fetch.done:

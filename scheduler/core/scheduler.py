@@ -83,7 +83,7 @@ class Scheduler:
         if self.store.archive is not None:
             self.store.archive.poll(idle=not len(self))
         self.prefetcher.poll()
-        self.store.demote_late()
+        self.store.residency.demote_late()
         plan: dict[Turn, int] = {}
         budget = self._max_step_tokens
         for turn in self.running[:] if self.store.threshold is not None else ():

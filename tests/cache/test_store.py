@@ -80,7 +80,7 @@ def test_random_histories(seed: int, device: int, host: int) -> None:
         bench.check()
         assert all(session.running for session in running)
     if device < 200:
-        assert bench.store.evictions[Tier.DEVICE] > 0
+        assert bench.store.residency.evictions[Tier.DEVICE] > 0
         assert refused > 0
     bench.empty()
 
@@ -95,7 +95,7 @@ def test_an_anonymous_session_that_is_a_prefix_is_continued() -> None:
     assert acquired is not None
     assert acquired.session is first
     assert acquired.reused == 10
-    assert len(bench.store) == 1
+    assert len(bench.store.residency) == 1
 
 
 def test_an_anonymous_session_that_differs_later_is_forked_and_stays() -> None:
@@ -194,7 +194,7 @@ def test_a_named_session_is_brought_in_line_with_an_edited_history() -> None:
     assert acquired is not None
     assert acquired.session is named
     assert acquired.reused == 5
-    assert len(bench.store) == 1
+    assert len(bench.store.residency) == 1
 
 
 def test_a_named_session_is_not_continued_by_a_stranger() -> None:

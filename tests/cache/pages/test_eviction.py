@@ -19,7 +19,7 @@ def test_the_least_recently_used_session_goes_first() -> None:
     assert set(bench.sessions()) > {sessions[0], sessions[2], sessions[3]}
     bench.turn([600, 601])
     assert sessions[2] not in bench.sessions()
-    assert bench.store.evictions[Tier.DEVICE] == 2
+    assert bench.store.residency.evictions[Tier.DEVICE] == 2
 
 
 def test_being_a_trunk_counts_as_use() -> None:
@@ -43,7 +43,7 @@ def test_running_sessions_are_never_evicted() -> None:
     assert bench.acquire([7]) is None
     assert not bench.store.reserve(first.session, 17)
     assert first.session.length == 16
-    assert bench.store.evictions[Tier.DEVICE] == 0
+    assert bench.store.residency.evictions[Tier.DEVICE] == 0
     bench.feed(second.session, 16)
     bench.store.release(second.session)
     assert bench.store.reserve(first.session, 17)
@@ -58,14 +58,14 @@ def test_a_refusal_evicts_nobody() -> None:
     assert bench.acquire(list(range(200, 220))) is None
     assert idle in bench.sessions()
     assert list(idle.cached) == list(range(8))
-    assert bench.store.evictions[Tier.DEVICE] == 0
+    assert bench.store.residency.evictions[Tier.DEVICE] == 0
 
 
 def test_a_session_goes_to_the_host_and_comes_back_with_a_receipt() -> None:
     bench = Bench(6, host=6)
     session = bench.turn(list(range(16)))
     bench.turn(list(range(100, 116)))
-    assert session in bench.store._hosted
+    assert session in bench.store.residency.hosted
     assert bench.pool.host.used == 4
     acquired = bench.acquire(list(range(18)))
     assert acquired is not None
@@ -78,8 +78,8 @@ def test_only_what_lies_on_the_host_is_restored() -> None:
     branch = bench.turn([*range(8), *range(50, 58)])
     bench.turn([*range(8), *range(50, 58), 1])  # the branch is the most recent
     bench.turn(list(range(100, 120)))
-    assert trunk in bench.store._hosted
-    assert branch in bench.store._warm
+    assert trunk in bench.store.residency.hosted
+    assert branch in bench.store.residency.warm
     acquired = bench.acquire(list(range(18)))
     assert acquired is not None
     assert (acquired.reused, acquired.restored) == (16, 8)
@@ -88,8 +88,8 @@ def test_only_what_lies_on_the_host_is_restored() -> None:
 def test_a_full_host_drops_its_least_recently_used() -> None:
     bench = Bench(4, host=8)
     sessions = [bench.turn([100 * i + j for j in range(16)]) for i in range(4)]
-    assert list(bench.store._hosted) == sessions[1:3]
-    assert list(bench.store._warm) == sessions[3:]
+    assert list(bench.store.residency.hosted) == sessions[1:3]
+    assert list(bench.store.residency.warm) == sessions[3:]
     assert bench.store.match("a", array("i", range(16))) == 0
 
 
@@ -98,7 +98,7 @@ def test_a_session_bigger_than_the_host_is_dropped_and_others_are_spared() -> No
     small = bench.turn(list(range(8)))
     large = bench.turn(list(range(100, 124)))
     bench.turn(list(range(200, 208)))  # the small one goes to the host
-    assert small in bench.store._hosted
+    assert small in bench.store.residency.hosted
     bench.turn(list(range(300, 332)))  # everybody has to go
     assert large not in bench.sessions()
     assert bench.store.match("a", array("i", range(9))) in (0, 8)
@@ -125,10 +125,10 @@ def test_a_shared_trunk_leaves_the_device_with_its_last_warm_holder() -> None:
     branch = bench.turn([*range(12), 60])
     trunk = branch.pages[0]
     bench.turn(list(range(100, 120)))  # pushes out the first, not the branch
-    assert branch in bench.store._warm
+    assert branch in bench.store.residency.warm
     assert trunk.tier is bench.pool.device
     bench.turn(list(range(200, 232)))
-    assert branch in bench.store._hosted
+    assert branch in bench.store.residency.hosted
     assert trunk.tier is bench.pool.host
     assert trunk.refs == 2
 

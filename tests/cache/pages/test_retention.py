@@ -212,21 +212,21 @@ def test_the_host_drops_what_is_worth_least() -> None:
     desk.turn(numbered(5))
     assert desk.has(calls)
     assert sum(desk.has(session) for session in (answers, third, fourth)) == 2
-    assert desk.store.evictions[Tier.HOST] == 1
+    assert desk.store.residency.evictions[Tier.HOST] == 1
 
 
 def test_what_is_late_goes_to_the_host_before_room_is_needed() -> None:
     desk = Desk(4, host=8)
     calls = desk.turn(numbered(1), tools=("ls",))
     answers = desk.turn(numbered(2))
-    desk.store.demote_late()
+    desk.store.residency.demote_late()
     assert calls.warm
     assert answers.warm
     desk.now += 900
-    desk.store.demote_late()
+    desk.store.residency.demote_late()
     assert (calls.warm, answers.warm) == (False, True)
     desk.now += 0.1
-    desk.store.demote_late()
+    desk.store.residency.demote_late()
     assert answers.warm  # there is room again
     desk.bench.check()
 
@@ -235,7 +235,7 @@ def test_nothing_is_demoted_without_a_host() -> None:
     desk = Desk(4)
     calls = desk.turn(numbered(1, 4 * SIZE), tools=("ls",))
     desk.now += 90_000
-    desk.store.demote_late()
+    desk.store.residency.demote_late()
     assert calls.warm
 
 

@@ -462,7 +462,7 @@ def test_a_session_that_is_forgotten_while_it_is_read_is_gone(tmp_path: Path, mo
     fresh.settle()
     fresh.step()
     assert str(fresh.outcomes[turn].finish_reason) == "cancelled"
-    assert len(fresh.store) == 0
+    assert len(fresh.store.residency) == 0
     assert files_of(tmp_path) == []
     assert cost(fresh.ask([*TALK, 1], session="s")) == (0, 0)
 

@@ -36,7 +36,7 @@ def one(name: str) -> int:
     """Bytes of the states of one idle session."""
     kit = Kit(name)
     kit.ask(TALK, 4)
-    return kit.store._state_total
+    return kit.store.residency.state_total
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -44,7 +44,7 @@ def test_a_session_beyond_the_budget_is_on_disk_before_it_is_dropped(name: str, 
     kit = Kit(name, state_budget=1, folder=tmp_path)
     first = check(kit, TALK, session="s")
     kit.settle()
-    assert len(kit.store) == 0
+    assert len(kit.store.residency) == 0
     kit.leave()
     fresh = Kit(name, folder=tmp_path)
     outcome = check(fresh, [*TALK, *first.tokens, 1, 2], session="s")
@@ -65,10 +65,10 @@ def test_sessions_wait_for_a_write_that_is_getting_on(tmp_path: Path, monkeypatc
         kit.ask([number, *TALK], 1, session=f"s{number}")
         kit.step()
     assert kit.archive.write_behind.pending == 6
-    assert len(kit.store) == 5  # the first one is being written: it need not wait for that
+    assert len(kit.store.residency) == 5  # the first one is being written: it need not wait for that
     go.set()
     kit.settle()
-    assert len(kit.store) <= 2
+    assert len(kit.store.residency) <= 2
     assert len(kit.archive.disk.heads) == 6
 
 
@@ -86,7 +86,7 @@ def test_a_disk_that_takes_nothing_is_not_waited_for(tmp_path: Path, monkeypatch
         while kit.archive._background.busy and time.monotonic() < until:
             kit.step()
         kit.step()
-    assert len(kit.store) <= 2
+    assert len(kit.store.residency) <= 2
 
 
 def test_pins_do_not_keep_the_newest_session_out() -> None:
@@ -97,7 +97,7 @@ def test_pins_do_not_keep_the_newest_session_out() -> None:
         kit.store.pin("a", f"s{number}", time.time() + 1000)
     kit.ask(TALK, 4, session="newest")
     assert kit.store.find("a", "newest") is not None
-    assert len(kit.store) == 2
+    assert len(kit.store.residency) == 2
 
 
 def test_a_pinned_session_leaves_last() -> None:
@@ -109,4 +109,4 @@ def test_a_pinned_session_leaves_last() -> None:
         kit.ask([number, *TALK], 4, session=f"s{number}")
     assert kit.store.find("a", "pinned") is not None
     assert kit.store.find("a", "s3") is not None
-    assert len(kit.store) == 2
+    assert len(kit.store.residency) == 2

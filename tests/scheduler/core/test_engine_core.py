@@ -453,7 +453,7 @@ def test_many_turns_of_all_sorts_leave_no_page_behind() -> None:
         kit.cancel(turns[round_])
         kit.run()
         assert all(kit.outcomes[turn].finish_reason is not None for turn in turns)
-    for session in [*kit.store._warm, *kit.store._hosted]:
+    for session in [*kit.store.residency.warm, *kit.store.residency.hosted]:
         kit.store.discard(session)
     assert kit.pool.device.used == kit.pool.host.used == 0
     assert kit.scheduler._turns == {}

@@ -146,7 +146,7 @@ def test_hidden_tokens_are_not_attended_to() -> None:
     kit = Kit()
     prompt = list(range(40, 60))
     kit.ask(prompt, 1, session="s")
-    (session,) = kit.store._warm
+    (session,) = kit.store.residency.warm
     session.hide(5, 9)
     new = [3, 4, 5]
     longer = [*prompt, *new]
@@ -207,7 +207,7 @@ def test_a_stored_session_goes_on_in_another_engine(name: str, tier: str, tmp_pa
     assert session.warm == (tier == "device")
     kit.leave()
     fresh = Kit(name, folder=tmp_path)
-    assert not len(fresh.store)  # nothing is loaded until it is wanted
+    assert not len(fresh.store.residency)  # nothing is loaded until it is wanted
     longer = [*prompt, *first.tokens, 7, 8, 9]
     second = fresh.ask(longer, 6, session="s")
     assert second.tokens == greedy(fresh.model, longer, 6, second.tokens)

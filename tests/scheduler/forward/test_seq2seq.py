@@ -62,7 +62,7 @@ def test_interleaved_requests(name: str) -> None:
         got.setdefault(turn, []).extend(tokens)
     for i, source in enumerate(sources):
         assert got[str(i)] == greedy(model, source, counts[i])
-    assert len(engine.scheduler.store) == 0  # nothing outlives its request
+    assert len(engine.scheduler.store.residency) == 0  # nothing outlives its request
 
 
 def test_prompt_and_reply_have_a_context_each() -> None:

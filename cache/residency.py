@@ -1,0 +1,266 @@
+"""``Residency``: which sessions are in device and host memory, and which of them leave when a turn needs room."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain, islice
+
+from cache.pages.eviction import TenantShares, eviction_order
+from cache.pages.pool import Page, PagePool
+from cache.pages.retention import Retention
+from cache.pages.session import SessionCache
+from cache.tier import Tier
+from cache.tiers.archive import Archive
+
+_NEARLY_FULL = 16  # a device with less than one in so many pages free
+_DEMOTE_EVERY = 0.25  # seconds between two sessions that are demoted ahead of need
+
+
+class Residency:
+    """The sessions in memory: *running* (a turn owns it), *warm* (idle, KV on the device) or *hosted* (idle, KV in host
+    memory).
+
+    Eviction moves a warm session to the host, and drops a hosted session if the host is full: the one that is worth
+    least, see ``Retention``. A page leaves the device only when no warm session holds it, so pages that sessions share
+    are moved once, with their last warm holder.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        retention: Retention,
+        state_budget: int | None,
+        share: float,
+        discard: Callable[[SessionCache], None],
+    ) -> None:
+        """``state_budget`` and ``share``: see ``SessionStore``. ``discard``: drops a session that is evicted from
+        memory.
+        """
+        self.archive: Archive | None = None
+        self.evictions: Counter[Tier] = Counter()  # by the tier that sessions had to leave
+        self.warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
+        self.hosted: OrderedDict[SessionCache, None] = OrderedDict()
+        self.running: set[SessionCache] = set()
+        self.state_total = 0  # bytes of the states of idle sessions
+        self._state_bytes: dict[SessionCache, int] = {}
+        self._state_budget = state_budget or 0
+        self._stateful = state_budget is not None
+        self._pool = pool
+        self._retention = retention
+        self._discard = discard
+        self._shares = TenantShares(share, pool.device.slots)  # warm sessions' pages, shared ones counted for each
+        self._demote_at = 0.0  # of the retention's clock
+
+    def __len__(self) -> int:
+        return len(self.warm) + len(self.hosted) + len(self.running)
+
+    def __iter__(self) -> Iterator[SessionCache]:
+        return chain(self.warm, self.hosted, self.running)
+
+    def __contains__(self, session: SessionCache) -> bool:
+        return session in self.running or session in self.warm or session in self.hosted
+
+    def start(self, session: SessionCache) -> None:
+        """Idle or new -> running: it is not evicted from now on."""
+        self._take(session)
+        if not session.warm:
+            self._pool.hold_warm(session.pages)
+        session.running = session.warm = True
+        self.running.add(session)
+        self.count(session)
+
+    def keep(self, session: SessionCache) -> None:
+        """Running -> idle, most recently used. A session with pages on the host goes back to the host."""
+        self.running.discard(session)
+        session.running = False
+        if self.archive is not None:
+            self.archive.write_behind.schedule(session)
+        if self._pool.off_device(session.pages):
+            self._move_to_host(session)
+        else:
+            self.warm[session] = None
+        if self._stateful:
+            self._state_bytes[session] = session.state_bytes
+            self.state_total += self._state_bytes[session]
+            if self.archive is None:
+                self.trim()
+
+    def remove(self, session: SessionCache) -> None:
+        """Drop the pages of a session, idle or running."""
+        self._take(session)
+        self.running.discard(session)
+        self._pool.drop(session.pages, warm=session.warm)
+        session.pages = []
+        session.running = session.warm = False
+        self.count(session)
+
+    def count(self, session: SessionCache) -> None:
+        """Update the tenant's share after the pages of ``session`` have changed, or it is no longer warm."""
+        pages = len(session.pages) if session.warm else 0
+        self._shares.add(session.tenant, pages - session.counted)
+        session.counted = pages
+
+    def make_room(self, pages: int, spared: Collection[SessionCache] = ()) -> bool:
+        """Free ``pages`` device slots, evicting idle sessions as needed, those that are ``spared`` only if no other
+        turn runs. False, with nobody evicted, if that cannot be enough.
+        """
+        device = self._pool.device
+        if device.free >= pages:
+            return True
+        most = sum(len(session.pages) for session in self.running)  # counts shared pages more than once, and is quick
+        most += self.archive.write_behind.holds if self.archive is not None else 0
+        if pages > device.slots - most and pages > device.slots - self._held():
+            return False
+        order: Iterator[SessionCache] = iter(())
+        while device.free < pages:
+            if not self._pool.stranded:
+                session = None if self._shares.over else next(order, None)
+                if session is None:
+                    order = iter(self._eviction_order(self.warm, spared))
+                    session = next(order, None)
+                if session is None or (session in spared and len(self.running) > 1):
+                    return False  # until writes are done, or a turn ends
+                self._demote(session)
+            self._offload_stranded()
+        return True
+
+    def spare_pages(self, tenant: str) -> int:
+        """Device pages that are free, or held by idle sessions that are worth less than an announced one of
+        ``tenant``.
+        """
+        now = self._retention.clock()
+        least = self._retention.rate(self._retention.expect(tenant), now)
+        spare = (len(session.pages) for session in self.warm if self._retention.rate(session.stop, now) < least)
+        return self._pool.device.free + sum(spare)
+
+    def demote_late(self) -> None:
+        """While the device is nearly full and the host is not, move one session to the host that is likely to pause for
+        longer: turns then find room without waiting for the copy.
+        """
+        device, host = self._pool.device, self._pool.host
+        if not host.free or device.free * _NEARLY_FULL > device.slots or self._pool.stranded:
+            return
+        now = self._retention.clock()
+        if now < self._demote_at:
+            return
+        self._demote_at = now + _DEMOTE_EVERY
+        session = next(iter(self._eviction_order(self.warm)), None)
+        if session is None or not self._retention.is_late(session.stop, now) or len(session.pages) > host.free:
+            return
+        self._demote(session)
+        self._offload_stranded()
+
+    def trim(self) -> None:
+        """Evict sessions until the states of idle sessions fit their budget, in the order of eviction; the newest only
+        if it is the only one.
+        """
+        while self.state_total > self._state_budget:
+            others = len(self.hosted) + len(self.warm) - 1  # a turn may be about to go on from the newest
+            idle = islice(chain(self.hosted, self.warm), max(1, others))
+            session = next(iter(self._eviction_order(idle)), None)
+            if session is None:
+                break  # until writes are done
+            self.evictions[Tier.DEVICE] += 1
+            self._lose(session)
+
+    def check_integrity(self) -> None:
+        """Assert the invariants that hold between steps: references, tiers and budgets are consistent."""
+        holders: defaultdict[Page, list[SessionCache]] = defaultdict(list)
+        writing = self.archive.held if self.archive is not None else Counter()
+        for page in writing:
+            holders[page] = []
+        for session in self:
+            assert session.length <= len(session.token_ids)
+            assert len(session.pages) * self._pool.page_size >= session.length
+            assert session.running == (session in self.running)
+            assert session.warm == (session not in self.hosted)
+            assert session.counted == len(session.pages) * session.warm
+            for page in session.pages:
+                holders[page].append(session)
+        for page, sessions in holders.items():
+            assert page.refs == len(sessions) + writing[page], (page.refs, sessions)
+            assert page.warm == sum(session.warm for session in sessions) + writing[page]
+            assert page.tier is self._pool.device or not page.warm
+            assert (page in self._pool.stranded) == (page.tier is self._pool.device and not page.warm)
+        assert self._shares.held.total() == sum(len(session.pages) for session in (*self.warm, *self.running))
+        assert self.state_total == sum(self._state_bytes.values())
+        if self.archive is not None:
+            self.archive.check_integrity()
+        for tier in (self._pool.device, self._pool.host):
+            slots = [page.slot for page in holders if page.tier is tier]
+            assert len(slots) == len(set(slots)) == tier.used, (len(slots), tier.used)
+
+    def _take(self, session: SessionCache) -> None:
+        """An idle session is idle no longer."""
+        self.warm.pop(session, None)
+        self.hosted.pop(session, None)
+        self.state_total -= self._state_bytes.pop(session, 0)
+        if self.archive is not None:
+            self.archive.write_behind.unschedule(session)
+
+    def _demote(self, session: SessionCache) -> None:
+        """Evict a warm session from the device."""
+        del self.warm[session]
+        self.evictions[Tier.DEVICE] += 1
+        self._retention.count_eviction(session.stop)
+        self._move_to_host(session)
+
+    def _eviction_order(
+        self, idle: Iterable[SessionCache], spared: Collection[SessionCache] = ()
+    ) -> list[SessionCache]:
+        """The sessions of ``idle`` to evict next; while writes make progress, none that is scheduled for writing."""
+        write_behind = self.archive.write_behind if self.archive is not None else None
+        if write_behind is not None and write_behind.working:
+            idle = (session for session in idle if not write_behind.is_scheduled(session))
+        rate, now = self._retention.rate, self._retention.clock()
+        return eviction_order(idle, self._shares.over, lambda session: rate(session.stop, now), spared)
+
+    def _lose(self, session: SessionCache) -> None:
+        """Drop an idle session that is evicted."""
+        if session.stop is not None and not session.saved_length:
+            self._retention.lose(session.stop)
+        self._discard(session)
+
+    def _held(self) -> int:
+        """Device slots that running sessions hold, shared ones counted once."""
+        held = {page for session in self.running for page in session.pages if page.tier is self._pool.device}
+        return len(held | set(self.archive.held) if self.archive is not None else held)
+
+    def _move_to_host(self, session: SessionCache) -> None:
+        """Warm -> hosted; its pages move later, see ``_offload_stranded``."""
+        self._pool.release_warm(session.pages)
+        session.move(self._pool.host.device)
+        session.warm = False
+        self.hosted[session] = None
+        self.count(session)
+
+    def _offload_stranded(self) -> None:
+        """Take stranded pages off the device: move them to the host, where hosted sessions are dropped as needed, least
+        recently used first.
+        """
+        host, stranded = self._pool.host, self._pool.stranded
+        order: Iterator[SessionCache] = iter(())
+        while len(stranded) > host.free:
+            newest = len(stranded) > host.slots  # it would not fit an empty host: spare the others
+            session = next(reversed(self.hosted)) if newest else next(order, None)
+            if session is None:
+                order = iter(self._host_order())
+                session = next(order)
+            self._lose(session)
+            self.evictions[Tier.HOST] += host.slots > 0
+        self._pool.demote()
+
+    def _host_order(self) -> list[SessionCache]:
+        """The hosted sessions to drop next: those whose return is least likely, weighted with what a token of it costs
+        to restore.
+        """
+        rate, now = self._retention.rate, self._retention.clock()
+        rates = self.archive.restore_rates if self.archive is not None else None
+        token_bytes = self._pool.device.token_bytes
+
+        def worth(session: SessionCache) -> float:
+            stored = session.saved_length / session.length if session.length else 0.0
+            return rate(session.stop, now) * (rates.seconds_per_token(token_bytes, stored) if rates else 1.0)
+
+        return eviction_order(self.hosted, (), worth)
