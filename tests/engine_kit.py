@@ -171,7 +171,9 @@ class Kit:
         runner = OverlappingRunner if overlaps else ModelRunner
         self.runner = runner(self.mode, self.pool.device, self.rope)
         self.grammars = byte_grammars()
-        self.speculator = Speculator(SessionsIndex(self.store.residency.__contains__), limits.context, self.store.stateful)
+        self.speculator = Speculator(
+            SessionsIndex(self.store.residency.__contains__), limits.context, self.store.stateful
+        )
         drafts = self.speculator if speculates else None
         self.engine = EngineCore(self.runner, self.scheduler, vocabulary, (END,), limits, self.grammars, drafts)
         self.refused: dict[str, Refused] = {}
