@@ -21,11 +21,12 @@ from transformers.utils import is_accelerate_available
 
 from scheduler.engine_config import EngineConfig
 from scheduler.model import gguf, load_errors
-from scheduler.model.packed_checkpoint import NoPlace, PackedCheckpoint
+from scheduler.model.packed_checkpoint import PackedCheckpoint
 from scheduler.model.weights import AllOperators, digest
 from scheduler.parallel import division
 from scheduler.weights.gguf_path import find_file
 from scheduler.weights.gguf_tokenizer import read_gguf_tokenizer
+from scheduler.weights.packed_format import NotOurs
 
 _TOKENIZERS = ("tokenizer*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*")  # files that may hold one
 _WORDS = "How far is the moon?"  # every tokenizer makes something of it
@@ -68,7 +69,7 @@ def read_model(config: EngineConfig, settings: Any, device: torch.device) -> tup
     options |= _attention(settings)
     packed = PackedCheckpoint.of(settings) if device.type == "cpu" and config.tensor_parallel == 1 else None
     if packed is not None:
-        with suppress(NoPlace), packed:  # else the library that made it may know what to do
+        with suppress(NotOurs), packed:  # else the library that made it may know what to do
             model = _pretrained(where, settings, options)
             return packed.finish(model).eval(), packed.digest
     options |= _quantised(settings, device)

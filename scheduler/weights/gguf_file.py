@@ -7,7 +7,6 @@ found beside it.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from scheduler.weights.gguf_header import GgufError, read_header, split_parts
 from scheduler.weights.gguf_types import PLAIN_TYPES, TYPES
+from scheduler.weights.mapped_file import MappedFile
 
 _ALIGNMENT = "general.alignment"
 
@@ -45,7 +45,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         """Raises ``OSError`` or ``GgufError``."""
-        self._maps: list[mmap.mmap] = []
+        self._files: list[MappedFile] = []
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GgufTensor] = {}
         self.nbytes = 0
@@ -68,35 +68,32 @@ class GgufFile:
 
     def drop_pages(self) -> None:
         """Give the memory of the mapping's pages back; they are read from the file again when they are needed."""
-        for each in self._maps:
-            each.madvise(mmap.MADV_DONTNEED)
+        for each in self._files:
+            each.drop_pages()
 
     def _read(self, path: Path, number: int, count: int) -> None:
-        with path.open("rb") as file:
-            if not (size := path.stat().st_size):
-                raise GgufError("the file is empty")
-            # private and writable, as torch wants memory to be; nothing is ever written
-            data = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        metadata, table, length = read_header(data)
+        if not path.stat().st_size:
+            raise GgufError("the file is empty")
+        mapped = MappedFile(path)
+        metadata, table, length = read_header(mapped.memory)
         if metadata.get("split.count", 1) not in (count, 0):
             raise GgufError("the file is one of several, and its name does not say which (name-00001-of-00002.gguf)")
         if metadata.get("split.no", number) != number:
             raise GgufError("the parts of the model are not in the order of their names")
         if number == 0:
             self.metadata = metadata
-        self._maps.append(data)
-        self.nbytes += size
+        self._files.append(mapped)
+        self.nbytes += mapped.nbytes
         alignment = metadata.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
             raise GgufError("the alignment of its data is not a multiple of 8")
         start = -(-length // alignment) * alignment
-        whole = torch.frombuffer(data, dtype=torch.uint8)
         for name, shape, kind, offset in table:
             if name in self.tensors:
                 raise GgufError("two of its tensors have the same name")
             if offset % alignment:
                 raise GgufError("a tensor does not begin where the alignment says")
-            self.tensors[name] = GgufTensor(name, shape, kind, _rows(whole, shape, kind, start + offset))
+            self.tensors[name] = GgufTensor(name, shape, kind, _rows(mapped.data, shape, kind, start + offset))
 
 
 def _rows(whole: torch.Tensor, shape: tuple[int, ...], kind: int, start: int) -> torch.Tensor:

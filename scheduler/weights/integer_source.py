@@ -26,10 +26,12 @@ class IntegerSource:
         zeros: torch.Tensor | None,
         groups: torch.Tensor | None,
         nbytes: int,
+        minima: torch.Tensor | None = None,
     ) -> None:
         """``codes(start, stop)`` gives uint8 ``[rows, inside]``. ``scales``: floats ``[out, inside / group]``.
         ``zeros``: integers of that shape, None: ``2 ** (bits - 1)``. ``groups``: which group each input is of,
-        integers ``[inside]``; None: they are in order. ``nbytes``: of the tensors. Raises ``ValueError`` for groups of
+        integers ``[inside]``; None: they are in order. ``nbytes``: of the tensors. ``minima``: floats of
+        that shape, which are subtracted, instead of zeros. Raises ``ValueError`` for groups of
         different sizes.
         """
         self._codes, self.inside, self.bits, self.nbytes = codes, inside, bits, nbytes
@@ -37,7 +39,7 @@ class IntegerSource:
         if inside % count:
             raise ValueError(f"a packed weight has {count} groups for {inside} inputs")
         self.group, self.order = inside // count, _order(groups, count)
-        self._scales, self.zero, self._zeros = scales, 1 << (bits - 1), None
+        self._scales, self.zero, self._zeros, self._minima = scales, 1 << (bits - 1), None, minima
         if zeros is not None:
             if zeros.shape != scales.shape:
                 raise ValueError("a packed weight has other groups for zeros than for scales")
@@ -50,6 +52,8 @@ class IntegerSource:
         values, scales = self._codes(start, stop), self._scales[start:stop].float()
         if self.order is not None:
             values = values[:, self.order]
+        if self._minima is not None:
+            return PackedRows(values, scales, self._minima[start:stop].float())
         if self._zeros is None:
             return PackedRows(values, scales)
         zeros = self._zeros[start:stop]

@@ -7,6 +7,17 @@ import torch
 from scheduler.weights.packed_source import PackedRows
 
 
+def _e4m3(code: int) -> float:
+    exponent, mantissa = code >> 3 & 15, code & 7
+    size = (8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9
+    return -size if code & 128 else size
+
+
+# Floats of 8 bits: a sign, 4 bits of exponent, 3 of mantissa. Of the codes 127 and 255, which are no number, values are
+# those that they would have.
+E4M3 = tuple(_e4m3(code) for code in range(256))
+
+
 def unpacked(rows: PackedRows, zero: int, table: tuple[float, ...] | None) -> torch.Tensor:
     """float32 ``[rows, inside]``: ``scale * (value - zero) - minimum``, or ``scale * table[value]``."""
     scales = _multiplied(rows.scales, rows.coarse_scales, rows.fine_scales)

@@ -72,7 +72,7 @@ def test_values_are_those_of_the_codes(name: str, out: int, inside: int) -> None
     of = rounded(torch.randn(out, inside), bits, more.get("group", 32), **_without_group(more))
     form = format_of(said_by(write_to, bits, more.get("group", 32)))
     assert form is not None
-    source = form.source(write_to(of), out, inside)
+    source = form.source({f".{leaf}": tensor for leaf, tensor in write_to(of).items()}, inside)
     assert torch.equal(source.dequantise(0, out), of.values)
     assert torch.equal(source.dequantise(5, 70 % out), of.values[5 : 70 % out])
     assert torch.equal(source.take(torch.tensor([3, 1])), of.values[[3, 1]])
@@ -129,7 +129,9 @@ def test_they_are_as_large_as_their_files_and_say_who_they_are(tmp_path: Path) -
         said_by(compressed, 4, 32) | {"kv_cache_scheme": {"num_bits": 8}},
         said_by(compressed, 4, 32) | {"config_groups": {"a": {"input_activations": {"num_bits": 8}}}},
         said_by(compressed, 4, 32) | {"config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}},
-        {"quant_method": "fp8"},
+        {"quant_method": "fp8", "fmt": "e5m2"},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        {"quant_method": "auto-round", "packing_format": "auto_round:ipex", "bits": 4},
     ],
 )
 def test_other_formats_are_left_to_their_libraries(said: Any) -> None:

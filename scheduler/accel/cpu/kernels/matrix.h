@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "packed.h"
+#include "real.h"
 #include "tiled.h"
 
 namespace {
@@ -12,7 +12,7 @@ namespace {
 struct Weight {
     const void* data;
     int64_t out, in;
-    int64_t type;  // 0 float32, 1 bfloat16, 2 float16; 3: bfloat16 in tiles; with PACKED: see packed.h
+    int64_t type;  // 0 float32, 1 bfloat16, 2 float16; 3: bfloat16 in tiles; with PACKED: see packed.h, real.h
 };
 
 constexpr int64_t TILED = 3;
@@ -67,6 +67,7 @@ void multiply_plain(const Weight& weight, const float* x, int64_t x_row, int64_t
 
 // One row of float32 as a weight of this type wants its input: `to` is where all rows begin.
 inline void prepare(int64_t type, const float* from, int64_t in, int64_t row, void* to) {
+    if (type & REAL) return prepare_real(from, in, row, (float*)to);
     if (type & PACKED) return prepare_packed(from, in, row, (Quantised*)to);
     if (type == TILED) return prepare_tiled(from, in, row, (Activation*)to);
     float* out = (float*)to + row * in;
@@ -85,6 +86,8 @@ inline int64_t column_groups(const Weight& weight) { return (weight.out + GROUP 
 // The column groups first .. last, of rows that are prepared.
 inline void multiply(const Weight& weight, const void* x, int64_t rows, float* y, int64_t y_row, int64_t first,
                      int64_t last) {
+    if (weight.type & REAL)
+        return multiply_real(weight.data, weight.type, weight.in, (const float*)x, rows, y, y_row, first, last);
     if (weight.type & PACKED)
         return multiply_packed(weight.data, weight.type, weight.in, (const Quantised*)x, rows, y, y_row, first, last);
     if (weight.type == TILED) {

@@ -6,12 +6,12 @@
 // 32 elements of `in` follow each other: scales, minima, then values as [tuples][64][TOGETHER] bytes; or, of 4 bits,
 // half as many, whose low halves are of one tuple and whose high halves are of the next. Values of 5 and 6 bits have their
 // low 4 so, and behind them the others, of 8 or 4 tuples each. With scales of two levels (FINE) eight blocks have coarse
-// ones in common, which come first.
+// ones in common, which come first. Where values are those of a table (LOOKUP), the 64 columns begin with it.
 //
 // Activations are rounded to 16-bit integers with a scale for each 32 of them, so that products are exact integers; what
 // is added to a result, and in which order, does not depend on other rows. Where processors multiply bytes (VNNI), an
 // activation is 256 * high + low of two bytes with a sign, which are multiplied with the stored bytes one after the other;
-// elsewhere bytes are widened to 16 bits first.
+// elsewhere bytes are widened to 16 bits first. Values that are no whole numbers (REAL): see real.h.
 
 #pragma once
 
@@ -26,9 +26,10 @@
 
 namespace {
 
-// A packed weight's type: these bits, eight above them for the zero, and above those how many bits values have beside
-// their low 4, where they have NIBBLES.
-constexpr int64_t PACKED = 16, NIBBLES = 1, FLOATS = 2, FINE = 4, MINIMA = 8, SHORT = 32, ZEROS = 64;
+// A packed weight's type: these bits, eight above them for the zero, and above those four for how many bits values have
+// beside their low 4, where they have NIBBLES.
+constexpr int64_t PACKED = 16, NIBBLES = 1, FLOATS = 2, FINE = 4, MINIMA = 8, SHORT = 32, ZEROS = 64, LOOKUP = 128;
+constexpr int64_t REAL = 1 << 20, TABLE_BYTES = 64;
 constexpr int64_t COLUMNS_TOGETHER = 64, BLOCK = 32, BLOCKS_OF_COARSE = 8;
 constexpr int64_t MOST_ROWS = 48;  // at a time: their results of 64 columns fit the nearest cache
 constexpr int64_t LINE = 64, DISTANCE = 4096;  // bytes: with PREFETCHING, what is so far ahead is asked for
@@ -185,6 +186,37 @@ inline vshorts values_of(const uint8_t* from, bool has_sign) {
 constexpr uint16_t ONES = 0x0001;
 #endif
 
+// What stored values of 4 bits stand for.
+struct Themselves {
+    vshorts of(vshorts values) const { return values; }
+};
+
+struct LookedUp {  // in a table of 16 bytes, with a sign where TOGETHER is 2
+    alignas(64) uint8_t table[sizeof(vshorts)];
+
+    explicit LookedUp(const uint8_t* from) {
+        for (size_t i = 0; i < sizeof table; i++) table[i] = from[i % 16];
+    }
+    vshorts of(vshorts values) const {
+        vshorts found;
+#if defined(__AVX512BW__)
+        found = (vshorts)_mm512_shuffle_epi8(_mm512_load_si512(table), (__m512i)values);
+#elif defined(__AVX2__)
+        found = (vshorts)_mm256_shuffle_epi8(_mm256_load_si256((const __m256i*)table), (__m256i)values);
+#elif defined(__aarch64__)
+        found = (vshorts)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)values);
+#else
+        uint8_t bytes[sizeof values];
+        std::memcpy(bytes, &values, sizeof values);
+        for (uint8_t& byte : bytes) byte = table[byte];
+        std::memcpy(&found, bytes, sizeof found);
+#endif
+        if (TOGETHER == 4) return found;
+        typedef int16_t with_sign __attribute__((vector_size(LANES * 4)));
+        return (vshorts)((with_sign)(found << 8) >> 8);  // the high byte of each was looked up for nothing
+    }
+};
+
 inline int64_t blocks_of(int64_t in) { return (in + BLOCK - 1) / BLOCK; }
 
 // One row of float32 as products with packed weights want it: a row of [rows][blocks].
@@ -249,16 +281,18 @@ struct Scales {
 };
 
 // Values of BITS each as they are multiplied, from what is stored: some tuples of COUNT registers of columns.
-template <int BITS, int COUNT>
+template <int BITS, int COUNT, class Codes>
 struct Stored {
     static constexpr int NEXT = COUNT, HIGH = BITS == 8 ? 0 : BITS - 4;
     static constexpr int AT_ONCE = BITS == 8 ? 1 : HIGH ? 8 / HIGH : 2;  // tuples
     static constexpr int64_t LOW = TUPLES / 2 * ROW, BYTES = BLOCK * COLUMNS_TOGETHER * BITS / 8;
     const uint8_t *low, *high;
+    const Codes& codes;
 
-    Stored(const uint8_t* w, int64_t tuple, int64_t column)
+    Stored(const uint8_t* w, int64_t tuple, int64_t column, const Codes& codes)
         : low(w + (BITS == 8 ? tuple : tuple / 2) * ROW + TOGETHER * column),
-          high(w + LOW + tuple / AT_ONCE * ROW + TOGETHER * column) {}
+          high(w + LOW + tuple / AT_ONCE * ROW + TOGETHER * column),
+          codes(codes) {}
 
     vshorts get(int k, int n) const {
         int64_t at = n * TOGETHER * LANES;
@@ -270,7 +304,7 @@ struct Stored {
             int up = 4 - k * HIGH;
             value |= (up >= 0 ? bits << up : bits >> -up) & mask;
         }
-        return value;
+        return codes.of(value);
     }
 };
 
@@ -280,7 +314,8 @@ struct Prepared {
     static constexpr int NEXT = COUNT, AT_ONCE = 1;
     const uint8_t* from;
 
-    Prepared(const uint8_t* w, int64_t tuple, int64_t column) : from(w + (tuple * COLUMNS_TOGETHER + column) * 4) {}
+    template <class Codes>
+    Prepared(const uint8_t* w, int64_t tuple, int64_t column, const Codes&) : from(w + (tuple * COLUMNS_TOGETHER + column) * 4) {}
 
     vshorts get(int, int n) const {
         vshorts value;
@@ -292,14 +327,14 @@ struct Prepared {
 struct PreparedBlock {
     alignas(64) uint8_t bytes[TUPLES * COLUMNS_TOGETHER * 4];
 
-    template <int BITS>
-    const uint8_t* prepare(const uint8_t* w) {
-        using Values = Stored<BITS, 1>;
+    template <int BITS, class Codes>
+    const uint8_t* prepare(const uint8_t* w, const Codes& codes) {
+        using Values = Stored<BITS, 1, Codes>;
         if (BITS == 8 && TOGETHER == 4) return w;
         for (int64_t tuple = 0; tuple < TUPLES; tuple += Values::AT_ONCE)
             for (int64_t column = 0; column < COLUMNS_TOGETHER; column += LANES)
                 for (int k = 0; k < Values::AT_ONCE; k++) {
-                    vshorts value = Values(w, tuple, column).get(k, 0);
+                    vshorts value = Values(w, tuple, column, codes).get(k, 0);
                     std::memcpy(bytes + ((tuple + k) * COLUMNS_TOGETHER + column) * 4, &value, sizeof value);
                 }
         return bytes;
@@ -313,9 +348,9 @@ struct Rows {  // of activations, `each` blocks apart, and what becomes of them:
 };
 
 // ROWS rows from `row` on times 64 columns of one block.
-template <class Values, int PARTS_OF_BLOCK, int ROWS>
-inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const Scales& of, int64_t type, int32_t zero,
-                         bool first) {
+template <class Values, int PARTS_OF_BLOCK, int ROWS, class Codes>
+inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const Codes& codes, const Scales& of,
+                         int64_t type, int32_t zero, bool first) {
     constexpr int64_t PART = TUPLES / PARTS_OF_BLOCK, NEXT = Values::NEXT;
     const Quantised* x[ROWS];
     for (int r = 0; r < ROWS; r++) x[r] = rows.x + (row + r) * rows.each;
@@ -324,7 +359,7 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
             Dots sums[ROWS][NEXT];
 #pragma GCC unroll 1
             for (int64_t tuple = part * PART; tuple < (part + 1) * PART; tuple += Values::AT_ONCE) {
-                Values values(w, tuple, column);
+                Values values(w, tuple, column, codes);
                 for (int k = 0; k < Values::AT_ONCE; k++) {
                     Tuple of_row[ROWS];
                     for (int r = 0; r < ROWS; r++) of_row[r].load(*x[r], tuple + k);
@@ -349,60 +384,62 @@ inline void packed_block(const Rows& rows, int64_t row, const uint8_t* w, const 
 }
 
 // The rows from `row` on, ROWS at a time: the first that is left.
-template <class Values, int PARTS_OF_BLOCK, int ROWS>
-inline int64_t packed_rows(const Rows& rows, int64_t row, int64_t count, const uint8_t* w, const Scales& of, int64_t type,
-                           int32_t zero, bool first) {
+template <class Values, int PARTS_OF_BLOCK, int ROWS, class Codes>
+inline int64_t packed_rows(const Rows& rows, int64_t row, int64_t count, const uint8_t* w, const Codes& codes,
+                           const Scales& of, int64_t type, int32_t zero, bool first) {
     for (; row + ROWS <= count; row += ROWS)
-        packed_block<Values, PARTS_OF_BLOCK, ROWS>(rows, row, w, of, type, zero, first);
+        packed_block<Values, PARTS_OF_BLOCK, ROWS>(rows, row, w, codes, of, type, zero, first);
     return row;
 }
 
 // Up to MOST_ROWS rows times 64 columns.
-template <int BITS, int PARTS_OF_BLOCK>
-inline void packed_columns(const uint8_t* w, int64_t type, int64_t blocks, const Quantised* x, int64_t rows, float* y,
-                           int64_t y_row) {
+template <int BITS, int PARTS_OF_BLOCK, class Codes>
+inline void packed_columns(const uint8_t* w, const Codes& codes, int64_t type, int64_t blocks, const Quantised* x,
+                           int64_t rows, float* y, int64_t y_row) {
     constexpr bool SIMPLE = BITS % 4 == 0;  // others take more registers, more time to prepare, and two streams of memory
     constexpr int WIDTH = SIMPLE || LANES == 16 ? 4 : 2;
+    constexpr int64_t BYTES = Stored<BITS, 1, Codes>::BYTES;
     float sums[MOST_ROWS][COLUMNS_TOGETHER];
     Scales of;
     PreparedBlock prepared;
-    int32_t zero = int8_t(type >> 8) + (BITS == 8 && TOGETHER == 4 ? 128 : 0);
+    int32_t zero = int8_t(type >> 8) + ((BITS == 8 || type & LOOKUP) && TOGETHER == 4 ? 128 : 0);
     const uint8_t* ahead = !SIMPLE || way_of(rows) & PREFETCHING ? w + DISTANCE : nullptr;
-    for (int64_t b = 0; b < blocks; b++, w += Stored<BITS, 1>::BYTES) {
+    for (int64_t b = 0; b < blocks; b++, w += BYTES) {
         of.next(w, type, b, PARTS_OF_BLOCK);
-        for (; ahead && ahead < w + Stored<BITS, 1>::BYTES + DISTANCE; ahead += LINE) __builtin_prefetch(ahead);
+        for (; ahead && ahead < w + BYTES + DISTANCE; ahead += LINE) __builtin_prefetch(ahead);
         Rows all{x + b, blocks, sums};
         if (rows < (SIMPLE ? MANY_ROWS : LANES == 16 ? MANY_ROWS / 2 : 2)) {
-            using Two = Stored<BITS, FEW_REGISTERS ? 2 : WIDTH>;
-            int64_t done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, 0, rows, w, of, type, zero, b == 0);
-            packed_rows<Stored<BITS, WIDTH>, PARTS_OF_BLOCK, 1>(all, done, rows, w, of, type, zero, b == 0);
+            using Two = Stored<BITS, FEW_REGISTERS ? 2 : WIDTH, Codes>;
+            using One = Stored<BITS, WIDTH, Codes>;
+            int64_t done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, 0, rows, w, codes, of, type, zero, b == 0);
+            packed_rows<One, PARTS_OF_BLOCK, 1>(all, done, rows, w, codes, of, type, zero, b == 0);
         } else {
-            const uint8_t* ready = prepared.template prepare<BITS>(w);
+            const uint8_t* ready = prepared.template prepare<BITS>(w, codes);
             using Four = Prepared<FEW_REGISTERS ? 1 : 2>;
             using Two = Prepared<FEW_REGISTERS ? 2 : 4>;
-            int64_t done = packed_rows<Four, PARTS_OF_BLOCK, 4>(all, 0, rows, ready, of, type, zero, b == 0);
-            done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, done, rows, ready, of, type, zero, b == 0);
-            packed_rows<Prepared<4>, PARTS_OF_BLOCK, 1>(all, done, rows, ready, of, type, zero, b == 0);
+            int64_t done = packed_rows<Four, PARTS_OF_BLOCK, 4>(all, 0, rows, ready, codes, of, type, zero, b == 0);
+            done = packed_rows<Two, PARTS_OF_BLOCK, 2>(all, done, rows, ready, codes, of, type, zero, b == 0);
+            packed_rows<Prepared<4>, PARTS_OF_BLOCK, 1>(all, done, rows, ready, codes, of, type, zero, b == 0);
         }
     }
     for (int64_t row = 0; row < rows; row++) std::memcpy(y + row * y_row, sums[row], sizeof sums[row]);
 }
 
-template <int BITS>
+template <int BITS, class Codes = Themselves>
 inline void packed_some(const uint8_t* w, int64_t type, int64_t blocks, const Quantised* x, int64_t rows, float* y,
-                        int64_t y_row) {
-    if (type & SHORT) packed_columns<BITS, 2>(w, type, blocks, x, rows, y, y_row);
-    else packed_columns<BITS, 1>(w, type, blocks, x, rows, y, y_row);
+                        int64_t y_row, const Codes& codes = Codes()) {
+    if (type & SHORT) packed_columns<BITS, 2>(w, codes, type, blocks, x, rows, y, y_row);
+    else packed_columns<BITS, 1>(w, codes, type, blocks, x, rows, y, y_row);
 }
 
-inline int64_t bits_of(int64_t type) { return type & NIBBLES ? 4 + (type >> 16) : 8; }
+inline int64_t bits_of(int64_t type) { return type & NIBBLES ? 4 + (type >> 16 & 15) : 8; }
 
 // Bytes of 64 columns.
 inline int64_t packed_bytes(int64_t type, int64_t blocks) {
     int64_t kinds = type & MINIMA ? 2 : 1, each = type & FINE ? 1 : type & FLOATS ? 4 : 2;
     int64_t numbers = (type & SHORT ? 2 : 1) * (each + (kinds - 1) * (type & ZEROS ? 1 : each));
     int64_t coarse = type & FINE ? blocks / BLOCKS_OF_COARSE * COLUMNS_TOGETHER * 2 * kinds : 0;
-    return coarse + blocks * COLUMNS_TOGETHER * (numbers + BLOCK * bits_of(type) / 8);
+    return (type & LOOKUP ? TABLE_BYTES : 0) + coarse + blocks * COLUMNS_TOGETHER * (numbers + BLOCK * bits_of(type) / 8);
 }
 
 // Columns of the groups first .. last; columns of y are there up to a multiple of 64.
@@ -415,6 +452,10 @@ inline void multiply_packed(const void* weight, int64_t type, int64_t in, const 
             const uint8_t* w = (const uint8_t*)weight + g * bytes;
             const Quantised* from = x + row * blocks;
             float* to = y + row * y_row + g * COLUMNS_TOGETHER;
+            if (type & LOOKUP) {
+                packed_some<4>(w + TABLE_BYTES, type, blocks, from, done, to, y_row, LookedUp(w));
+                continue;
+            }
             switch (bits_of(type)) {
                 case 4: packed_some<4>(w, type, blocks, from, done, to, y_row); break;
                 case 5: packed_some<5>(w, type, blocks, from, done, to, y_row); break;

@@ -17,10 +17,12 @@ from program_kit import compiled
 from scheduler.accel.cpu.packed_matrix import NotPackable, PackedMatrix
 from scheduler.accel.cpu.program import product
 from scheduler.weights.packed_source import PackedRows
-from scheduler.weights.packed_values import in_order, unpacked
+from scheduler.weights.packed_values import E4M3, in_order, unpacked
 
 ROOT = Path(__file__).resolve().parents[4]
 IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
+MXFP4 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
+LEVELS = tuple(float(level) for level in torch.linspace(-1, 1, 16) ** 3)  # no whole numbers
 
 
 @dataclass
@@ -99,6 +101,13 @@ FORMS = {
     "groups of 128": Source(68, 256, bits=4, group=128, zero=8),
     "a row is a group": Source(69, 96, group=96, zero=128),
     "a table": Source(71, 96, bits=4, table=IQ4),
+    "a table with fine scales": Source(78, 512, bits=4, table=IQ4, fine=True),
+    "a table with scales in float32": Source(79, 96, bits=4, table=MXFP4, floats=True),
+    "a table of 8 bits": Source(64, 64, table=tuple(float(value) for value in range(-128, 128))),
+    "a table of floats": Source(81, 96, bits=4, table=LEVELS, floats=True),
+    "a table of floats in groups of 64": Source(82, 192, bits=4, group=64, table=LEVELS, floats=True),
+    "floats of 8 bits": Source(83, 160, table=E4M3, floats=True),
+    "floats of 8 bits in groups of 128": Source(84, 384, group=128, table=E4M3, floats=True),
     "zeros": Source(73, 256, bits=4, zero=8, zeros=True),
     "zeros beside scales in float32": Source(74, 96, bits=4, zero=8, zeros=True, floats=True),
     "zeros of groups of 16": Source(77, 96, bits=4, group=16, zero=8, zeros=True),
@@ -116,6 +125,12 @@ def test_a_packed_weight_comes_back(name: str) -> None:
     part = matrix.dequantise(1, min(67, source.out))
     assert torch.equal(part, source.dequantise(1, min(67, source.out)))
     assert matrix.nbytes == matrix.data.nbytes
+
+
+def test_values_of_a_table_stay_4_bits() -> None:
+    whole, floats = PackedMatrix(Source(64, 256, bits=4, table=MXFP4)), PackedMatrix(FORMS["a table of floats"])
+    assert whole.nbytes == 64 * 256 // 2 + 64 * 8 * 2 + 64
+    assert floats.nbytes == 2 * (64 * 96 // 2 + 64 * 3 * 4 + 64)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -187,7 +202,8 @@ def test_bfloat16_in_and_out() -> None:
     ("source", "reason"),
     [
         (Source(8, 64, group=24), "24 elements have a scale"),
-        (Source(8, 64, bits=4, table=(0.5,) * 16), "no whole numbers"),
+        (Source(8, 64, bits=3, table=(0.5,) * 8), "no whole numbers"),
+        (Source(8, 48, bits=4, group=16, table=LEVELS), "16 elements have a scale"),
         (Source(8, 64, zero=300), "zero is 300"),
     ],
 )

@@ -1,0 +1,251 @@
+"""`PackedForm`: how 64 columns of a packed weight of whole numbers lie in memory, for kernels/packed.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from scheduler.accel.cpu.matrix import GROUP, PACKED
+from scheduler.accel.cpu.program_kernel import kernel
+from scheduler.weights.packed_source import PackedRows, PackedSource
+
+NIBBLES = 1  # of a type beside PACKED: values of 4 bits, see kernels/packed.h
+_FLOATS, _FINE, _MINIMA, _SHORT, _ZEROS, _LOOKUP = 2, 4, 8, 32, 64, 128
+BLOCK = 32  # elements of a row that lie together
+TABLE_BYTES = 64
+_COARSE = 256  # elements of a row that have a coarse scale in common
+
+
+class NotPackable(ValueError):
+    """A packed weight has no form that the kernel reads."""
+
+
+class NotHalf(Exception):
+    """A scale or a minimum is no number of float16."""
+
+
+@dataclass(frozen=True)
+class PackedForm:
+    """Block after block of 32 elements of each column; before them a table, where values are of one."""
+
+    bits: int  # 4, 5, 6 or 8
+    group: int  # 16 or 32 elements with one scale
+    floats: bool  # scales in float32, else in float16
+    fine: bool  # scales of two levels
+    minima: bool
+    zeros: bool  # minima are whole numbers of scales
+    zero: int  # that is subtracted from what is stored, -128 to 127
+    together: int  # elements of a column that lie so: 2, or 4, and then bytes are stored without a sign
+    table: tuple[int, ...] = ()  # what the values stand for, where they are of 4 bits and of one
+
+    @classmethod
+    def of(cls, source: PackedSource) -> PackedForm:
+        """The form of a weight. Raises ``NotPackable``."""
+        group = min(source.group, BLOCK)
+        if group not in (16, BLOCK) or source.group % group:
+            raise NotPackable(f"{source.group} elements have a scale in common")
+        if not _is_whole(source):
+            raise NotPackable("its values are no whole numbers")
+        bits, table = _stored_bits(source), tuple(int(value) for value in source.table or ())
+        zero = 0 if table else source.zero - (128 if bits == 8 else 0)
+        if not -128 <= zero <= 127:
+            raise NotPackable(f"its zero is {source.zero}")
+        sample = source.rows(0, min(GROUP, source.out))
+        fine = sample.fine_scales is not None and source.inside % _COARSE == 0 and source.group == group
+        zeros = sample.zeros is not None
+        minima = zeros or sample.minima is not None or sample.fine_minima is not None
+        found = kernel()
+        together = 2 if found is None else found.together
+        return cls(bits, group, False, fine, minima, zeros, zero, together, table if bits == 4 else ())
+
+    @property
+    def exact(self) -> PackedForm:
+        """The same with scales in float32."""
+        return replace(self, floats=True)
+
+    @property
+    def type(self) -> int:
+        """The number by which the kernel knows it."""
+        flags = PACKED if self.bits == 8 else PACKED | NIBBLES | self.bits - 4 << 16
+        flags |= self.floats * _FLOATS | self.fine * _FINE
+        flags |= self.minima * _MINIMA | self.zeros * _ZEROS | (self.group == 16) * _SHORT | bool(self.table) * _LOOKUP
+        return flags | (self.zero & 255) << 8
+
+    def nbytes(self, inside: int) -> int:
+        """Bytes of 64 columns."""
+        coarse = inside // _COARSE * GROUP * 2 * (1 + self.minima) if self.fine else 0
+        return self._before + coarse + -(-inside // BLOCK) * (sum(self._sizes) + GROUP * BLOCK * self.bits // 8)
+
+    @property
+    def _before(self) -> int:
+        """Bytes of the table."""
+        return TABLE_BYTES if self.table else 0
+
+    @property
+    def _dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """Of scales and of minima."""
+        scales = torch.int8 if self.fine else torch.float32 if self.floats else torch.float16
+        return scales, torch.int8 if self.zeros else scales
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """Bytes of the scales and of the minima of a block of 64 columns."""
+        count, (scales, minima) = GROUP * (BLOCK // self.group), self._dtypes
+        return count * scales.itemsize, count * minima.itemsize * self.minima
+
+    def packed(self, source: PackedSource, start: int, stop: int) -> torch.Tensor:
+        """uint8 ``[nbytes]`` of 64 rows or, the last time, fewer."""
+        rows = _rows(source, start, stop)
+        parts = [self._scales(rows.scales, rows.coarse_scales, rows.fine_scales)]
+        if self.zeros:
+            parts.append(self._numbers(_as_columns(_known(rows.zeros))))
+        elif self.minima:
+            parts.append(self._scales(rows.minima, rows.coarse_minima, rows.fine_minima))
+        blocks = torch.cat([*parts, self._values(rows.values)], 1)
+        if self.table:
+            table = torch.zeros(TABLE_BYTES, dtype=torch.uint8)
+            table[: len(self.table)] = self._signed(torch.tensor(self.table, dtype=torch.int8).view(torch.uint8))
+            return torch.cat([table, self._with_coarse(rows, blocks)])
+        return self._with_coarse(rows, blocks)
+
+    def _with_coarse(self, rows: PackedRows, blocks: torch.Tensor) -> torch.Tensor:
+        if not self.fine:
+            return blocks.flatten()
+        coarse = [_as_columns(_known(rows.coarse_scales)).half()]
+        if self.minima:
+            coarse.append(_as_columns(_known(rows.coarse_minima)).half())
+        before = torch.cat([part.view(torch.uint8) for part in coarse], 1)
+        return torch.cat([before, blocks.view(len(before), -1)], 1).flatten()
+
+    def _scales(
+        self, whole: torch.Tensor | None, coarse: torch.Tensor | None, fine: torch.Tensor | None
+    ) -> torch.Tensor:
+        """uint8 ``[blocks, bytes]``: for each part of a block a number for each of 64 columns."""
+        if self.fine:
+            columns = _as_columns(_known(fine).to(torch.int8))
+        else:
+            if whole is None:
+                whole = (_known(coarse)[..., None] * _known(fine).view(*_known(coarse).shape, -1)).flatten(1)
+            columns = _as_columns(whole)
+            if not self.floats:
+                halves = columns.half()
+                if not torch.equal(halves.float(), columns):
+                    raise NotHalf
+                columns = halves
+        return self._numbers(columns)
+
+    def _numbers(self, columns: torch.Tensor) -> torch.Tensor:
+        """uint8 ``[blocks, bytes]`` of numbers ``[parts of blocks, 64]``."""
+        return columns.view(-1, BLOCK // self.group * GROUP).view(torch.uint8)
+
+    def _values(self, values: torch.Tensor) -> torch.Tensor:
+        """uint8 ``[blocks, bytes]`` of codes ``[rows, inside]``."""
+        padded = values
+        if values.shape[1] % BLOCK or len(values) < GROUP:
+            padded = F.pad(values, (0, -values.shape[1] % BLOCK, 0, GROUP - len(values)))
+        wide = {2: torch.int16, 4: torch.int32}[self.together]
+        tuples = padded.contiguous().view(wide).t().contiguous().view(torch.uint8)  # [inside / together, together * 64]
+        if self.bits == 8:
+            return self._signed(tuples).view(padded.shape[1] // BLOCK, -1)
+        both = (tuples & 15).view(-1, 2, self.together * GROUP)
+        parts = [(both[:, 0] | both[:, 1] << 4).view(padded.shape[1] // BLOCK, -1)]
+        if high := self.bits - 4:
+            rest = (tuples >> 4).view(-1, 8 // high, self.together * GROUP)
+            joined = rest[:, 0].clone()
+            for number in range(1, 8 // high):
+                joined |= rest[:, number] << number * high
+            parts.append(joined.view(padded.shape[1] // BLOCK, -1))
+        return torch.cat(parts, 1)
+
+    def _signed(self, values: torch.Tensor) -> torch.Tensor:
+        """Bytes with a sign as they are stored."""
+        return values ^ 128 if self.together == 4 else values
+
+    def values(self, group: torch.Tensor, inside: int) -> torch.Tensor:
+        """The reverse of ``packed``: float32 ``[64, inside]``."""
+        parts, count = BLOCK // self.group, -(-inside // BLOCK)
+        kinds, group = 1 + self.minima, group[self._before :]
+        coarse = None
+        if self.fine:
+            groups = group.view(inside // _COARSE, -1)
+            coarse = groups[:, : kinds * GROUP * 2].contiguous().view(torch.float16).view(-1, kinds, 1, GROUP).float()
+            group = groups[:, kinds * GROUP * 2 :]
+        blocks = group.reshape(count, -1)
+        first, second = self._sizes
+        shape, (of_scales, of_minima) = (count, parts, GROUP), self._dtypes
+        scales = blocks[:, :first].contiguous().view(of_scales).view(shape).float()
+        minima = (
+            blocks[:, first : first + second].contiguous().view(of_minima).view(shape).float() if kinds > 1 else None
+        )
+        if coarse is not None:
+            coarse = coarse.repeat_interleave(_COARSE // BLOCK, 0)
+            scales = scales * coarse[:, 0]
+            minima = None if minima is None else minima * coarse[:, 1]
+        elif self.zeros:
+            minima = _known(minima) * scales
+        codes = self._codes(blocks[:, first + second :])
+        values = codes.float() - self.zero if not self.table else torch.tensor(self.table).float()[codes.int()]
+        values = values.view(count, parts, self.group, GROUP) * scales[:, :, None]
+        if minima is not None:
+            values -= minima[:, :, None]
+        return values.view(-1, GROUP)[:inside].t()
+
+    def _codes(self, values: torch.Tensor) -> torch.Tensor:
+        """int16 ``[blocks, 32, 64]``: what is stored for each element of 64 columns."""
+        values, shape = values.contiguous(), (len(values), -1, GROUP, self.together)
+        if self.bits == 8:
+            tuples = self._signed(values).view(torch.int8).view(shape)
+        else:
+            low = values[:, : GROUP * BLOCK // 2].view(len(values), -1, 1, GROUP, self.together)
+            tuples = torch.cat([low & 15, low >> 4], 2).view(shape)
+            if high := self.bits - 4:
+                rest = values[:, GROUP * BLOCK // 2 :].view(len(values), -1, 1, GROUP, self.together)
+                each = torch.cat([rest >> number * high for number in range(8 // high)], 2) & (1 << high) - 1
+                tuples = tuples | each.view(tuples.shape) << 4
+        return tuples.transpose(2, 3).reshape(len(values), BLOCK, GROUP).short()
+
+
+def _stored_bits(source: PackedSource) -> int:
+    """Bits that a value takes: 4, 5, 6 or 8."""
+    if source.table is not None:
+        return 4 if source.bits <= 4 else 8
+    return 8 if source.bits > 6 else max(4, source.bits)
+
+
+def _rows(source: PackedSource, start: int, stop: int) -> PackedRows:
+    """Rows whose codes are what is stored: bytes with a sign, and scales for 32 elements where more have one."""
+    rows = source.rows(start, stop)
+    values = rows.values
+    if source.table is not None and _stored_bits(source) == 8:
+        table = torch.tensor([int(value) for value in source.table], dtype=torch.int8)
+        values = table[values.int()].view(torch.uint8)
+    elif source.table is None and _stored_bits(source) == 8:
+        values = values ^ 128  # as bytes with a sign: 128 less
+    rows = replace(rows, values=values)
+    repeat, wanted = source.group // min(source.group, BLOCK), -(-source.inside // BLOCK)
+    if repeat == 1:
+        return rows
+    repeated = {
+        name: numbers.repeat_interleave(repeat, 1)[:, :wanted]
+        for name in ("scales", "minima", "zeros")
+        if (numbers := getattr(rows, name)) is not None
+    }
+    return replace(rows, **repeated)
+
+
+def _as_columns(numbers: torch.Tensor) -> torch.Tensor:
+    """``[rows, n]`` as ``[n, 64]``, padded with zeros."""
+    return F.pad(numbers, (0, 0, 0, GROUP - len(numbers))).t().contiguous()
+
+
+def _is_whole(source: PackedSource) -> bool:
+    """Whether a table holds bytes with a sign."""
+    return all(value == int(value) and -128 <= value <= 127 for value in source.table or ())
+
+
+def _known(numbers: torch.Tensor | None) -> torch.Tensor:
+    if numbers is None:
+        raise NotPackable("its scales are not all of one kind")
+    return numbers
