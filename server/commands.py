@@ -10,8 +10,9 @@ from server.config.cluster_options import ClusterConfig
 from server.config.command_line import parse
 from server.config.connect_options import ConnectConfig
 from server.config.doctor_options import DoctorConfig
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
 from server.config.sessions_options import SessionsCommand
+from server.config.usage_error import UsageError
 from server.engine.launcher import EngineLauncher
 
 

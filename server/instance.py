@@ -17,7 +17,8 @@ import msgspec
 
 from scheduler.model_facts import ModelFacts
 from scheduler.tokenizer_parts import TokenizerParts
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
+from server.config.usage_error import UsageError
 from server.daemon_thread import in_daemon_thread
 from server.engine.engine_process import EngineProcess
 from server.engine.launcher import EngineLauncher

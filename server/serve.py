@@ -19,7 +19,8 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
+from server.config.usage_error import UsageError
 from server.engine.engine import EngineFailed
 from server.engine.launcher import EngineLauncher
 from server.http.connection import HttpConfig

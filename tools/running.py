@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from server.cli.bench import bench
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 from server.engine.process_tree import cpu_seconds
 
 

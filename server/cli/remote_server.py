@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 
 Answer = dict[str, Any]
 

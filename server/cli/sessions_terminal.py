@@ -22,8 +22,8 @@ from server.cli.remote_server import (
     no_server,
     session_path,
 )
-from server.config.serve_options import UsageError
 from server.config.sessions_options import SessionsCommand
+from server.config.usage_error import UsageError
 
 CAPSULE = {"content-type": "application/zip"}
 TIMEOUT = httpx.Timeout(

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from server.config.command_line import environment_variable
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
+from server.config.usage_error import UsageError
 
 SECRETS = ("api_key", "database", "remote")  # fields of ServeConfig that Ray is never told: it logs what it is told
 OTHERS = 0o077  # permissions of everybody but the owner

@@ -25,7 +25,8 @@ from server.cluster.env_file import SECRETS
 from server.cluster.replica import Replica, longest_goodbye
 from server.config.cluster_options import ClusterConfig
 from server.config.command_line import configured, environment_variable
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
+from server.config.usage_error import UsageError
 from server.log import data_dir
 from server.telemetry import log_context
 from server.telemetry.log_context import say

@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from server.cluster import env_file
 from server.config.command_line import configured
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
+from server.config.usage_error import UsageError
 from server.engine.engine import EngineFailed
 from server.engine.launcher import EngineLauncher
 from server.instance import FLUSH_SECONDS, HTTP_SECONDS, Instance, quiet, summary

@@ -8,8 +8,9 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from server.config.client_options import ADDRESS, VISIBLE
 from server.config.option_types import Count
-from server.config.serve_options import ADDRESS, DEMO, VISIBLE
+from server.config.serve_options import DEMO
 
 
 def parse_counts(given: object) -> object:

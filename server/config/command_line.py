@@ -17,12 +17,14 @@ from pydantic_settings import BaseSettings, SettingsError
 from server import __version__
 from server.config import help_text
 from server.config.bench_options import BenchConfig
+from server.config.client_options import ChatConfig, ClientConfig
 from server.config.cluster_options import ClusterConfig
 from server.config.connect_options import ConnectConfig
 from server.config.doctor_options import DoctorConfig
 from server.config.environment import misspelt
-from server.config.serve_options import ChatConfig, ClientConfig, ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
 from server.config.sessions_options import JSON, VERBS, SessionsCommand
+from server.config.usage_error import UsageError
 
 COMMANDS: dict[str, tuple[type[BaseSettings], str]] = {
     "serve": (ServeConfig, "Serve a model over HTTP, as the OpenAI API, with one KV cache per session."),

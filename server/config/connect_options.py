@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from server.config.serve_options import ClientConfig
+from server.config.client_options import ClientConfig
 
 
 class ConnectConfig(ClientConfig):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.config.serve_options import ClientConfig
+from server.config.client_options import ClientConfig
 
 
 @dataclass(frozen=True)

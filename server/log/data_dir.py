@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 
 FILES = ("lock", "server", "log.sqlite", "log.sqlite-wal", "log.sqlite-shm", "log.sqlite-starts")
 FOLDERS = ("kv", "transfer", "verdicts")

@@ -18,7 +18,8 @@ from server.cluster import ray_serve
 from server.cluster.replica import Replica, longest_goodbye, own_folder
 from server.config.cluster_options import ClusterConfig
 from server.config.command_line import parse
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
+from server.config.usage_error import UsageError
 from server.log import data_dir
 from server.telemetry import log_context
 

@@ -13,7 +13,8 @@ from cluster.test_deploying import ENVIRONMENT, NoRay, config, started
 from server.cluster import env_file, ray_serve, replica
 from server.cluster.replica import Replica
 from server.config.command_line import parse
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
+from server.config.usage_error import UsageError
 from server.telemetry import log_context
 
 SECRETS = ("s3cret", "key1", "key2", "bucket", "cloud-key")

@@ -14,7 +14,8 @@ import scripted_engine
 from scripted_process import pid_of, run_patiently
 
 from server import instance
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
+from server.config.usage_error import UsageError
 from server.engine.launcher import EngineLauncher
 from server.instance import Instance
 

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.api.sessions.capsule import CHUNK, MEDIA_TYPE, Capsule, write_all
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 from server.errors import ApiError, ClientLeft
 from server.http.sse import while_connected
 from server.log import data_dir

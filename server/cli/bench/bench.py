@@ -19,7 +19,7 @@ from server import __version__
 from server.cli.bench.bench_load import BenchLoad, Client, NoAnswer
 from server.cli.bench.bench_report import HEAD, about, figures, reading_line, row, weight_reading
 from server.config.bench_options import BenchConfig
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 from server.engine.launcher import engine_environment
 from server.engine.process_tree import last_line, listener
 from server.serve import listening

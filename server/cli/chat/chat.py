@@ -14,7 +14,8 @@ from server.cli.chat.line_editor import LineEditor, history_path, keys_between_p
 from server.cli.chat.reply_view import MarkdownView, PlainView, ReplyView
 from server.cli.chat.slash_commands import COMMANDS, Quit, Terminal, obey, show_last_turns
 from server.cli.remote_server import RemoteServer, RequestFailed, base_url, key_header
-from server.config.serve_options import ChatConfig, UsageError
+from server.config.client_options import ChatConfig
+from server.config.usage_error import UsageError
 
 TIMEOUT = httpx.Timeout(10.0, read=None)  # a long prompt may take its time until the first token
 

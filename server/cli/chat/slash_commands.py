@@ -12,7 +12,7 @@ from server.cli.chat.conversation import Conversation, Message
 from server.cli.chat.reply_view import ReplyView
 from server.cli.remote_server import RemoteServer, RequestFailed
 from server.cli.sessions_terminal import described, export, listed
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 
 LISTED = 20  # sessions
 SHOWN_TURNS = 2  # of a session that is continued

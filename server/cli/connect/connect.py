@@ -20,7 +20,7 @@ from server.cli.connect.client_settings import (
 )
 from server.cli.remote_server import explain
 from server.config.connect_options import ConnectConfig
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 
 TIMEOUT = 10.0  # seconds until a server that does not answer is given up
 NO_KEY = "none"  # clients want some key

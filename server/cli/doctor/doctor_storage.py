@@ -21,7 +21,7 @@ import sqlalchemy as sql
 from scheduler.extras import install_command
 from server.cli.doctor.findings import Finding, fault, ok, size, warning
 from server.config.doctor_options import DoctorConfig
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 from server.log import data_dir
 from server.log.database import CHECKED_BYTES, Database, LogUnavailable
 from server.log.recovery.mending import file_of

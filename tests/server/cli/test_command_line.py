@@ -13,7 +13,8 @@ import httpx
 import pytest
 from scripted_server import PATIENCE, environment, serving, warmturn
 
-from server.config.serve_options import DEMO_FOLDER, ServeConfig, UsageError
+from server.config.serve_options import DEMO_FOLDER, ServeConfig
+from server.config.usage_error import UsageError
 from server.engine.launcher import EngineLauncher
 from server.serve import serve
 

@@ -19,8 +19,8 @@ from server.api.sessions.transfers import Transfers
 from server.app import create_app
 from server.cli.sessions_terminal import sessions
 from server.config.command_line import parse
-from server.config.serve_options import UsageError
 from server.config.sessions_options import VERBS, SessionsCommand
+from server.config.usage_error import UsageError
 from server.log.session_log import SessionLog
 
 

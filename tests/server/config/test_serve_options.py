@@ -7,10 +7,12 @@ import pytest
 
 from scheduler.engine_config import EngineConfig
 from server.config.bench_options import BenchConfig
+from server.config.client_options import ChatConfig
 from server.config.command_line import COMMANDS, environment_variable, flag, parse
 from server.config.doctor_options import DoctorConfig
-from server.config.serve_options import DEMO_FOLDER, ChatConfig, ServeConfig, UsageError
+from server.config.serve_options import DEMO_FOLDER, ServeConfig
 from server.config.sessions_options import SessionsCommand
+from server.config.usage_error import UsageError
 
 
 @pytest.fixture(autouse=True)

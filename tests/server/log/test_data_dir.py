@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 from server.log import data_dir
 
 

@@ -7,7 +7,8 @@ import pytest
 from http_context import MODEL, Call, Site, served
 
 from server.config.command_line import parse
-from server.config.serve_options import ServeConfig, UsageError
+from server.config.serve_options import ServeConfig
+from server.config.usage_error import UsageError
 from server.startup_app import StartupApp
 
 ORIGIN = "https://app.example"

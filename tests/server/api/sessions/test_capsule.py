@@ -25,7 +25,7 @@ from scheduler.protocol import Exported, unpack_ids
 from server.api.sessions import capsule
 from server.api.sessions.capsule import Capsule, CapsuleFacts, Member
 from server.api.sessions.transfers import AT_ONCE, Transfers
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 from server.engine.engine import EngineDied, EngineUnavailable
 
 URL = "/v1/sessions"

@@ -23,7 +23,7 @@ from server.cli.bench import bench_report
 from server.cli.bench.bench import bench, pid_of
 from server.cli.bench.bench_load import PROBES, BenchLoad, Client, NoAnswer, TimedTurn
 from server.config.bench_options import BenchConfig
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 from server.engine.process_tree import cpu_seconds, listener
 
 Body = dict[str, Any]

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from server.cli.chat.chat import chat
-from server.config.serve_options import ChatConfig, UsageError
+from server.config.client_options import ChatConfig
+from server.config.usage_error import UsageError
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

@@ -16,7 +16,7 @@ import yaml
 from server.cli.connect.client_settings import ServedModel, client_names, client_settings
 from server.cli.connect.connect import connect
 from server.config.connect_options import ConnectConfig
-from server.config.serve_options import UsageError
+from server.config.usage_error import UsageError
 
 NAME = 'org/a "model" $x'  # whatever a folder may be called
 SERVED = ServedModel("http://host:1", "k'1", NAME, 65_536)
