@@ -25,6 +25,7 @@ from server.log.session_log import SessionLog
 from server.middleware.access import Access, LastResort
 from server.middleware.auth import Guard, Hosts, Keyring
 from server.middleware.cors import Cors
+from server.middleware.key_file import KeyFile
 from server.middleware.overload import Overload, TurnRoutes
 from server.telemetry import traces
 from server.telemetry.vllm_names import VllmNames
@@ -38,6 +39,7 @@ def create_app(
     *,
     served_name: str,
     api_keys: Mapping[str, str],
+    key_file: KeyFile | None = None,
     transfers: Transfers,
     template: Stability = UNMEASURED,
     thinking: ThinkingDefaults = UNLIMITED,
@@ -51,12 +53,13 @@ def create_app(
     ollama: bool = True,
     tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
-    """The app over these parts. ``api_keys`` is tenant -> key. If it is empty, every client is tenant "default" and
-    needs no key, and the Host header must be an IP address, localhost or one of ``allowed_hosts``. Web pages of
-    ``allowed_origins`` may call the API (CORS). ``ignore_unknown``: unknown fields of bodies are ignored instead of
-    refused. ``line_seconds``, ``aliases``, ``any_model``: see ServerContext. ``vllm_names``: ``/metrics`` also has
-    vLLM's metric names. Without a ``tracer_provider``, OpenTelemetry's environment variables say where spans are sent.
-    ``thinking``: the default limit on reasoning. ``ollama``: whether Ollama's API is served too.
+    """The app over these parts. ``api_keys`` is tenant -> key; ``key_file`` has further ones. Without both, every
+    client is tenant "default" and needs no key, and the Host header must be an IP address, localhost or one of
+    ``allowed_hosts``. Web pages of ``allowed_origins`` may call the API (CORS). ``ignore_unknown``: unknown fields of
+    bodies are ignored instead of refused. ``line_seconds``, ``aliases``, ``any_model``: see ServerContext.
+    ``vllm_names``: ``/metrics`` also has vLLM's metric names. Without a ``tracer_provider``, OpenTelemetry's
+    environment variables say where spans are sent. ``thinking``: the default limit on reasoning. ``ollama``: whether
+    Ollama's API is served too.
     """
     own = traces.provider_of_environment() if tracer_provider is None else None
     provider = tracer_provider or own
@@ -106,9 +109,8 @@ def create_app(
     turns = TurnRoutes(route for router in endpoints for route in router.routes)
 
     def before(rest: ASGIApp) -> ASGIApp:
-        guard = Guard(
-            Overload(Dispatch(rest, turns), engine, turns), Keyring(api_keys), Hosts(allowed_hosts), allowed_origins
-        )
+        admitted = Overload(Dispatch(rest, turns), engine, turns)
+        guard = Guard(admitted, Keyring(api_keys, key_file), Hosts(allowed_hosts), allowed_origins)
         access = Access(guard, context.metrics)
         return Cors(access, allowed_origins) if allowed_origins else access
 

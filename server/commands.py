@@ -10,6 +10,7 @@ from server.config.cluster_options import ClusterConfig
 from server.config.command_line import parse
 from server.config.connect_options import ConnectConfig
 from server.config.doctor_options import DoctorConfig
+from server.config.keys_options import KeysConfig
 from server.config.serve_options import ServeConfig
 from server.config.sessions_options import SessionsCommand
 from server.config.usage_error import UsageError
@@ -38,6 +39,10 @@ def run(arguments: Sequence[str], launcher: EngineLauncher) -> int:
             from server.cli.connect.connect import connect
 
             return connect(config)
+        if isinstance(config, KeysConfig):
+            from server.cli.keys import keys
+
+            return keys(config)
         if isinstance(config, ServeConfig):
             from server.serve import serve
 

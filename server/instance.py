@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from server.chat.tokenizer import ChatTokenizer
     from server.housekeeping import Housekeeper
     from server.log.session_log import SessionLog
+    from server.middleware.key_file import KeyFile
     from server.startup_app import StartupApp
 
 FLUSH_SECONDS = 30.0  # at most, for KV that is not on disk yet when the turns are over
@@ -72,6 +73,7 @@ class Instance:
     entrance: StartupApp  # from ``start`` on, as the two below
     _log: SessionLog
     _housekeeper: Housekeeper
+    _keys: KeyFile | None
 
     def __init__(self, config: ServeConfig, launcher: EngineLauncher, folder: Path) -> None:
         """``launcher`` starts engine processes. ``folder`` is the data dir, which no other server uses."""
@@ -97,6 +99,7 @@ class Instance:
         self.engine.prepare()
         try:
             await in_daemon_thread(import_parts, "imports")
+            self._keys = opened_keys(self._config)
             self._log = opened_log(self._config, self._folder)
         except BaseException:
             await self.engine.stop()
@@ -154,6 +157,7 @@ class Instance:
             tokens,
             served_name=config.name,
             api_keys=config.api_key,
+            key_file=self._keys,
             transfers=Transfers(config.data_dir / "transfer", int(config.max_capsule)),
             template=template,
             thinking=thinking_defaults(config),
@@ -183,6 +187,18 @@ class Instance:
     def _unwanted(self, tenant: str, session: str, response: str) -> None:
         if self._background is not None:
             self._background.cancel_unwanted(tenant, session, response)
+
+
+def opened_keys(config: ServeConfig) -> KeyFile | None:
+    """The key file of a configuration. Raises UsageError."""
+    from server.middleware.key_file import KeyFile, KeyFileError
+
+    if config.key_file is None:
+        return None
+    try:
+        return KeyFile(config.key_file.expanduser())
+    except KeyFileError as error:
+        raise UsageError(f"--key-file: the file {error}") from None
 
 
 def thinking_defaults(config: ServeConfig) -> ThinkingDefaults:

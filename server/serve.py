@@ -49,7 +49,7 @@ def serve(config: ServeConfig, launcher: EngineLauncher) -> int:
     gc.disable()  # until ``seldom_collected``: what is imported stays
     with listening(config.host, config.port) as listener, data_dir.locked(config.data_dir) as folder:
         look_for(config.source)
-        if not config.api_key and not is_loopback(listener):
+        if not config.has_keys and not is_loopback(listener):
             say("warning: no --api-key is set: everyone who reaches this port is served", logging.WARNING)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             status = runner.run(Service(config, launcher, listener, folder).run())

@@ -86,7 +86,7 @@ def cluster(config: ClusterConfig) -> int:
         status = deploy(config)
         if status != 0 or config.ray_address is not None:
             return status
-        if not config.api_key and not config.host.startswith("127.") and config.host not in ("localhost", "::1"):
+        if not config.has_keys and not config.host.startswith("127.") and config.host not in ("localhost", "::1"):
             say("warning: no --api-key is set: everyone who reaches this port is served", logging.WARNING)
         where = f"[{config.host}]" if ":" in config.host else config.host
         say(f"serving {config.name} at http://{where}:{config.port} ({replicas_of(config)})", result=True)

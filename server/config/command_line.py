@@ -22,6 +22,7 @@ from server.config.cluster_options import ClusterConfig
 from server.config.connect_options import ConnectConfig
 from server.config.doctor_options import DoctorConfig
 from server.config.environment import misspelt
+from server.config.keys_options import KeysConfig
 from server.config.serve_options import ServeConfig
 from server.config.sessions_options import JSON, VERBS, SessionsCommand
 from server.config.usage_error import UsageError
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[type[BaseSettings], str]] = {
     "chat": (ChatConfig, "Chat in the terminal with a running server. Ctrl-C stops a reply, Ctrl-D leaves."),
     "sessions": (ClientConfig, "List, show, fork, rewind, export and delete the sessions of a running server."),
     "connect": (ConnectConfig, "Print or write the settings of a coding agent for a running server."),
+    "keys": (KeysConfig, "Add, list and revoke API keys in a file that running servers read again."),
     "cluster": (ClusterConfig, "Serve a model with several servers that share their sessions, on Ray Serve."),
     "doctor": (DoctorConfig, "Look for what keeps a server from starting or makes it slow, and say what to do."),
     "bench": (BenchConfig, "Measure multi-turn chats on this machine or on any server of OpenAI's API."),
@@ -55,7 +57,7 @@ FAULTS = {  # pydantic's, in words for people
 LONGEST_LINE = 80  # columns of a page of help
 
 Settings = TypeVar("Settings", bound=BaseSettings)
-Command = ServeConfig | ChatConfig | ConnectConfig | SessionsCommand | DoctorConfig | BenchConfig
+Command = ServeConfig | ChatConfig | ConnectConfig | KeysConfig | SessionsCommand | DoctorConfig | BenchConfig
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -70,7 +72,7 @@ def parse(arguments: Sequence[str]) -> Command:
         if behind:
             given["serve_flags"] = behind
         parsed = configured(config, given)
-        assert isinstance(parsed, ServeConfig | ChatConfig | ConnectConfig | BenchConfig)
+        assert isinstance(parsed, ServeConfig | ChatConfig | ConnectConfig | KeysConfig | BenchConfig)
         return parsed
     settings = {name: given.pop(name) for name in config.model_fields if name in given}
     parsed = configured(config, settings)

@@ -8,6 +8,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "host",
         "port",
         "api_key",
+        "key_file",
         "allowed_host",
         "allow_origin",
         "unknown_fields",

@@ -54,6 +54,11 @@ class ServeConfig(BaseSettings):
         "without keys everyone who reaches the port is served",
         json_schema_extra={"metavar": "NAME=KEY", "default": "none"},
     )
+    key_file: Path | None = Field(
+        default=None,
+        description="file of further tenants, digests of their keys and their limits; `warmturn keys` writes it",
+        json_schema_extra={"metavar": "FILE", "default": "none"},
+    )
     data_dir: Path = Field(
         default_factory=default_data_dir,
         description="folder of the session log and of KV on disk; for one server at a time",
@@ -298,6 +303,11 @@ class ServeConfig(BaseSettings):
     def source(self) -> str:
         """What the model and its tokenizer are loaded from: a hub id or an absolute folder."""
         return str(DEMO_FOLDER) if self.model == DEMO else self.model
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self.api_key) or self.key_file is not None
 
     @property
     def name(self) -> str:

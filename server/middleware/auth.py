@@ -9,44 +9,75 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Awaitable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError
 from server.http import page
 from server.http.error_responses import error_response
+from server.middleware.key_file import KeyEntry, KeyFile
+from server.middleware.rate_limit import RateLimit
 
 OPEN_PATHS = frozenset({"/health", "/health/live"})  # exact matches of scope["path"]; everything else needs a key
 DEFAULT_TENANT = "default"
 ANY = "*"  # every origin
+NO_LIMIT = RateLimit(None, None)
+
+
+@dataclass(frozen=True)
+class KeyAccess:
+    """What a key gives: the data of its tenant, within its limits."""
+
+    tenant: str
+    limit: RateLimit
 
 
 class Keyring:
-    """The tenants and the SHA-256 digests of their keys; the keys themselves are not kept."""
+    """The SHA-256 digests of all keys and what each gives; the keys themselves are not kept."""
 
-    def __init__(self, api_keys: Mapping[str, str]) -> None:
-        self._digests = [(tenant, digest(key.encode())) for tenant, key in api_keys.items()]
+    def __init__(self, api_keys: Mapping[str, str], file: KeyFile | None = None) -> None:
+        self._fixed = {digest(key.encode()): KeyAccess(tenant, NO_LIMIT) for tenant, key in api_keys.items()}
+        self._file = file
+        self._entries: dict[KeyEntry, KeyAccess] = {}
+        self._known = self._fixed
+        self._open = KeyAccess(DEFAULT_TENANT, NO_LIMIT)
+        if file is not None:
+            self._read(file.entries)
 
     def __bool__(self) -> bool:
-        return bool(self._digests)
+        return bool(self._fixed) or self._file is not None
 
-    def tenant(self, authorization: bytes | None) -> str | None:
-        """The tenant whose key is in an Authorization header; None if it is wrong. Without configured keys, the one
-        tenant.
+    def access(self, authorization: bytes | None) -> KeyAccess | None:
+        """What the key in an Authorization header gives; None if it is wrong. Without configured keys everything is
+        one tenant's.
         """
-        if not self._digests:
-            return DEFAULT_TENANT
+        if not self:
+            return self._open
+        if self._file is not None and self._file.changed():
+            self._read(self._file.entries)
         scheme, _, key = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer":
             return None
         given = digest(key.strip())
         found = None
-        for tenant, known in self._digests:  # all of them, so that the time tells nothing
+        for known, access in self._known.items():  # all of them, so that the time tells nothing
             if hmac.compare_digest(known, given):
-                found = tenant
+                found = access
         return found
+
+    def _read(self, entries: Sequence[KeyEntry]) -> None:
+        """Take the keys of the file. What is left of a limit stays, where the entry is the same."""
+        self._entries = {
+            entry: self._entries.get(entry)
+            or KeyAccess(entry.tenant, RateLimit(entry.requests_per_minute, entry.tokens_per_minute))
+            for entry in entries
+        }
+        from_file = {bytes.fromhex(entry.sha256): access for entry, access in self._entries.items()}
+        self._known = {**from_file, **self._fixed}
 
 
 def digest(key: bytes) -> bytes:
@@ -108,10 +139,12 @@ class Guard:
             if scope["type"] == "http" and page.is_page_request(scope):  # files, by their exact paths
                 return self.app(scope, receive, send)
             values = headers.getlist("authorization") or [f"Bearer {key}" for key in headers.getlist("x-api-key")]
-            tenant = self.keyring.tenant(values[0].encode("latin-1") if len(values) == 1 else None)
-            if tenant is None:
+            access = self.keyring.access(values[0].encode("latin-1") if len(values) == 1 else None)
+            if access is None:
                 return error_response(missing_key_error(bool(values)), scope)(scope, receive, send)
-            scope.setdefault("state", {})["tenant"] = tenant
+            scope.setdefault("state", {}).update(tenant=access.tenant, rate_limit=access.limit)
+            if scope["type"] == "http" and access.limit:
+                return self.app(scope, receive, partial(send_limited, send, access.limit))
         return self.app(scope, receive, send)
 
     def _may_open_sockets(self, headers: Headers) -> bool:
@@ -120,6 +153,13 @@ class Guard:
         if origin is None or not self.origins.isdisjoint({ANY, origin.lower()}):
             return True
         return urlsplit(origin.lower()).netloc == headers.get("host", "").lower()
+
+
+async def send_limited(send: Send, limit: RateLimit, message: Message) -> None:
+    """Send a message of an answer; the first one tells what is left of the key's limits."""
+    if message["type"] == "http.response.start":
+        MutableHeaders(scope=message).update(limit.headers())
+    await send(message)
 
 
 def missing_key_error(given: bool) -> ApiError:

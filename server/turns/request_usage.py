@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import Span
@@ -33,10 +33,12 @@ class RequestUsage:
         prompts: Sequence[Prompt],
         partial_replies: Sequence[PartialReply],
         attributes: dict[str, traces.Value],
+        charge: Callable[[int], None],
     ) -> None:
         """``span`` is started, and gets ``attributes`` when it ends; ``started`` is when the request came, by
-        ``time.perf_counter``.
+        ``time.perf_counter``; ``charge`` is told how many tokens were computed, when it is over.
         """
+        self._charge = charge
         self.metrics = metrics
         self.watches: list[Stopwatch] = [metrics.stopwatch(started) for _ in partial_replies]
         self._span = span
@@ -59,6 +61,8 @@ class RequestUsage:
             watch.ended(FinishReason.CANCELLED if self._failure is None else FinishReason.ERROR)
         error = self._error()
         prompt, cached, completion = self._tokens()
+        if any(watch.receipt is not None for watch in self.watches):  # it was admitted
+            self._charge(prompt - cached + completion)
         first = min((watch.first for watch in self.watches if watch.first is not None), default=None)
         log_context.note(
             prompt_tokens=prompt,

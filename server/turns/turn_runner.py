@@ -88,8 +88,11 @@ class TurnRunner:
 
     def submit(self, patience: int = 1) -> Choices:
         """Submit the turns; the caller closes them. ``patience``: see ``Choices``. The session is released when its
-        turn is committed, at the latest when the turn's claim is closed. Raises EngineUnavailable.
+        turn is committed, at the latest when the turn's claim is closed. Raises EngineUnavailable, and a 429 beyond the
+        limits of the request's key.
         """
+        limit = self._turn.request.state.rate_limit
+        limit.admit()
         self._claim = self._turn.claim.pop_all()
         self._turn.claim.enter_context(self._claim)
         assert is_turn_route(self._turn.request.scope["route"]), "the endpoint needs the decorator takes_turn"
@@ -99,7 +102,9 @@ class TurnRunner:
         operation, choices = self._reply.operation, len(self._submits)
         span = traces.generation(context.tracer, operation, context.served_name, name, self._submits[0], choices)
         chunk: dict[str, traces.Value] = {"gen_ai.response.id": head.id, "gen_ai.response.model": head.model}
-        account = RequestUsage(context.metrics, span, started, self._prompts, self._partial_replies, chunk)
+        account = RequestUsage(
+            context.metrics, span, started, self._prompts, self._partial_replies, chunk, limit.charge
+        )
         return Choices(context.engine, account, self._submits, patience)
 
     async def _run_whole(self, choices: Choices) -> bytes:

@@ -65,7 +65,7 @@ def port(config: DoctorConfig) -> Iterator[Finding]:
             yield fault("port", str(error), "stop the program that uses it, or choose another --host or --port")
         return
     told = f"{config.host}, port {config.port}: free"
-    if inside or config.api_key:
+    if inside or config.has_keys:
         yield ok("port", told + ("; reached from this machine only" if inside else "; behind keys"))
     else:
         yield warning(
