@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tools.modules_page import page
+import pytest
+
+from tools import modules_page
+from tools.modules_page import drawing, imported_folders, page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -15,6 +18,25 @@ SOURCES = "\n".join(p.read_text(encoding="utf-8") for p in ROOT.glob("[!.]*/**/*
 def test_every_module_has_its_line() -> None:
     """`make pages` writes the page anew."""
     assert (ROOT / "docs" / "modules.md").read_text(encoding="utf-8") == page()
+
+
+def test_arrows_that_others_imply_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = {"cache/a": {"cache/b", "cache/c"}, "cache/b": {"cache/c"}, "cache/c": set[str]()}
+    monkeypatch.setattr(modules_page, "imported_folders", lambda: graph)
+    assert [line.strip() for line in drawing().splitlines() if "-->" in line] == [
+        "cache_a --> cache_b",
+        "cache_b --> cache_c",
+    ]
+    graph["cache/c"].add("cache/b")
+    with pytest.raises(SystemExit, match="cache/b, cache/c"):
+        drawing()
+
+
+def test_imports_between_folders_are_found() -> None:
+    graph = imported_folders()
+    assert "cache/pages" in graph["cache/tiers"]
+    assert "server/turns" in graph["server/api"]
+    assert graph["cache/segments"] <= {"cache/memory"}
 
 
 def test_the_page_is_short() -> None:
