@@ -67,7 +67,7 @@ test-architectures: $(DEV_STAMP)
 test-thresholds: $(DEV_STAMP)
 	$(BIN)/python tests/architectures/run.py --real --jobs 2 --timeout 900 --out docs/architectures.md
 
-# Turns of all sorts on 17 architectures, on an engine that drafts tokens and on one that does not.
+# Turns of all sorts on 16 architectures, on an engine that drafts tokens and on one that does not.
 test-speculation: $(DEV_STAMP)
 	SPECULATION_TURNS=$(or $(TURNS),10000) SPECULATION_SEED=$(or $(SEED),1) \
 	  $(BIN)/python -m pytest -s -m slow -n $(WORKERS) --dist load tests/scheduler/core/test_speculation.py

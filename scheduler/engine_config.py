@@ -31,6 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     kv_at_rest: str = "exact"  # exact | int8 | fp8: how KV is written to disk
     tensor_parallel: int = 1  # ranks among which the model is divided, one process and one device each
     speculate: str = "off"  # auto | off: whether tokens are drafted
+    draft_model: str | None = None  # hub id or folder of a small model that drafts tokens
     tenant_share: float = 1.0  # of every tier that one tenant may hold when others need the room
     offline: bool = False  # take files of the hub only where they have been downloaded before
     log_format: str = "text"  # text | json

@@ -25,6 +25,7 @@ from scheduler.core.constraint import Grammars, grammar_tokenizer
 from scheduler.core.engine_core import EngineCore
 from scheduler.core.launched_step import LaunchedStep
 from scheduler.core.limits import Limits
+from scheduler.core.model_drafter import ModelDrafter
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.session_commands import SessionCommands
 from scheduler.core.sessions_index import SessionsIndex
@@ -33,9 +34,10 @@ from scheduler.core.text import Vocabulary
 from scheduler.engine_config import EngineConfig
 from scheduler.logs import configure
 from scheduler.model.decode_graphs import DecodeGraphs, capturer
+from scheduler.model.draft_model import divide_memory, load_draft_model
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
-from scheduler.model.memory import TooSmall, build_archive, build_store
+from scheduler.model.memory import TooSmall, build_archive, build_store, spare
 from scheduler.model.runner import ModelRunner
 from scheduler.model_facts import ModelFacts
 from scheduler.protocol import (
@@ -104,9 +106,16 @@ class Channel:
         zmq.Context.instance().term()
 
 
-def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelFacts]:
-    """The engine of a loaded model, and what to tell the server about it. Raises ``TooSmall``."""
+def build(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None = None) -> tuple[EngineCore, ModelFacts]:
+    """The engine of a loaded model and its ``draft`` model, and what to tell the server about it. Raises
+    ``TooSmall``.
+    """
     device = loaded.model.device
+    drafter = None
+    if draft is not None:
+        total = config.kv_memory or spare(device, config.tensor_parallel)
+        config, small = divide_memory(config, total, loaded, draft)
+        drafter = build_drafter(small, draft, loaded)
     followers = loaded.followers
     store = build_store(config, loaded.verdict, PAGE_SIZE, device, loaded.rope.threshold, followers)
     store.skeleton = loaded.verdict.skeleton
@@ -139,7 +148,7 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
     grammars.prepare()
     speculator = None
     if config.speculate != "off":
-        speculator = Speculator(SessionsIndex(store.residency.__contains__), context, store.stateful)
+        speculator = Speculator(SessionsIndex(store.residency.__contains__), context, store.stateful, drafter)
     engine = EngineCore(runner, scheduler, vocabulary, loaded.eos_token_ids, limits, grammars, speculator)
     facts = ModelFacts(
         architecture=type(loaded.model).__name__,
@@ -168,6 +177,20 @@ def build(config: EngineConfig, loaded: LoadedModel) -> tuple[EngineCore, ModelF
     return engine, facts
 
 
+def build_drafter(config: EngineConfig, draft: LoadedModel, served: LoadedModel) -> ModelDrafter:
+    """What proposes the draft model's tokens, with a store and tiers within the budgets of ``config``. Raises
+    ``TooSmall``.
+    """
+    store = build_store(config, draft.verdict, PAGE_SIZE, draft.model.device, draft.rope.threshold)
+    store.skeleton = draft.verdict.skeleton
+    store.archive = build_archive(config, store, fingerprint(draft))
+    pool = store.pool
+    runner = ModelRunner(draft.verdict.mode, pool.device, draft.rope)
+    width = served.model.get_input_embeddings().num_embeddings
+    context = min(draft.context, (pool.device.slots - 1) * PAGE_SIZE)
+    return ModelDrafter(runner, store, width, context)
+
+
 class ServingLoop:
     """Steps, and between them the messages to and from the server: one a step, one a second while idle.
 
@@ -176,7 +199,8 @@ class ServingLoop:
 
     def __init__(self, engine: EngineCore, commands: SessionCommands, channel: Channel) -> None:
         self._engine, self._commands, self._channel = engine, commands, channel
-        self._archive = engine.scheduler.store.archive
+        stores = [engine.scheduler.store, *([] if commands.drafter is None else [commands.drafter.store])]
+        self._archives = [store.archive for store in stores if store.archive is not None]
         self._sent_at = 0.0  # time.monotonic() of the last outputs
         self._checked_at = time.monotonic()
         self._received = 0  # messages of this step
@@ -189,9 +213,9 @@ class ServingLoop:
             self._check()
         self._send_answers()
         self._channel.send(self._engine.stop())
-        if self._archive is not None:
-            self._archive.flush(self._shutdown.flush_seconds)
-            self._archive.close()
+        for archive in self._archives:
+            archive.flush(self._shutdown.flush_seconds)
+            archive.close()
 
     def _exchange(self, step: LaunchedStep | None, outputs: StepOutputs) -> None:
         """Send what is there, take what has come."""
@@ -203,7 +227,7 @@ class ServingLoop:
         if outputs.deltas or not engine.stalled or now - self._sent_at >= 0.9 * _HEARTBEAT_MS / 1000:
             self._channel.send(outputs)
             self._sent_at = now
-        busy = self._archive is not None and self._archive.busy
+        busy = any(archive.busy for archive in self._archives)
         waits = engine.idle and (step is None or not engine.overlaps)
         messages = self._channel.receive(0 if not waits else _BUSY_MS if busy else _HEARTBEAT_MS)
         self._received = len(messages)
@@ -270,7 +294,10 @@ def main(config: EngineConfig) -> int:
     try:
         loaded = load(config, channel.send)
         channel.send(Loading("reserving memory"))
-        engine, facts = build(config, loaded)
+        draft = None
+        if config.draft_model is not None and config.speculate != "off":
+            draft = load_draft_model(config, loaded, channel.send)
+        engine, facts = build(config, loaded, draft)
     except (LoadFailed, TooSmall) as error:
         channel.send(ModelFailed(str(error)))
         channel.close()
@@ -282,7 +309,8 @@ def main(config: EngineConfig) -> int:
     gc.freeze()  # a collection that visits all of torch's objects blocks steps for a quarter of a second
     channel.send(Ready(facts))
     torch.set_grad_enabled(False)
-    ServingLoop(engine, SessionCommands(engine.scheduler.store, facts.fingerprint), channel).run()
+    commands = SessionCommands(engine.scheduler.store, facts.fingerprint, engine.drafter)
+    ServingLoop(engine, commands, channel).run()
     channel.close()
     if loaded.followers is not None:
         loaded.followers.close()

@@ -46,6 +46,7 @@ class DraftSource(StrEnum):
     PREDICTION = "prediction"  # the reply that the client predicts
     HISTORY = "history"  # the session's own timeline
     SESSIONS = "sessions"  # other sessions of the tenant
+    MODEL = "model"  # the draft model
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -26,6 +26,7 @@ from scheduler.core.gauges import disk_gauges
 from scheduler.core.grammar_queue import GrammarQueue
 from scheduler.core.launched_step import DraftedRows, LaunchedStep, feed, prompt_logprobs, reserve_drafts
 from scheduler.core.limits import Limits
+from scheduler.core.model_drafter import ModelDrafter
 from scheduler.core.output_queue import UNDECODABLE, OutputQueue
 from scheduler.core.queue import QueueFull
 from scheduler.core.sampling import SampledToken, Sampler
@@ -95,6 +96,11 @@ class EngineCore:
     def idle(self) -> bool:
         """Whether there are no turns and no outputs to deliver."""
         return not len(self.scheduler) and not self._outputs
+
+    @property
+    def drafter(self) -> ModelDrafter | None:
+        """Of the draft model, if there is one."""
+        return None if self._speculator is None else self._speculator.model
 
     @property
     def overlaps(self) -> bool:
@@ -174,6 +180,8 @@ class EngineCore:
         if self._compiling:
             for turn, error in self._compiling.poll():
                 self._refuse_grammar(turn, error)
+        if self._speculator is not None:
+            self._speculator.poll(idle=not len(self.scheduler))
         plan = self.scheduler.schedule()
         self.stalled = not plan
         if not plan:
@@ -181,9 +189,10 @@ class EngineCore:
         self._steps += 1
         for turn, _ in plan:
             self._announce(turn)
-        started = time.perf_counter()
         try:
-            return self._run(plan, self._draft(plan), started)
+            drafts = self._draft(plan)
+            started = time.perf_counter()
+            return self._run(plan, drafts, started)
         except Exception as error:  # out of memory, or a bug in a model: these turns end, the engine goes on
             self._fail_step(plan, error)
         return None
@@ -251,6 +260,8 @@ class EngineCore:
         """End every turn as cancelled."""
         for turn in [*self.scheduler.running, *self.scheduler.waiting]:
             self._finish(turn, FinishReason.CANCELLED)
+        if self._speculator is not None:
+            self._speculator.poll(idle=True)
         return self.take_outputs()
 
     def stats(self) -> Stats:

@@ -7,6 +7,7 @@ from pathlib import Path
 from cache.inventory import session_holdings
 from cache.segments.chain import Owner
 from cache.store import SessionStore
+from scheduler.core.model_drafter import ModelDrafter
 from scheduler.protocol import (
     Export,
     Exported,
@@ -25,8 +26,10 @@ from scheduler.protocol import (
 class SessionCommands:
     """Executes commands between steps. Answers that need the disk come later: call ``take`` after each step."""
 
-    def __init__(self, store: SessionStore, fingerprint: str) -> None:
+    def __init__(self, store: SessionStore, fingerprint: str, drafter: ModelDrafter | None = None) -> None:
+        """``drafter``: of the draft model, which has a cache of its own for each session."""
         self._store = store
+        self.drafter = drafter
         self._fingerprint = fingerprint
         self._answers: list[FromEngine] = []
 
@@ -38,18 +41,29 @@ class SessionCommands:
     def forget(self, request: Forget) -> None:
         """Drop a session from every tier. Its turn has been ended."""
 
-        def told() -> None:
-            self._answers.append(Forgotten(request.tenant, request.session, request.life))
+        stores = [self._store] if self.drafter is None else [self._store, self.drafter.store]
+        left = len(stores)
 
-        self._store.forget(request.tenant, request.session)
-        if self._store.archive is None:
-            told()
-        else:
-            self._store.archive.forget(Owner(request.tenant, request.session, True), told)
+        def told() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._answers.append(Forgotten(request.tenant, request.session, request.life))
+
+        if self.drafter is not None:
+            self.drafter.release_ended()
+        for store in stores:
+            store.forget(request.tenant, request.session)
+            if store.archive is None:
+                told()
+            else:
+                store.archive.forget(Owner(request.tenant, request.session, True), told)
 
     def pin(self, request: Pin) -> None:
         """Evict a session last."""
         self._store.pin(request.tenant, request.session, request.until)
+        if self.drafter is not None:
+            self.drafter.store.pin(request.tenant, request.session, request.until)
 
     def inspect(self, request: Inspect) -> None:
         """Where the KV of a session lies."""

@@ -6,6 +6,7 @@ token drawn at its position is the draft. So no reply depends on it.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,17 +20,27 @@ from scheduler.core.drafters import (
     PredictionDrafter,
     SessionsDrafter,
 )
+from scheduler.core.model_drafter import ModelDrafter
 from scheduler.core.sessions_index import SessionsIndex
 from scheduler.core.step_costs import StepCosts
 from scheduler.core.turn import Turn
 from scheduler.protocol import DraftSource, unpack_ids
+
+log = logging.getLogger("warmturn.engine")
 
 MOST = 16  # drafted tokens of a turn in one step
 _GAIN = 1.02  # tokens per cost that drafting must gain
 _TURN_WEIGHT = 4.0  # drafts of its own after which a turn's record counts as much as that of all turns
 _FORGETTING = 0.9  # of a turn's record, per draft
 _GLOBAL_FORGETTING = 0.998
-_PRIORS = {DraftSource.GRAMMAR: 0.95, DraftSource.PREDICTION: 0.8, DraftSource.HISTORY: 0.6, DraftSource.SESSIONS: 0.6}
+_EVERY = 64  # tokens of a turn after which a draft model that was not worth asking is tried once more
+_PRIORS = {
+    DraftSource.GRAMMAR: 0.95,
+    DraftSource.PREDICTION: 0.8,
+    DraftSource.HISTORY: 0.6,
+    DraftSource.SESSIONS: 0.6,
+    DraftSource.MODEL: 0.6,
+}
 _LENGTHS = (4, 6, 10, 20)  # matched tokens, in which proposals of one source are told apart
 
 Kind = tuple[DraftSource, int]  # and how many tokens matched
@@ -62,12 +73,14 @@ class TurnState:
 class Speculator:
     """Drafts for the turns of a step. The most promising drafter of a turn is the first that proposes something:
     grammar, prediction, the own history, other sessions. A token is drafted if the tokens per cost that the step is
-    expected to give become more by it.
+    expected to give become more by it. Where nothing of them is drafted, the draft model is asked, if there is one.
     """
 
-    def __init__(self, shared: SessionsIndex, context: int, stateful: bool = False) -> None:
+    def __init__(
+        self, shared: SessionsIndex, context: int, stateful: bool = False, model: ModelDrafter | None = None
+    ) -> None:
         """``context``: the most tokens of a timeline. ``stateful``: sessions have states that must not read a token
-        that is not in their reply.
+        that is not in their reply. ``model``: of the draft model, if there is one.
         """
         self.drafted: Counter[DraftSource] = Counter()
         self.accepted: Counter[DraftSource] = Counter()
@@ -75,6 +88,7 @@ class Speculator:
         self._shared = shared
         self._context = context
         self._stateful = stateful
+        self.model = model
         self._records: dict[Kind, Record] = {}
         self._turns: WeakKeyDictionary[Turn, TurnState] = WeakKeyDictionary()
 
@@ -85,22 +99,33 @@ class Speculator:
         fed = sum(count for _, count in plan)
         expected = float(sum(turn.uncomputed == count for turn, count in plan))
         chosen: dict[Turn, Draft] = {}
+        asked: dict[Turn, int] = {}
         for turn, count in plan:
             if count != 1 or turn.uncomputed != 1 or not turn.generated or not turn.request.speculate:
                 continue
             state = self._state(turn)
             self._test_untried(turn, state)
             most = min(MOST, room, self._room_of(turn))
-            draft = self._propose(turn, state, most) if most > 0 else None
-            if draft is None:
+            if most <= 0:
                 continue
-            size, gained = self._worth(draft, self._chance(state, draft), fed, expected)
-            if size:
-                chosen[turn] = draft._replace(ids=draft.ids[:size])
-                fed, expected, room = fed + size, expected + gained, room - size
-            else:
-                state.untried = draft, turn.generated
-        return chosen
+            draft, size, gained = self._propose(turn, state, most), 0, 0.0
+            if draft is not None:
+                size, gained = self._worth(draft, self._chance(state, draft), fed, expected)
+                if size:
+                    chosen[turn] = draft._replace(ids=draft.ids[:size])
+                else:
+                    state.untried = draft, turn.generated
+            if not size and self.model is not None:
+                size, gained = self._worth_asking(turn, state, most, fed, expected)
+                if size:
+                    asked[turn] = size
+            fed, expected, room = fed + size, expected + gained, room - size
+        return {**chosen, **self._ask(asked)} if asked else chosen
+
+    def poll(self, idle: bool) -> None:
+        """Between steps: the draft model's sessions that are read or written. ``idle``: no turn runs or waits."""
+        if self.model is not None:
+            self.model.poll(idle)
 
     def learn(self, turn: Turn, draft: Draft, accepted: int) -> None:
         """``accepted`` tokens of a draft that was fed were drawn."""
@@ -138,6 +163,24 @@ class Speculator:
                 return draft
         return None
 
+    def _worth_asking(self, turn: Turn, state: TurnState, most: int, fed: int, expected: float) -> tuple[int, float]:
+        """``_worth`` of what the draft model may propose; one token now and then if that is nothing."""
+        assert self.model is not None
+        draft = Draft(DraftSource.MODEL, range(most))
+        each = self.model.seconds / self.costs.unit if self.costs.unit else 0.0
+        found = self._worth(draft, self._chance(state, draft), fed, expected, each)
+        return (1, 0.0) if not found[0] and turn.generated % _EVERY == 1 else found
+
+    def _ask(self, asked: dict[Turn, int]) -> dict[Turn, Draft]:
+        """The draft model's proposals. It is not asked again after it has failed: turns go on without it."""
+        assert self.model is not None
+        try:
+            return self.model.propose(asked)
+        except Exception as error:  # out of memory, or a bug in a model
+            log.error("the draft model failed and is not used any more", exc_info=error)
+            self.model = None
+            return {}
+
     def _test_untried(self, turn: Turn, state: TurnState) -> None:
         """Compare a proposal that was not worth feeding with what was drawn: so a drafter that has become better is
         noticed.
@@ -161,16 +204,16 @@ class Speculator:
         usual = (everyone.accepted + _PRIORS[draft.source] * 2) / (everyone.tested + 2)
         return (own.accepted + usual * _TURN_WEIGHT) / (own.tested + _TURN_WEIGHT)
 
-    def _worth(self, draft: Draft, chance: float, fed: int, expected: float) -> tuple[int, float]:
+    def _worth(self, draft: Draft, chance: float, fed: int, expected: float, each: float = 0.0) -> tuple[int, float]:
         """How many tokens of a draft to feed in a step that feeds ``fed`` tokens and is expected to give ``expected``,
-        and how many more these are expected to give.
+        and how many more these are expected to give. ``each``: what drafting a token costs.
         """
         best, size, gained = expected / self.costs.relative(fed) * _GAIN, 0, 0.0
         more, right = 0.0, 1.0
         for count in range(1, len(draft.ids) + 1):
             right *= chance
             more += right
-            cost = self.costs.relative(fed + count)
+            cost = self.costs.relative(fed + count) + each * count
             if self._stateful:  # the next step feeds once more what was right
                 cost += (1 - right) * (self.costs.relative(fed + math.ceil(1 + more)) - self.costs.relative(fed))
             rate = (expected + more) / cost

@@ -21,6 +21,11 @@ class StepCosts:
         self._ratios: dict[int, tuple[float, int]] = {1: (1.0, 1)}  # tokens -> ratio, times measured
         self._known = [1]  # its keys, ascending
 
+    @property
+    def unit(self) -> float:
+        """Seconds of a step of one token; 0: not measured."""
+        return self._unit
+
     def relative(self, tokens: int) -> float:
         """The cost of a step that feeds ``tokens``."""
         at = bisect_left(self._known, tokens)

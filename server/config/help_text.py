@@ -21,6 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "weights",
         "tensor_parallel",
         "speculate",
+        "draft_model",
         "served_model_name",
         "model_alias",
         "model_names",

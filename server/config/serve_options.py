@@ -115,6 +115,11 @@ class ServeConfig(BaseSettings):
         default="off",
         description="draft tokens and verify several in one step; replies stay the same, byte for byte",
     )
+    draft_model: str | None = Field(
+        default=None,
+        description="a small model with the same tokenizer that drafts tokens; for --speculate auto",
+        json_schema_extra={"metavar": "MODEL", "default": "none"},
+    )
     max_running: Count = Field(
         default=256, description="turns in the batch at once", json_schema_extra={"metavar": "TURNS"}
     )
@@ -341,6 +346,7 @@ class ServeConfig(BaseSettings):
             tenant_share=self.tenant_share,
             tensor_parallel=self.tensor_parallel,
             speculate=self.speculate,
+            draft_model=self.draft_model,
             log_format=self.log_format,
             log_level=self.log_level,
         )
