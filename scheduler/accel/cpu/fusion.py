@@ -19,12 +19,13 @@ import torch
 
 from cache.attention import cpu
 from cache.attention.packed_attention import PackedAttention
+from scheduler.accel.cpu.interceptors import AttentionRequest
 from scheduler.accel.cpu.layer_chain import ChainResult, LayerChain, same_arguments
 from scheduler.accel.cpu.layer_program import LayerProgram
 from scheduler.accel.cpu.program import Program
 from scheduler.accel.cpu.program_kernel import ProgramKernel
 from scheduler.accel.cpu.recorder import Unrecordable
-from scheduler.accel.cpu.recording import AttentionRequest, Linear, ModuleRecording, record
+from scheduler.accel.cpu.recording import Linear, ModuleRecording, record
 
 log = logging.getLogger("warmturn.engine")
 

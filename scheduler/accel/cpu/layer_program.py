@@ -8,7 +8,7 @@ steps run block by block and call the attention function between the blocks.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,11 +18,9 @@ from cache.attention.packed_attention import PackedAttention
 from cache.pages.layers import Reach, ScoreOptions
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.basic_block import BasicBlock, External
+from scheduler.accel.cpu.interceptors import AttentionRequest
 from scheduler.accel.cpu.program import Program
 from scheduler.accel.cpu.program_kernel import ProgramKernel
-
-if TYPE_CHECKING:
-    from scheduler.accel.cpu.recording import AttentionRequest
 
 _ROWS = 64  # room is made for a multiple of it
 

@@ -5,7 +5,7 @@ results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -17,8 +17,15 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from cache.attention.packed_attention import PackedAttention
 from cache.pages.packed import PackedCache
 from scheduler.accel.cpu.basic_block import BasicBlock, Opcode, Operation
-from scheduler.accel.cpu.experts import PackedExperts, packed_experts
+from scheduler.accel.cpu.experts import packed_experts
 from scheduler.accel.cpu.functions import COMPUTED
+from scheduler.accel.cpu.interceptors import (
+    AttentionRequest,
+    intercept_attention,
+    intercept_experts,
+    intercept_product,
+    refuse_linear,
+)
 from scheduler.accel.cpu.matrix import Matrix
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
 from scheduler.accel.cpu.routing import ROUTING
@@ -34,17 +41,6 @@ _FUNCTIONS = COMPUTED | ROUTING
 _PLAIN = (type(None), bool, str, int, float)
 _KNOWN = (*_PLAIN, torch.Tensor, PackedCache)
 _FEWEST = 2  # functions: torch computes one as fast as a program
-
-
-@dataclass
-class AttentionRequest:
-    """A recorded call of attention: the module, its layer, and the options other than query, key and value."""
-
-    module: torch.nn.Module
-    layer: int
-    options: dict[str, Any]
-    given: list[torch.Tensor] = field(default_factory=list)
-    out: torch.Tensor | None = None
 
 
 @dataclass
@@ -189,13 +185,13 @@ def record(
     with ExitStack() as stack:
         for part in module.modules():
             if (found := linear(part)) is not None:
-                stack.enter_context(_product(recorder, part, *found))
+                stack.enter_context(intercept_product(recorder, part, *found))
             elif (experts := packed_experts(part)) is not None:
-                stack.enter_context(_experts(recorder, part, experts))
+                stack.enter_context(intercept_experts(recorder, part, experts))
             elif isinstance(part, torch.nn.Linear):
-                stack.enter_context(_refused(part))
+                stack.enter_context(refuse_linear(part))
         if caches:
-            stack.enter_context(_attention(recorder, attention, caches[0][1], asked))
+            stack.enter_context(intercept_attention(recorder, attention, caches[0][1], asked))
         stack.enter_context(recorder)
         try:
             hidden = {key: _hidden(value) for key, value in kwargs.items()}
@@ -314,103 +310,6 @@ def _is_rows(value: Any, tokens: int) -> bool:
 def _lies_in_rows(tensor: torch.Tensor, axis: int) -> bool:
     """Whether the numbers of a token, if there is one, lie one after the other."""
     return tensor.is_contiguous() or (tensor.shape[axis] > 0 and tensor.select(axis, 0).is_contiguous())
-
-
-@contextmanager
-def _product(recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: torch.Tensor | None) -> Iterator[None]:
-    """Within it, calls of a linear module are recorded as one product."""
-    before = vars(module).get("forward")
-    original = module.forward
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        with recorder.paused():
-            out: torch.Tensor = original(x)
-            recorder.product(matrix, bias, x, out)
-        return out
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
-
-
-@contextmanager
-def _refused(module: torch.nn.Module) -> Iterator[None]:
-    """Within it, calls of a linear module whose weight torch reads faster raise Unrecordable."""
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        raise Unrecordable("a linear module that is not read here")
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-
-
-@contextmanager
-def _experts(recorder: Recorder, module: torch.nn.Module, experts: PackedExperts) -> Iterator[None]:
-    """Within it, calls of a module of experts are recorded as its products and what is between them."""
-    original = module.forward
-
-    def forward(hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        with recorder.paused():
-            out: torch.Tensor = original(hidden_states, top_k_index, top_k_weights)
-        recorder.replace(out, experts.record(recorder, hidden_states, top_k_index, top_k_weights))
-        return out
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-
-
-@contextmanager
-def _attention(
-    recorder: Recorder, attention: PackedAttention, cache: PackedCache, asked: list[AttentionRequest]
-) -> Iterator[None]:
-    """Within it, an update of the cache and the attention after it are recorded as one call between two blocks. Asking
-    for the length of the cache raises Unrecordable, since the answer would become part of the program.
-    """
-    updated: list[tuple[torch.Tensor, torch.Tensor, int]] = []
-    update, attend = cache.update, attention.attend
-
-    def watched_update(key: torch.Tensor, value: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
-        with recorder.paused():
-            out = update(key, value, layer, *args, **kwargs)
-        if out[0] is not key or out[1] is not value:
-            raise Unrecordable("keys are worked on after they are stored")
-        updated.append((key, value, layer))
-        return out
-
-    def watched(
-        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
-    ) -> torch.Tensor:
-        if not updated or updated[-1][0] is not key or updated[-1][1] is not value or len(updated) != len(asked) + 1:
-            raise Unrecordable("attention to what another layer stored")
-        with recorder.paused():
-            out = attend(module, query, key, value, **options)
-            recorder.attend([query, key, value], out)
-        if any(
-            isinstance(option, torch.Tensor) and type(option) is not torch.nn.Parameter for option in options.values()
-        ):
-            raise Unrecordable("attention with a tensor of this step")
-        asked.append(AttentionRequest(module, updated[-1][2], options, [query, key, value], out))
-        return out
-
-    def length() -> torch.Tensor:
-        raise Unrecordable("it asks for the length of the cache")
-
-    cache.update, attention.attend = watched_update, watched  # type: ignore[method-assign, assignment]
-    cache.step.offsets = length  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del cache.update, attention.attend, cache.step.offsets
 
 
 def _signature(op: Operation | None) -> Any:

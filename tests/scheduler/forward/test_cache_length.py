@@ -20,8 +20,8 @@ from cache.pages.pool import PagePool
 from cache.pages.session import SessionCache
 from cache.store import SessionStore
 from scheduler.accel.cpu.functions import COMPUTED
+from scheduler.accel.cpu.interceptors import intercept_attention
 from scheduler.accel.cpu.recorder import Recorder, Unrecordable
-from scheduler.accel.cpu.recording import _attention
 from scheduler.forward.mode import installed
 from scheduler.forward.trace import trace
 from scheduler.model.probe import Verdict, probe
@@ -170,7 +170,7 @@ def test_a_model_that_asks_outside_of_its_layers_runs_packed() -> None:
 def test_a_length_is_no_part_of_a_program(caches: Any) -> None:
     cache = caches(True)
     recorder = Recorder(6, [], [], COMPUTED)
-    with _attention(recorder, PackedAttention(read_layers(make_model("llama").config)), cache, []):
+    with intercept_attention(recorder, PackedAttention(read_layers(make_model("llama").config)), cache, []):
         for ask in (cache.get_seq_length, cache.layers[0].get_seq_length):
             with pytest.raises(Unrecordable, match="length"):
                 ask()
