@@ -54,7 +54,7 @@ class Thinking(Strict):
     IDLE: ClassVar[frozenset[str]] = frozenset({"block_binding"})
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(None, ge=MIN_THINKING, le=INT32)
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = None
     block_binding: object = None
 
     @model_validator(mode="after")

@@ -52,6 +52,7 @@ def adapted(told: Any) -> list[tuple[str, str]]:
         {"tool_choice": {"type": "auto"}},
         {"tool_choice": {"type": "none"}, "tools": []},
         {"thinking": {"type": "adaptive", "display": "omitted", "block_binding": "x"}},
+        {"thinking": {"type": "adaptive", "display": "updates"}},
         {"output_config": {"effort": "high", "task_budget": {"type": "tokens", "total": 1}}},
         {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "scope": "global"}}]},
         {"tools": [{**WEATHER, "eager_input_streaming": True, "input_examples": [{}], "allowed_callers": ["direct"]}]},
