@@ -183,7 +183,7 @@ def build_drafter(config: EngineConfig, draft: LoadedModel, served: LoadedModel)
     """
     store = build_store(config, draft.verdict, PAGE_SIZE, draft.model.device, draft.rope.threshold)
     store.skeleton = draft.verdict.skeleton
-    store.archive = build_archive(config, store, fingerprint(draft))
+    store.attach(build_archive(config, store, fingerprint(draft)))
     pool = store.pool
     runner = ModelRunner(draft.verdict.mode, pool.device, draft.rope)
     width = served.model.get_input_embeddings().num_embeddings
