@@ -43,6 +43,7 @@ def measure_places(template: ProbedTemplate, dialect: Dialect) -> SystemPlaces:
     places = SystemPlaces(
         leading,
         several=leading and shows(template, [front, other, USER]),
+        only=not leading or shows(template, [front]),
         inside=inside,
         user_after_user=shows(template, [USER, USER_AGAIN]),
     )

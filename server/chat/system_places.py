@@ -21,7 +21,8 @@ SYSTEM_ROLES = ("system", "developer")
 @dataclass(frozen=True)
 class SystemPlaces:
     """What a template takes (``server.chat.front_probe`` measures it). ``leading``: a system message in front;
-    ``several``: more than one there; ``inside``: system messages between and behind other messages, in their place.
+    ``several``: more than one there; ``only``: a conversation of nothing else; ``inside``: system messages between and
+    behind other messages, in their place.
     ``user_after_user``, ``user_after_tool``: a user message directly after another one, and after a tool result;
     ``reminder_after_tool``: such a one leaves the text before it as it is. ``joins``: user messages that it does not
     take are joined to the message before.
@@ -29,6 +30,7 @@ class SystemPlaces:
 
     leading: bool = True
     several: bool = True
+    only: bool = True
     inside: bool = True
     user_after_user: bool = True
     user_after_tool: bool = True
@@ -57,6 +59,8 @@ def place_messages(messages: Sequence[LoggedMessage], places: SystemPlaces) -> t
         return [*messages], Counter()
     front = next((i for i, message in enumerate(messages) if message.role not in SYSTEM_ROLES), len(messages))
     made, counted = place_front(messages[:front], places)
+    if front == len(messages) and not places.only:
+        made, counted = last_as_user(made, counted)
     ours = bool(made) and made[0].role == "user"  # the last message is a user's, of system texts only
     for message in messages[front:]:
         last = made[-1] if made else None
@@ -88,3 +92,10 @@ def place_front(messages: Sequence[LoggedMessage], places: SystemPlaces) -> tupl
     text = "\n\n".join(message.content for message in messages if message.content)
     role = messages[0].role if places.leading else "user"
     return [replace(messages[0], role=role, content=text)], Counter({SYSTEM_IN_PLACE: len(messages) - places.leading})
+
+
+def last_as_user(messages: Sequence[LoggedMessage], counted: Counter[str]) -> tuple[list[LoggedMessage], Counter[str]]:
+    """The last message as a user's, which is what a template without one demands."""
+    if not messages or messages[-1].role == "user":
+        return [*messages], counted
+    return [*messages[:-1], replace(messages[-1], role="user")], counted + Counter({SYSTEM_IN_PLACE: 1})

@@ -187,7 +187,7 @@ class ChatTokenizer:
             return found
         places, kept = measure_places(template, found), {}
         if SYSTEM_IN_PLACE not in self.rules:
-            places = replace(places, leading=True, several=True, inside=True)
+            places = replace(places, leading=True, several=True, only=True, inside=True)
         if REASONING_KEPT in self.rules:
             kept = measure_reasoning_switch(template, found, self.variables)
         return replace(

@@ -42,6 +42,10 @@ def select_tools(
 ) -> list[Mapping[str, Any]]:
     """The tools with these names (None: all). Raises a 400 if one is missing or none is left."""
     found = [tool for tool in tools if names is None or tool["function"]["name"] in names]
+    if not tools and names is None:
+        raise bad_request(
+            f"{param} asks for a call, and tools has none that this server can call.", param, "invalid_value"
+        )
     if not found or (names is not None and len(found) < len(set(names))):
         raise bad_request(f"{param} names a tool that is not in tools.", param, "invalid_value")
     return found

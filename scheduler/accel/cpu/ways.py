@@ -1,5 +1,6 @@
 """Choosing how products go through weights: the ways that kernels/ways.h names are timed at load with weights of the
-model, and the result is kept in the folder of the compiled kernels, for this processor and this build.
+model, and the result is kept in the folder of the compiled kernels, for this processor and this build. It is timed
+again if memory is faster now: it was busy then.
 
 All ways give equal results, so the choice changes nothing but time.
 """
@@ -34,6 +35,7 @@ _SAMPLE = 96 << 20  # bytes of weights that are timed: more than caches hold
 _LEAST = 16 << 20  # with less, weights stay in the processor's caches, and any way will do
 _SECONDS = 0.3  # for each number of rows
 _ROUNDS = 5
+_FASTER = 1.1  # memory that is now so much faster than when the ways were timed: it was busy then
 _WORTH = 0.98  # another way than the one before must take at most so much of its time
 
 latest: WeightReading | None = None  # of the model that was packed last
@@ -48,9 +50,11 @@ def choose(matrices: Sequence[Matrix], kernel: ProgramKernel) -> WeightReading |
     if sum(matrix.nbytes for matrix in measured) < _LEAST:
         return None
     name, count = _name(measured, kernel), kernel.way_count if measured[0].kind == TILED else _OF_PACKED
-    latest = _recall(name, count) or _measured(measured, kernel, count)
+    latest = _recall(name, count)
+    if latest is None or _memory_speed(_sample(measured), kernel) > _FASTER * latest.memory:
+        latest = _measured(measured, kernel, count)
+        _remember(name, latest)
     kernel.ways = latest.chosen[0], latest.chosen[1], latest.chosen[2]
-    _remember(name, latest)
     log.debug("weights are read %s", "; ".join(latest.lines))
     return latest
 
@@ -58,8 +62,7 @@ def choose(matrices: Sequence[Matrix], kernel: ProgramKernel) -> WeightReading |
 def _measured(tiled: list[Matrix], kernel: ProgramKernel, count: int) -> WeightReading:
     sample = _sample(tiled)
     size = sum(matrix.nbytes for matrix in sample)
-    data = [matrix.data for matrix in sample]
-    memory = _best([lambda: kernel.read(data)])[0]
+    memory = _memory_speed(sample, kernel)
     before, speeds, chosen = kernel.ways, [], []
     for number, rows in enumerate(_ROWS):
         run = _products(sample, rows, kernel)
@@ -72,13 +75,19 @@ def _measured(tiled: list[Matrix], kernel: ProgramKernel, count: int) -> WeightR
     return WeightReading(
         weight_bytes=sum(matrix.nbytes for matrix in tiled),
         threads=torch.get_num_threads(),
-        memory=size / memory,
-        huge_pages=_in_huge_pages(data),
+        memory=memory,
+        huge_pages=_in_huge_pages([matrix.data for matrix in sample]),
         ways=NAMES[:count],
         rows=_ROWS,
         speeds=tuple(speeds),
         chosen=tuple(chosen),
     )
+
+
+def _memory_speed(sample: list[Matrix], kernel: ProgramKernel) -> float:
+    """How many bytes of weights a second can be read at all."""
+    data = [matrix.data for matrix in sample]
+    return sum(matrix.nbytes for matrix in sample) / _best([lambda: kernel.read(data)])[0]
 
 
 def _sample(tiled: list[Matrix]) -> list[Matrix]:
@@ -161,7 +170,6 @@ def _recall(name: str, count: int) -> WeightReading | None:
 def _remember(name: str, reading: WeightReading) -> None:
     """Losing it costs a second at the next load, so no failure matters."""
     try:
-        if not (private_folder() / name).exists():
-            write_file(private_folder(), name, [msgspec.json.encode(reading)])
+        write_file(private_folder(), name, [msgspec.json.encode(reading)])
     except (OSError, NotBuilt, CorruptFile) as error:
         log.debug("what was timed is not kept: %s", first_line(error))

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from template_styles import NO_TOOLS, STYLES, tokens_with
+from template_styles import NO_SYSTEM, NO_TOOLS, STYLES, tokens_with
 
 from server.chat.rendering import Rendering
 from server.chat.system_places import ANYWHERE, REMINDER, SystemPlaces
@@ -93,6 +93,26 @@ def test_several_in_front_become_one_and_none_becomes_the_users() -> None:
     )
     text = tokens_with(STYLES["no system"]).render(front, generation_prompt=False)
     assert text.startswith("<|im_start|>user\nBe brief.\n\n900 tokens left<|im_end|>\n<|im_start|>user\n")
+
+
+def test_a_conversation_of_system_messages_only_ends_with_a_user_turn_where_a_template_demands_one() -> None:
+    demands = (
+        "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}"
+        "{{ raise_exception('No user query found in messages.') }}{% endif %}"
+    )
+    tokens = tokens_with(demands + NO_TOOLS)
+    assert tokens.dialect.places == replace(ANYWHERE, only=False)
+    text = tokens.render([FRONT], generation_prompt=False)
+    assert text == "<|im_start|>user\nBe brief.<|im_end|>\n"
+    text = tokens.render([FRONT, LEFT], generation_prompt=False)
+    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n900 tokens left<|im_end|>\n"
+    text = tokens.render([FRONT, USER], generation_prompt=False)
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHow")
+    one = tokens_with(demands + NO_SYSTEM).render([FRONT, LEFT], generation_prompt=False)
+    assert one == "<|im_start|>user\nBe brief.\n\n900 tokens left<|im_end|>\n"
+    others = [rule for rule in PROMPT_RULES if rule != "system_in_place"]
+    with pytest.raises(TemplateRefused, match="No user query"):
+        tokens_with(demands + NO_TOOLS, rules=others).render([FRONT], generation_prompt=True)
 
 
 def test_users_in_a_row_become_one_where_roles_must_alternate() -> None:

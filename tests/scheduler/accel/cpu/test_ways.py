@@ -99,6 +99,22 @@ def test_what_was_measured_is_kept_for_these_shapes_and_this_build(
     assert len(files()) == 1
 
 
+@pytest.mark.parametrize(("now", "again"), [(1.2, True), (1.05, False), (0.5, False)])
+def test_what_was_timed_while_memory_was_busy_is_timed_again(
+    kernel: ProgramKernel, monkeypatch: pytest.MonkeyPatch, now: float, again: bool
+) -> None:
+    faked(monkeypatch, (1, 1, 1))
+    first = ways.choose(weights(), kernel)
+    assert first is not None
+    faked(monkeypatch, (0, 1, 0))
+    monkeypatch.setattr(ways, "_memory_speed", lambda sample, kernel: now * first.memory)
+    second = ways.choose(weights(), kernel)
+    assert second is not None
+    assert (second.chosen == (0, 1, 0), second.memory > first.memory) == (again, again)
+    monkeypatch.setattr(ways, "_measured", refused)
+    assert ways.choose(weights(), kernel) == second
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}", b'"way"'])
 def test_a_damaged_file_is_measured_again(
     kernel: ProgramKernel, monkeypatch: pytest.MonkeyPatch, damage: bytes

@@ -189,6 +189,16 @@ async def test_a_tool_that_only_a_vendor_runs_is_left_out(site: Site, type: str)
 
 
 @served()
+async def test_a_call_cannot_be_required_where_only_a_vendor_runs_the_tools(site: Site) -> None:
+    tools = [{"type": "mcp", "server_label": "docs", "server_url": "https://example.com"}]
+    answer = await site.http.post("/v1/responses", json={"input": "x", "tools": tools, "tool_choice": "required"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "tool_choice"
+    assert error["message"] == "tool_choice asks for a call, and tools has none that this server can call."
+
+
+@served()
 async def test_of_allowed_tools_the_vendors_are_left_out(site: Site) -> None:
     choice: dict[str, Any] = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "server_label": "s"}]}
     body = {"input": "x", "tools": TOOLS, "tool_choice": choice}
