@@ -44,7 +44,9 @@ function EditBox({ message, begun, frozen, close }) {
       event.stopPropagation();
       close();
     }
-    if (event.key === "Enter" && (event.metaKey || event.ctrlKey) && ready) submit(event);
+    const wanted = hasKeys() ? !event.shiftKey : event.ctrlKey || event.metaKey;
+    const composes = event.isComposing || event.keyCode === 229; // how Safari reports composition
+    if (event.key === "Enter" && wanted && !composes && ready) submit(event);
   };
   return html`<form class="edit-box" onSubmit=${submit}>
     <textarea ref=${area} aria-label="Edit your message" value=${text} rows="2"
@@ -98,7 +100,7 @@ const UserMessage = memo(({ message, frozen, begun }) => {
     return html`<${EditBox} message=${message} begun=${begun} frozen=${frozen} close=${close} />`;
   const edit = () => setEditing(true);
   return html`<article class="message user" aria-label="You" data-edit=${frozen ? null : message.index}>
-    <div class="bubble">${message.content}</div>
+    <div class="bubble"><${Markdown} text=${message.content} /></div>
     <div class="tools">
       <${CopyButton} text=${message.content} />
       ${!frozen && html`<${IconButton} icon="edit" label="Edit, as a branch" onClick=${edit} data-role="edit" />`}

@@ -7,7 +7,7 @@ import { Plot } from "./plot.js";
 import { ALWAYS, nameOf } from "./tiers.js";
 
 const FRESH = 5; // seconds for which a figure counts as current
-const NO_TURN = ["No turn since this page began to look.", "No turn in the last five minutes."];
+const NO_TURN = ["Nothing has been answered since you opened this view.", "Nothing was answered in the last five minutes."];
 
 // A proxy in front of several servers does not pass on /metrics.
 const reasonOf = (error) => (error.status === 404 ? "The server's figures cannot be read from here." : error.message);
@@ -81,8 +81,8 @@ function Minutes({ rooms }) {
         ? html`<p class="hint">${NO_TURN[Number(isFull)]}</p>`
         : html`<${Plot} title="Tokens a second" lines=${lines(["rate", "tokens"])} told=${short} empty="None was written." />
       <${Plot} title="Milliseconds to the first token" lines=${lines(["first", "milliseconds"])} told=${short}
-        empty="No turn began." dots=${true} />
-      <${Plot} title="Turns" lines=${turns} told=${short} empty="None ran or waited whenever this page looked." />`
+        empty="None was started." dots=${true} />
+      <${Plot} title="Turns" lines=${turns} told=${short} empty="None was running or waiting." />`
     }
     <${Plot} title="Pages of cache in use" lines=${pages} told=${short} empty="None was in use." />
     ${kept.length > 0 && html`<${Plot} title="Bytes of cache kept" lines=${kept} told=${bytes} />`}

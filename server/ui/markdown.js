@@ -1,86 +1,64 @@
-// Renders a model's Markdown as safe HTML: HTML in it is shown as text, images become links, and the result
-// passes DOMPurify with a list of allowed elements. The browser accepts no other HTML (trusted types).
+// Renders Markdown as safe HTML: HTML in it is shown as text, images become links, and the result passes DOMPurify with
+// a list of allowed elements.
 
-import DOMPurify from "./vendor/dompurify-3.4.18/purify.es.mjs";
 import { Marked } from "./vendor/marked-18.2.1/marked.esm.js";
 import { html, useLayoutEffect, useMemo, useRef } from "./vendor/htm-3.1.1/standalone.module.js";
-import { copyText, memo } from "./bits.js";
+import { memo } from "./bits.js";
+import { blocksOf } from "./blocks.js";
+import { CodeBlock, colourWithin, copyCode } from "./code.js";
+import { drawMath, mathExtensions } from "./math.js";
+import { escaped, sanitised } from "./sanitised.js";
+import { t } from "./words.js";
 
-const ALLOWED = {
-  ALLOWED_TAGS: [
-    ..."a b blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr i input li ol p pre s span strong sub sup".split(
-      " ",
-    ),
-    ..."table tbody td th thead tr ul".split(" "),
-  ],
-  ALLOWED_ATTR: [
-    "href",
-    "class",
-    "start",
-    "align",
-    "type",
-    "checked",
-    "disabled",
-    "tabindex",
-    "title",
-    "target",
-    "rel",
-  ],
-  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
-  ALLOW_DATA_ATTR: false,
-  ALLOW_ARIA_ATTR: false,
-  RETURN_TRUSTED_TYPE: true,
-};
-
-const escaped = (text) => text.replace(/[&<>"']/g, (mark) => `&#${mark.charCodeAt(0)};`);
+const languageOf = (lang) => (lang ?? "").split(/\s/)[0];
 
 const marked = new Marked({
   gfm: true,
   breaks: true,
+  extensions: mathExtensions(escaped),
   renderer: {
     html: ({ text, block }) => (block ? `<p>${escaped(text)}</p>` : escaped(text)),
     image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
     code: ({ text, lang }) =>
-      `<div class="code"><div class="code-head"><span>${escaped((lang ?? "").split(/\s/)[0] || "text")}</span>` +
-      `<button type="button" class="code-copy">Copy</button></div>` +
+      `<div class="code"><div class="code-head"><span>${escaped(languageOf(lang) || t("text"))}</span>` +
+      `<button type="button" class="code-copy">${t("Copy")}</button></div>` +
       `<pre tabindex="0"><code>${escaped(text)}</code></pre></div>`,
   },
 });
 
-DOMPurify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.nodeName === "A") {
-    node.setAttribute("target", "_blank");
-    node.setAttribute("rel", "noopener noreferrer nofollow");
-  }
-});
+const lex = (text) => marked.lexer(text);
 
-async function copyCode(event) {
-  const button = event.target.closest(".code-copy");
-  if (!button) return;
-  await copyText(button.closest(".code").querySelector("code").textContent);
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = "Copy"), 1500);
-}
-
-// One block. It is sanitised again only when its source has changed: in a stream, that is the last block.
-const Block = memo(({ source, links }) => {
+// One block. It is sanitised again only when its source has changed.
+const Html = memo(({ source, links }) => {
   const place = useRef(null);
   const trusted = useMemo(() => {
-    const tokens = marked.lexer(source);
+    const tokens = lex(source);
     Object.assign(tokens.links, JSON.parse(links));
-    return DOMPurify.sanitize(marked.parser(tokens), ALLOWED);
+    return sanitised(marked.parser(tokens));
   }, [source, links]);
   useLayoutEffect(() => {
     place.current.innerHTML = trusted;
+    drawMath(place.current);
+    colourWithin(place.current);
   }, [trusted]);
   return html`<div ref=${place}></div>`;
 });
 
+const Block = ({ token, links }) =>
+  token.type === "code"
+    ? html`<div><${CodeBlock} text=${token.text} language=${languageOf(token.lang)} /></div>`
+    : html`<${Html} source=${token.raw} links=${links} />`;
+
+const Group = memo(({ blocks, links }) =>
+  blocks.map((token, index) => html`<${Block} key=${index} token=${token} links=${links} />`),
+);
+
 export const Markdown = memo(({ text }) => {
-  const tokens = useMemo(() => marked.lexer(text), [text]);
-  const links = JSON.stringify(tokens.links); // of the whole text; as a string, so that equal links compare equal
-  const blocks = tokens.filter((token) => token.type !== "space");
-  return html`<div class="markdown" onClick=${copyCode}>
-    ${blocks.map((token, index) => html`<${Block} key=${index} source=${token.raw} links=${links} />`)}
+  const read = useRef(null);
+  read.current = useMemo(() => blocksOf(text, lex, read.current), [text]);
+  const { groups, last, tail, links } = read.current;
+  const all = [...groups, [...last, ...tail]];
+  return html`<div class="markdown" dir="auto" onClick=${copyCode}>
+    ${all.map((blocks, index) => html`<${Group} key=${index} blocks=${blocks} links=${links} />`)}
   </div>`;
 });

@@ -61,7 +61,7 @@ def test_an_edited_message_begins_a_branch_and_the_old_one_stays(desk: Desk) -> 
     desk.tab.locator(".message.user").nth(0).hover()
     desk.tab.get_by_role("button", name="Edit, as a branch").nth(0).click()
     desk.tab.get_by_role("textbox", name="Edit your message").fill("My name is Emma.")
-    desk.tab.get_by_role("button", name="Send", exact=True).first.click()
+    desk.tab.keyboard.press("Enter")
     assert desk.reply(0) == "Nice to meet you, Emma!"
     assert desk.say(WALTER[2]) == "Your name is Emma."
     new = desk.session
@@ -157,7 +157,7 @@ def test_what_a_model_says_does_nothing(desk: Desk) -> None:
     body = {"id": "evil", "messages": [{"role": "user", "content": EVIL}, {"role": "assistant", "content": EVIL}]}
     assert desk.server.post("/v1/sessions", {**body, "metadata": {"title": EVIL[:500]}}).status_code == 201
     desk.open("#/evil")
-    desk.tab.locator(".code").wait_for()
+    desk.tab.locator(".message.assistant .code").wait_for()
     reply = desk.tab.locator(".message.assistant .markdown")
     shown = reply.inner_text()
     assert '<img src=x onerror="window.hacked=1">' in shown
@@ -168,6 +168,7 @@ def test_what_a_model_says_does_nothing(desk: Desk) -> None:
     assert dict(links) == {"link": None, "data": None, "picture": "http://192.0.2.1/track.png"}
     reply.locator("a").nth(0).click()
     assert reply.locator("img, script, iframe, svg, style, [onclick], [onerror]").count() == 0
+    assert desk.tab.locator(".bubble").locator("img, script, iframe, svg, style, [onclick], [onerror]").count() == 0
     assert desk.tab.evaluate("typeof window.hacked") == "undefined"
     # And where somebody slips something past all of that, the browser itself refuses.
     desk.expected = ["TrustedHTML"]
@@ -360,7 +361,7 @@ def test_a_phone_has_room_for_all_of_it(phone: Desk) -> None:
         assert phone.overflow() == 0
         phone.tab.get_by_role("button", name="Close").click()
     phone.open("#/wide")
-    phone.tab.locator(".code").wait_for()
+    phone.tab.locator(".message.assistant .code").wait_for()
     assert phone.overflow() == 0
     box = phone.tab.locator("#composer").bounding_box()
     assert box is not None

@@ -214,7 +214,7 @@ def test_gauges_without_figures_say_so_in_words(desk: Desk) -> None:
     desk.tab.route("**/metrics", answer)
     desk.open()
     desk.tab.get_by_role("button", name="The server now").click()
-    desk.tab.get_by_text("No turn since this page began to look.").wait_for()
+    desk.tab.get_by_text("Nothing has been answered since you opened this view.").wait_for()
     desk.tab.get_by_text("None was in use.").wait_for()
     assert desk.tab.locator(".plot canvas").count() == 0
     assert desk.tab.locator(".gauge", has_text="First token").inner_text() == "First token\n–"

@@ -127,7 +127,7 @@ def test_every_import_of_the_page_is_a_file_of_it_and_nothing_is_inline() -> Non
     sources = {path: path.read_text() for path in FOLDER.glob("*.js")}
     wanted = {path.parent / name for path, text in sources.items() for name in re.findall(r'from "(.+?)";', text)}
     wanted |= {FOLDER / name for name in re.findall(r'(?:src|href)="([^#"]+)"', page)}
-    wanted |= {FOLDER / name for name in re.findall(r'import\("(.+?)"\)', (FOLDER / "live.js").read_text())}
+    wanted |= {path.parent / name for path, text in sources.items() for name in re.findall(r'import\("(.+?)"\)', text)}
     assert len(wanted) > 12
     assert [path for path in wanted if not path.is_file()] == []
     assert {path.resolve() for path in sources} <= {path.resolve() for path in wanted}
