@@ -96,7 +96,7 @@ def test_code_and_messages_are_copied_as_they_were_written(desk: Desk) -> None:
     read = "navigator.clipboard.readText()"
     assert desk.tab.evaluate(read) == "def double(x):  # a comment\n    return 2 * x"
     reply.locator(".tools").get_by_role("button", name="Copy").click()
-    reply.get_by_role("button", name="Copied").wait_for()
+    reply.locator(".tools").get_by_role("button", name="Copied").wait_for()
     assert desk.tab.evaluate(read) == TEXT
 
 
