@@ -19,7 +19,7 @@ _MOST = 1 << 18  # entries of a tenant, about 2 million tokens; beyond that the 
 class SessionsIndex:
     """Finds where the last tokens of a timeline occurred in other sessions of the same scope (a tenant, or a tenant and
     a salt). An entry is a place in a session's tokens; the tokens themselves are read from the session, so that what
-    was rewound or deleted is never proposed. About 20 bytes of memory per token.
+    was rewound or deleted is never proposed. About 50 bytes of memory per token.
     """
 
     def __init__(self, is_alive: Callable[[SessionCache], bool]) -> None:

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from scheduler.engine_config import EngineConfig
 from server.config.option_types import ApiKeys, Count, Hosts, Memory, Names, Origins, PromptRules
 from server.config.prompt_rules import PROMPT_RULES
+from server.config.usage_error import UsageError
 
 DEMO = "demo"  # the name of the bundled model, on the command line and in requests
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo"
@@ -322,7 +323,11 @@ class ServeConfig(BaseSettings):
         return Path(self.model).name if os.path.isabs(self.model) else self.model
 
     def engine_config(self) -> EngineConfig:
-        """What the engine process is started with; its address is filled in at every start."""
+        """What the engine process is started with; its address is filled in at every start. Raises UsageError for
+        options that exclude each other.
+        """
+        if self.draft_model is not None and self.speculate == "off":
+            raise UsageError("--draft-model: it drafts with --speculate auto only")
         return EngineConfig(
             address="",
             model=self.source,

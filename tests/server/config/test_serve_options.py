@@ -300,3 +300,9 @@ def test_the_address_of_a_server_stands_where_people_put_it() -> None:
     chat = parse(f"chat --url {address}".split())
     assert isinstance(chat, ChatConfig)
     assert chat.url == address
+
+
+def test_a_draft_model_that_would_not_draft_is_refused() -> None:
+    with pytest.raises(UsageError, match="--draft-model: it drafts with --speculate auto only"):
+        serve("--draft-model", "small").engine_config()
+    assert serve("--draft-model", "small", "--speculate", "auto").engine_config().draft_model == "small"
