@@ -62,6 +62,21 @@ class WeightRounding(msgspec.Struct, frozen=True):
         )
 
 
+class CapturedGraphs(msgspec.Struct, frozen=True):
+    """The decode steps that were captured as CUDA graphs at load, by their number of ``rows``. ``refused``: why some
+    were not; empty if all were.
+    """
+
+    rows: tuple[int, ...]
+    refused: str = ""
+
+    @property
+    def line(self) -> str:
+        """In words."""
+        told = f"decode steps of up to {self.rows[-1]} sessions run as CUDA graphs" if self.rows else "no CUDA graphs"
+        return f"{told} ({len(self.rows)} captured)" + (f"; others do not: {self.refused}" if self.refused else "")
+
+
 class ModelFacts(msgspec.Struct, frozen=True):
     """What the engine measured or read while loading; served by ``/v1/models/{id}``.
 
@@ -93,3 +108,4 @@ class ModelFacts(msgspec.Struct, frozen=True):
     unproven: str = ""  # why it could not be, for people
     weight_rounding: WeightRounding | None = None  # by --weights
     weight_reading: WeightReading | None = None  # of products on a CPU, where weights are packed for them
+    decode_graphs: CapturedGraphs | None = None  # on a GPU

@@ -12,6 +12,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from threading import Event, Thread
 from typing import Any
@@ -33,13 +34,14 @@ from scheduler.core.speculator import Speculator
 from scheduler.core.text import Vocabulary
 from scheduler.engine_config import EngineConfig
 from scheduler.logs import configure
-from scheduler.model.decode_graphs import DecodeGraphs, capturer
+from scheduler.model.cuda_capture import CudaCapture
+from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.model.draft_model import divide_memory, load_draft_model
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
 from scheduler.model.memory import TooSmall, build_archive, build_store, spare
 from scheduler.model.runner import ModelRunner
-from scheduler.model_facts import ModelFacts
+from scheduler.model_facts import CapturedGraphs, ModelFacts
 from scheduler.protocol import (
     AwaitTools,
     Cancel,
@@ -106,9 +108,14 @@ class Channel:
         zmq.Context.instance().term()
 
 
-def build(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None = None) -> tuple[EngineCore, ModelFacts]:
-    """The engine of a loaded model and its ``draft`` model, and what to tell the server about it. Raises
-    ``TooSmall``.
+def build(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    draft: LoadedModel | None = None,
+    tell: Callable[[Loading], None] = lambda message: None,
+) -> tuple[EngineCore, ModelFacts]:
+    """The engine of a loaded model and its ``draft`` model, and what to tell the server about it. ``tell`` gets
+    progress. Raises ``TooSmall``.
     """
     device = loaded.model.device
     drafter = None
@@ -139,7 +146,11 @@ def build(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None =
     )
     graphs = None  # Python decides in every step how a threshold turns positions, and what other ranks are told
     if device.type == "cuda" and loaded.rope.threshold is None and followers is None:
-        graphs = DecodeGraphs(loaded.verdict.mode, pool.device, config.max_running, context, capturer())
+        graphs = DecodeGraphs(loaded.verdict.mode, pool.device, config.max_running, context, CudaCapture())
+        graphs.capture_all(
+            tell=lambda done, count: tell(Loading(f"capturing CUDA graphs, {done} of {count}")),
+            used=partial(torch.cuda.memory_reserved, device),
+        )
     runner = ModelRunner(loaded.verdict.mode, pool.device, loaded.rope, graphs, followers)
     vocabulary = Vocabulary(loaded.tokenizer)
     width = getattr(loaded.model.get_output_embeddings(), "out_features", None)
@@ -173,6 +184,7 @@ def build(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None =
         unproven=loaded.verdict.unproven,
         weight_rounding=loaded.rounding,
         weight_reading=ways.latest if device.type == "cpu" else None,
+        decode_graphs=CapturedGraphs(graphs.captured, graphs.refused) if graphs is not None else None,
     )
     return engine, facts
 
@@ -297,7 +309,7 @@ def main(config: EngineConfig) -> int:
         draft = None
         if config.draft_model is not None and config.speculate != "off":
             draft = load_draft_model(config, loaded, channel.send)
-        engine, facts = build(config, loaded, draft)
+        engine, facts = build(config, loaded, draft, channel.send)
     except (LoadFailed, TooSmall) as error:
         channel.send(ModelFailed(str(error)))
         channel.close()

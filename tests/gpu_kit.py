@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -13,6 +15,7 @@ from cache.attention.triton import TritonBackend, TritonPlan
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import AttentionLayer, ScoreOptions
 from cache.pages.packed import PackedStep
+from scheduler.model.cuda_capture import Step
 
 
 class TritonDouble:
@@ -91,6 +94,19 @@ def together(parts: list[tuple[torch.Tensor, torch.Tensor]], sinks: torch.Tensor
     sums = torch.stack([lse for _, lse in parts])
     whole = torch.logsumexp(sums if sinks is None else torch.cat([sums, sinks.float()[None]]), 0)
     return sum((torch.exp(lse - whole)[:, None] * found.float() for found, lse in parts), torch.zeros(()))
+
+
+class Capture:
+    """A capture on the CPU. ``made`` gets the step and returns what runs it again; without it the step runs anew."""
+
+    def __init__(self, made: Callable[[Step], Callable[[], Any]] = lambda step: step) -> None:
+        self._made = made
+
+    def watched(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def __call__(self, step: Step) -> Callable[[], Any]:
+        return self._made(step)
 
 
 class Aux(NamedTuple):

@@ -28,7 +28,8 @@ from scheduler.core.engine_core import EngineCore
 from scheduler.core.limits import Limits
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.text import Vocabulary
-from scheduler.model.decode_graphs import DecodeGraphs, capturer
+from scheduler.model.cuda_capture import CudaCapture
+from scheduler.model.decode_graphs import DecodeGraphs
 from scheduler.model.probe import probe
 from scheduler.model.runner import ModelRunner
 from scheduler.protocol import Submit, pack_ids
@@ -155,7 +156,7 @@ class Served:
         host = MemoryTier(200, PAGE, CPU, verdict.shapes, pinned=True)
         store = SessionStore(PagePool(tier, host), (1 << 28) if verdict.mode.stateful else None)
         store.skeleton = verdict.skeleton
-        self.graphs = DecodeGraphs(verdict.mode, tier, 8, 512, capturer()) if graphs else None
+        self.graphs = DecodeGraphs(verdict.mode, tier, 8, 512, CudaCapture()) if graphs else None
         runner = ModelRunner(verdict.mode, tier, graphs=self.graphs)
         scheduler = Scheduler(store, max_running=8, max_step_tokens=64, max_queued=64)
         self.engine = EngineCore(

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache
 
+from cache.attention.backend import once
+from cache.memory.stream import put
 from cache.pages import state as states
 from cache.pages.packed import PackedStep, Span
 
@@ -77,7 +80,7 @@ class MixerSplit:
         out: dict[int, Any] = {}
         single = [s for s in step.spans if s.size == 1 and s.start > 0]
         if len(single) > 1 and self._stackable([span.session.state for span in single]):
-            for span, part in zip(single, self._together(inputs, single, step.tokens), strict=True):
+            for span, part in zip(single, self._together(inputs, single, step), strict=True):
                 out[span.row] = part
         for span in step.spans:
             if span.row not in out:
@@ -116,12 +119,13 @@ class MixerSplit:
             return (_joined([part[0] for part in parts]), *[None] * (len(parts[0]) - 1))  # no attention weights
         return _joined(parts)
 
-    def _together(self, inputs: dict[str, Any], spans: Sequence[Span], tokens: int) -> Iterator[Any]:
+    def _together(self, inputs: dict[str, Any], spans: Sequence[Span], step: PackedStep) -> Iterator[Any]:
         """Single tokens of several sessions as one batch, their states of this layer stacked."""
         caches = [span.session.state for span in spans]
         batch = states.stacked([cache.layers[self._layer] for cache in caches])
-        rows = [span.row for span in spans]
-        mine = {name: _batched(value, rows, tokens) for name, value in inputs.items()}
+        # Sent once per step: a list as an index would be copied to the device for each input of each layer.
+        rows = once(step, "rows of single tokens", lambda: put(np.array([s.row for s in spans]), step.tier.device))
+        mine = {name: _batched(value, rows, step.tokens) for name, value in inputs.items()}
         out = self._call(mine, _with_layer(caches[0], self._layer, batch))
         for cache, state in zip(caches, states.unstacked(batch, len(caches)), strict=True):
             cache.layers[self._layer] = state
@@ -138,9 +142,9 @@ def _sliced(value: Any, rows: slice, tokens: int) -> Any:
     return _mapped(value, tokens, lambda tensor: tensor[:, rows])
 
 
-def _batched(value: Any, rows: Sequence[int], tokens: int) -> Any:
+def _batched(value: Any, rows: torch.Tensor, tokens: int) -> Any:
     """Single rows of an input as a batch: ``[1, T, ...]`` -> ``[len(rows), 1, ...]``."""
-    return _mapped(value, tokens, lambda tensor: tensor[0, list(rows)][:, None])
+    return _mapped(value, tokens, lambda tensor: tensor[0].index_select(0, rows)[:, None])
 
 
 def _mapped(value: Any, tokens: int, part: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -1,16 +1,20 @@
 """CUDA graphs of decode steps, in which every session feeds one token.
 
-A graph is captured for a fixed number of rows, a bucket; if a step has fewer sessions the other rows are padding. A
-graph is captured when its bucket has occurred a few times, and is used only if its logits agree with those of the
-uncaptured step. If the code of a step reads values from the device it cannot be captured.
+A graph is captured for a fixed number of rows, a bucket; if a step has fewer sessions the other rows are padding. All
+buckets are captured at load, within a budget; one that is left is captured when it has occurred a few times. A graph is
+used only if its logits agree with those of the uncaptured step. If the code of a step reads values from the device it
+cannot be captured.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,17 +22,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cache.attention.decode import DecodeStep, Tables
 from cache.errors import first_line
 from cache.memory.tier import MemoryTier
+from cache.pages.packed import PackedStep
+from cache.pages.pool import Page
 from cache.pages.session import SessionCache
+from scheduler.accel.gpu.experts import grouped_products_wait, waitless_experts
 from scheduler.forward.mode import Mode
+from scheduler.model.cuda_capture import Step
 
 log = logging.getLogger("warmturn.engine")
 
 _WARM = 3  # steps of a bucket before it is captured
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}  # as the load-time probe allows
 _LOOKS = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount"})
+_WAITS = frozenset({"equal", "unique_consecutive", "_grouped_mm", "grouped_mm_fallback"})  # inside, unseen
 
-Step = Callable[[], torch.Tensor]
-Capture = Callable[[Step], Callable[[], Any]]
+
+class Capture(Protocol):
+    """How steps are captured, see ``CudaCapture``."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Within it, whatever waits for the device raises ``RuntimeError``."""
+
+    def __call__(self, step: Step) -> Callable[[], Any]:
+        """The captured step."""
+
+
+class CaptureBudget(NamedTuple):
+    """What captures at load may take: seconds, and bytes of the device's memory."""
+
+    seconds: float = 60.0
+    nbytes: int = 1 << 30
 
 
 class DeviceRead(Exception):
@@ -46,7 +69,8 @@ class DeviceReadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every operation of a step."""
         name = func.overloadpacket.__name__
-        if name in _LOOKS or (name == "repeat_interleave" and func._overloadname == "Tensor"):
+        waits = name in _WAITS and (name != "_grouped_mm" or grouped_products_wait(args[0].device, args[0].dtype))
+        if waits or name in _LOOKS or (name == "repeat_interleave" and func._overloadname == "Tensor"):
             raise DeviceRead(name)
         tensors = [a for a in (*args, *(kwargs or {}).values()) if isinstance(a, torch.Tensor)]
         if name in ("index", "index_put", "index_put_") and any(
@@ -76,23 +100,6 @@ def buckets(most: int) -> list[int]:
     return [size for size in sizes if size < most] + [most]
 
 
-def capturer() -> Capture:
-    """How graphs are captured on this device, all of them in one pool of memory."""
-    pool = torch.cuda.graph_pool_handle()
-
-    def capture(step: Step) -> Callable[[], Any]:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        # Other threads copy pages meanwhile: what they ask of the device is none of this capture's business.
-        try:
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                step()
-        finally:
-            torch.cuda.set_stream(stream)  # which torch forgets where a capture fails
-        return graph.replay
-
-    return capture
-
-
 class DecodeGraphs:
     """The graphs of one model over the pages of one tier; ``most`` rows, sessions of up to ``context`` tokens.
 
@@ -107,6 +114,8 @@ class DecodeGraphs:
         self._logits: torch.Tensor | None = None
         self._graphs: dict[int, DecodeGraph] = {}
         self._met: Counter[int] = Counter()
+        self._failed: set[int] = set()
+        self.refused = ""  # why buckets have no graph, where a capture has failed
         stored = {index for index, layer in enumerate(mode.layers) if layer.stores}
         self._learning = bool(stored) and stored <= mode.in_place and not mode.stateful
 
@@ -130,18 +139,78 @@ class DecodeGraphs:
         capture one, if it is time to.
         """
         bucket = self._bucket(work)
-        if not bucket or not self._learning or bucket in self._graphs:
+        if not bucket or not self._learning or bucket in self._graphs or bucket in self._failed:
             return
         self._met[bucket] += 1
-        if self._met[bucket] < _WARM:
+        if self._met[bucket] >= _WARM:
+            self._try(bucket, work, logits)
+
+    def capture_all(
+        self,
+        budget: CaptureBudget = CaptureBudget(),  # noqa: B008  # a tuple
+        tell: Callable[[int, int], None] = lambda done, all_of_them: None,
+        used: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Capture all buckets at load, the largest first, whose memory the others share. ``tell`` is called with the
+        number of graphs before each capture, ``used`` gives the bytes of the device that are in use.
+        """
+        if not self._learning:
             return
+        began, before = time.monotonic(), used()
+        with torch.inference_mode():
+            pages, work = self._made_up()
+            try:
+                for bucket in reversed(self._buckets):
+                    if time.monotonic() - began > budget.seconds or used() - before > budget.nbytes:
+                        self.refused = self.refused or "the budget of load time or memory was spent"
+                        break
+                    if bucket in self._failed or not self._learning:
+                        continue
+                    tell(len(self._graphs), len(self._buckets))
+                    chosen = work[:bucket]
+                    keep = torch.arange(len(chosen), device=self._tier.device)
+                    self._try(bucket, chosen, self._mode.forward(PackedStep(chosen, self._tier), keep).float())
+            finally:
+                for page in pages:
+                    self._tier.release(page.slot)
+
+    @property
+    def captured(self) -> tuple[int, ...]:
+        """The numbers of rows for which there are graphs."""
+        return tuple(sorted(self._graphs))
+
+    def _try(self, bucket: int, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> None:
+        """Capture a bucket. What fails for lack of memory is not tried again, nor are larger ones; any other failure
+        would meet all.
+        """
         try:
             self._graphs[bucket] = self._captured(bucket, work, logits)
+            return
+        except torch.OutOfMemoryError as error:
+            self._failed |= {size for size in self._buckets if size >= bucket}
+            reason = first_line(error, 160)
         except (DeviceRead, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             self._learning = False
-            log.info(
-                "decode steps of %d sessions and more run without a CUDA graph: %s", bucket, first_line(error, 160)
-            )
+            reason = first_line(error, 160)
+        self.refused = self.refused or reason
+        log.info("decode steps of %d sessions and more run without a CUDA graph: %s", bucket, reason)
+
+    def _made_up(self) -> tuple[list[Page], list[tuple[SessionCache, int]]]:
+        """Sessions of a few tokens, up to the number of rows, whose next tokens a step feeds; and their pages."""
+        pages: list[Page] = []
+        work = []
+        for number in range(min(self._buckets[-1], self._tier.free)):
+            session = SessionCache("", None)
+            length = 1 + number % (self._tier.page_size - 1)
+            session.token_ids = array("i", [1 + number % 7] * (length + 1))
+            session.pages = [Page(self._tier, self._tier.alloc())]
+            pages.append(session.pages[0])
+            work.append((session, length))
+        keep = torch.zeros(1, dtype=torch.int64, device=self._tier.device)
+        self._mode.forward(PackedStep(work, self._tier), keep)
+        for session, length in work:
+            session.fed(length)
+        return pages, [(session, 1) for session, _ in work]
 
     def _bucket(self, work: Sequence[tuple[SessionCache, int]]) -> int:
         """The rows of the graph for this step; 0 where it is not one for a graph."""
@@ -154,7 +223,9 @@ class DecodeGraphs:
     def _captured(self, bucket: int, work: Sequence[tuple[SessionCache, int]], logits: torch.Tensor) -> DecodeGraph:
         """A graph that says the same as ``logits``. Raises whatever is in its way.
 
-        What is compiled is watched as it is, since kernels show less than operations, and captured compiled.
+        What is compiled is watched as it is, since kernels show less than operations, and captured compiled. What waits
+        for the device inside of torch's functions is found by ``Capture.watched``, before the capture: torch recovers
+        badly from one that fails.
         """
         if self._tables is None or self._logits is None:
             self._tables = Tables(self._tier, self._buckets[-1], self._pages)
@@ -167,12 +238,15 @@ class DecodeGraphs:
 
         def forward() -> torch.Tensor:
             try:
-                return place.copy_(self._mode.forward(step, keep))
+                with waitless_experts(self._mode.model):
+                    return place.copy_(self._mode.forward(step, keep))
             finally:
                 step.origins.clear()
 
         forward()  # whatever is made the first time
         with torch.inference_mode(False), torch.no_grad(), self._mode.uncompiled(), DeviceReadWatch():
+            forward()
+        with self._capture.watched():
             forward()
         run = self._capture(forward)
         place.fill_(float("nan"))

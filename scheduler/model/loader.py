@@ -42,6 +42,7 @@ from scheduler.protocol import Loading, TokenizerRead
 from scheduler.sampling_params import Generation
 
 log = logging.getLogger("warmturn.engine")
+_GPU_FILE = Path("/proc/driver/nvidia/version")  # of the kernel's driver
 
 PAGE_SIZE = 16  # tokens; reuse is exact to the token whatever it is (copy-on-write)
 _ENDLESS = 32_768  # context in tokens of a model that names no limit
@@ -273,10 +274,28 @@ def fingerprint(loaded: LoadedModel) -> str:
 
 def _device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise LoadFailed("no CUDA device can be used here; try --device cpu")
+        why = _no_gpu()
+        raise LoadFailed(f"no CUDA device can be used here{f' ({why})' if why else ''}; try --device cpu")
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        if wanted == "cpu" and (why := _no_gpu()) and _GPU_FILE.exists():
+            log.warning(
+                "the model runs on the CPU, though there is an NVIDIA GPU: %s; update its driver, or install a torch "
+                "for the CUDA version that the driver knows",
+                why,
+            )
     return torch.device(wanted, 0) if wanted == "cuda" else torch.device(wanted)
+
+
+def _no_gpu() -> str:
+    """Why torch finds no GPU, in its words; empty for a build without CUDA."""
+    if torch.version.cuda is None:
+        return ""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, no GPU
+        return first_line(error, 200)
+    return "it finds none"
 
 
 def _ends(model: Any, tokenizer: Any, chosen: Any = None) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from cache.tier import Tier
 from scheduler.engine_config import EngineConfig
-from scheduler.model_facts import ModelFacts, WeightReading
+from scheduler.model_facts import CapturedGraphs, ModelFacts, WeightReading
 from scheduler.protocol import Loading, ModelFailed, Ready, Stats, StepOutputs
 from server.chat.dialect import Dialect
 from server.chat.template import Stability
@@ -71,6 +71,8 @@ def model(config: DoctorConfig, command: Sequence[str] = ENGINE_COMMAND) -> Iter
         yield ok("rounding", rounding.line, weights=rounding.weights, error=rounding.error, same=rounding.same)
     if measured.facts.weight_reading is not None:
         yield reading(measured.facts.weight_reading)
+    if (graphs := measured.facts.decode_graphs) is not None:
+        yield captured(graphs)
     yield room(config, measured, measured.facts)
     yield from words(config)
 
@@ -123,6 +125,14 @@ def running(name: str, measured: MeasuredModel, facts: ModelFacts) -> Finding:
     if facts.mode.startswith("alone"):
         return warning("model", told, "it runs one session at a time: other turns wait", **figures)
     return ok("model", told, **figures)
+
+
+def captured(graphs: CapturedGraphs) -> Finding:
+    """The CUDA graphs of decode steps."""
+    if graphs.rows and not graphs.refused:
+        return ok("graphs", graphs.line, rows=graphs.rows)
+    advice = "decode steps without a graph are launched kernel by kernel, which takes longer with few sessions"
+    return warning("graphs", graphs.line, advice, rows=graphs.rows, refused=graphs.refused)
 
 
 def memory(measured: MeasuredModel, facts: ModelFacts) -> Finding:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import engine_kit
 import pytest
 import torch
 from engine_kit import Kit, ours
-from gpu_kit import TritonDouble
+from gpu_kit import Capture, TritonDouble
 from tiny_models import greedy, make_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -19,7 +20,9 @@ from torch.utils._pytree import tree_flatten
 from cache.attention import packed_attention
 from cache.memory.tier import MemoryTier
 from cache.pages.layers import read_layers
-from scheduler.model.decode_graphs import DecodeGraphs, DeviceRead, DeviceReadWatch, Step, buckets
+from scheduler.forward.mode import installed
+from scheduler.model.cuda_capture import Step
+from scheduler.model.decode_graphs import CaptureBudget, DecodeGraphs, DeviceRead, DeviceReadWatch, buckets
 from scheduler.model.probe import Verdict, probe
 
 
@@ -44,7 +47,7 @@ class Scene:
         mode: Any = verdict.mode
         monkeypatch.setattr(mode.attention, "_backends", {})
         self.kit = Kit(name)
-        self.graphs = DecodeGraphs(self.kit.mode, self.kit.pool.device, 6, 200, capture)
+        self.graphs = DecodeGraphs(self.kit.mode, self.kit.pool.device, 6, 200, Capture(capture))
         self.kit.runner._graphs = self.graphs
         self.served = 0
         run = self.graphs.run
@@ -253,3 +256,99 @@ def test_what_only_computes_is_not() -> None:
         y = (x[torch.tensor([0, 2])] @ x).softmax(-1)
         y.copy_(x[:2])
         torch.where(x > 0, x, 0.0).to(torch.float16).index_copy_(0, torch.tensor([1]), x[:1].half())
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        lambda x: torch.equal(x, x + 0),
+        lambda x: torch.unique_consecutive(x),
+        lambda x: torch.nn.functional.grouped_mm(x, x.expand(2, 3, 3), offs=torch.tensor([1, 3], dtype=torch.int32)),
+    ],
+)
+def test_what_waits_inside_of_a_function_is_seen(waiting: Callable[[torch.Tensor], Any]) -> None:
+    with torch.no_grad(), pytest.raises(DeviceRead), DeviceReadWatch():
+        waiting(torch.ones(3, 3))
+
+
+class Watched(Capture):
+    """A capture on a device on which the step waits inside of a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured = 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        yield
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    def __call__(self, step: Step) -> Callable[[], Any]:
+        self.captured += 1
+        return step
+
+
+def test_a_step_that_waits_is_found_before_its_capture(
+    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(monkeypatch)
+    scene.graphs._capture = watched = Watched()
+    scene.check([[1, 2, 3]], 8)
+    assert (watched.captured, scene.served) == (0, 0)
+    assert "synchronizing" in ours(said)[0]
+
+
+def test_experts_are_captured_though_grouped_products_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, "gpt_oss")
+    scene.check([[1, 2, 3], [4] * 9, [5, 6], [7, 8]], 10)
+    assert scene.served > 0
+    assert scene.graphs.refused == ""
+
+
+def test_a_bucket_without_memory_and_larger_ones_are_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+) -> None:
+    tried: list[int] = []
+
+    def short(step: Step) -> Callable[[], Any]:
+        rows = len(step())
+        tried.append(rows)
+        if rows >= 4:
+            raise torch.OutOfMemoryError("out of memory")
+        return step
+
+    scene = Scene(monkeypatch, capture=short)
+    scene.check([[1, 2, 3], [4] * 9, [5, 6, 7]], 9)
+    scene.check([[1, 2, 3], [4] * 9, [5, 6, 7], [8], [9]], 12)
+    scene.check([[1, 2, 3]], 9)
+    assert tried == [4, 1]
+    assert scene.graphs.captured == (1,)
+    assert len(ours(said)) == 1
+
+
+def test_all_buckets_are_captured_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    tier, told = scene.kit.pool.device, list[tuple[int, int]]()
+    free = tier.free
+    with installed(scene.kit.mode):
+        scene.graphs.capture_all(tell=lambda done, total: told.append((done, total)))
+    scene.kit.mode.remove()
+    assert scene.graphs.captured == (1, 2, 4, 6)
+    assert told == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert tier.free == free
+    scene.check([[1, 2, 3], [4] * 9], 9)
+    assert scene.served >= 8  # from the first step on
+
+
+def test_captures_at_load_keep_to_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch)
+    used = iter([0, 0, 50, 101])
+    scene.kit.mode.install()
+    scene.graphs.capture_all(CaptureBudget(60.0, 100), used=lambda: next(used))
+    assert scene.graphs.captured == (4, 6)
+    assert "budget" in scene.graphs.refused
+    scene.graphs.capture_all(CaptureBudget(-1.0, 100))
+    scene.kit.mode.remove()
+    assert scene.graphs.captured == (4, 6)
+    scene.check([[1, 2, 3]], 9)  # what is left is captured when it is met
+    assert scene.graphs.captured == (1, 4, 6)

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2PreTrainedMo
 
 from scheduler import process
 from scheduler.engine_config import EngineConfig
+from scheduler.model import loader
 from scheduler.model.checkpoint import read_config, read_model
 from scheduler.model.loader import PAGE_SIZE, LoadedModel, LoadFailed, fingerprint, load
 from scheduler.model.measurement import describe
@@ -266,3 +267,25 @@ def test_a_generation_config_of_the_operator(copy: Path, tmp_path: Path) -> None
     file.write_text(json.dumps({"top_p": 2}))
     with pytest.raises(LoadFailed, match=r"--generation-config: top_p must be from 0 to 1$"):
         load_quietly(copy, generation_config=str(file))
+
+
+@pytest.mark.parametrize(("driver", "cuda"), [(True, "13.0"), (False, "13.0"), (True, None)])
+def test_a_driver_that_is_too_old_is_told(
+    driver: bool, cuda: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040).\nPlease update it")
+
+    there = tmp_path / "version"
+    if driver:
+        there.write_text("NVRM version: 550.54")
+    monkeypatch.setattr(loader, "_GPU_FILE", there)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    assert loader._device("auto").type == "cpu"
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (driver and cuda is not None)
+    assert all("driver on your system is too old" in line and "runs on the CPU" in line for line in told)
+    with pytest.raises(LoadFailed, match="too old" if cuda else "no CUDA device can be used here; try"):
+        loader._device("cuda")

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch._dynamo.utils
 from engine_kit import Kit, ours
-from gpu_kit import TritonDouble
+from gpu_kit import Capture, TritonDouble
 from tiny_models import CONTEXT, greedy, make_model
 from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPTNeoXConfig, MixtralConfig
 
@@ -27,7 +27,8 @@ from scheduler.accel.gpu import compiled
 from scheduler.accel.gpu.compiled import CompiledLayers, CompileOptions
 from scheduler.forward.rope import LongRope
 from scheduler.model import decode_graphs, loader
-from scheduler.model.decode_graphs import DecodeGraphs, DeviceReadWatch, Step
+from scheduler.model.cuda_capture import Step
+from scheduler.model.decode_graphs import DecodeGraphs, DeviceReadWatch
 from scheduler.model.probe import _Trial, probe
 from scheduler.protocol import Loading
 
@@ -221,7 +222,7 @@ class Graphed(Scene):
         monkeypatch.setattr(packed_attention, "backends", lambda device: [double])
         mode: Any = self.mode
         monkeypatch.setattr(mode.attention, "_backends", {})
-        self.graphs = DecodeGraphs(self.mode, self.kit.pool.device, 6, 200, capture)
+        self.graphs = DecodeGraphs(self.mode, self.kit.pool.device, 6, 200, Capture(capture))
         self.kit.runner._graphs = self.graphs
 
 
