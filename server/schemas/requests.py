@@ -266,7 +266,7 @@ class ReplyRequest(Tooled, RoutedFields, ThinkingFields, GenerationRequest):
         "audio": (),
         "moderation": (),
     }
-    IDLE: ClassVar[frozenset[str]] = RoutedFields.IDLE | {"service_tier"}
+    IDLE: ClassVar[frozenset[str]] = RoutedFields.IDLE | VendorFields.IDLE | {"service_tier"}
     reasoning_effort: Effort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     reasoning_history: Literal["keep", "drop"] = "keep"

@@ -58,7 +58,6 @@ class RoutedFields(Strict):
     IDLE: ClassVar[frozenset[str]] = frozenset(
         {
             "cache_control",
-            "id_slot",
             "keep_alive",
             "num_ctx",
             "provider",
@@ -72,7 +71,6 @@ class RoutedFields(Strict):
     think: bool | Literal["low", "medium", "high"] | None = None
     reasoning: ReasoningOptions | None = None
     cache_control: dict[str, Any] | None = None
-    id_slot: int | None = None
     keep_alive: str | int | float | None = None
     num_ctx: int | None = None
     options: OllamaOptions | None = None

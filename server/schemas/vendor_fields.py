@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
@@ -34,12 +34,14 @@ LATER: Mapping[str, tuple[object, ...]] = {
 
 
 class VendorFields(Strict):
-    """The fields, all of them extensions of OpenAI's. ``cache_prompt`` and ``n_probs`` are llama.cpp's."""
+    """The fields, all of them extensions of OpenAI's. ``cache_prompt``, ``n_probs`` and ``id_slot`` are llama.cpp's."""
 
+    IDLE: ClassVar[frozenset[str]] = frozenset({"id_slot"})  # a session is found by its content
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     cache_prompt: bool = True
+    id_slot: int | None = None
     n_probs: int = Field(0, ge=0, le=20)
 
     @model_validator(mode="after")

@@ -185,6 +185,11 @@ async def test_a_prompt_that_is_not_to_be_cached_reuses_nothing(site: Site) -> N
         assert refused.json()["error"]["param"] == "cache_prompt"
 
 
+@served()
+async def test_a_slot_that_is_named_changes_nothing(site: Site) -> None:
+    assert [answer.status_code for answer in await both(site, id_slot=-1)] == [200, 200]
+
+
 # --- echo of chats --------------------------------------------------------------------------------------------
 
 
