@@ -147,6 +147,21 @@ VERB = """\
 exit status: 0 success, 1 the server refused, 2 wrong command or no server.
 """
 
+KEYS = """\
+A new key is printed once; the file has its digest only. Servers that run with
+--key-file read the file again within a second.
+
+examples:
+  warmturn keys add ann --key-file keys.json --requests-per-minute 60
+  warmturn keys list --key-file keys.json
+  warmturn keys revoke ann --key-file keys.json
+
+exit status:
+  0  success
+  1  there is no such key
+  2  the command line is wrong, or the file cannot be read or written
+"""
+
 CONNECT = """\
 Without CLIENT the known clients are listed. Model name and context length are
 the server's. --write adds to files that have other settings too, and never
@@ -225,6 +240,7 @@ ENDS = {
     "chat": CHAT,
     "sessions": SESSIONS,
     "connect": CONNECT,
+    "keys": KEYS,
     "cluster": CLUSTER,
     "doctor": DOCTOR,
     "bench": BENCH,

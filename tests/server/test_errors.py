@@ -260,6 +260,10 @@ async def test_every_route_refuses_unknown_parameters_of_the_url_by_their_name(s
             response = await site.http.request(method, f"{url}?{name}={SECRET}", json=body)
             error = response.json()["error"]
             assert response.status_code == 400, path
+            if path.startswith("/api/"):  # Ollama's shape, which is the sentence alone
+                assert param is None or param in error
+                assert SECRET not in response.text
+                continue
             if path.startswith("/v1/messages"):  # Anthropic's shape, in which the sentence alone names it
                 assert error["type"] == "invalid_request_error"
                 assert param is None or param in error["message"]

@@ -23,7 +23,7 @@ from server.api.responses.routes import prepare_response
 from server.api.responses.routes import router as over_http
 from server.api.responses.socket_memory import SocketMemory
 from server.api.responses.socket_reply import SocketReply, encode_error
-from server.api.responses.socket_requests import LANE_ID, CancelEvent, CreateEvent, with_user_message
+from server.api.responses.socket_requests import LANE_ID, CancelEvent, CreateEvent, only_system, with_user_message
 from server.chat.tokenizer import TemplateRefused
 from server.errors import ApiError, ClientLeft, bad_request
 from server.http.body import INLINE_BYTES, is_turn_route, log_ignored
@@ -212,15 +212,17 @@ class ResponseSocket:
         may refuse a prompt without a user's message, which is what clients have read before the first message comes.
         """
         write = partial(SocketReply, lane=body.stream_id, warms=not body.generate)
-        try:
-            _, runner, reply = await prepare_response(request, body, branch, None, claim, write)
-        except TemplateRefused:
-            longer = None if body.generate else with_user_message(body)
-            if longer is None:
-                raise
-            _, runner, reply = await prepare_response(request, longer, branch, None, claim, write)
-            return runner, reply, 1
-        return runner, reply, 0
+        longer = None if body.generate else with_user_message(body)
+        alone = branch.past is None and only_system(body) and not context_of(request).tokens.dialect.places.only
+        if longer is None or not alone:  # else a system message would be rendered as a user's
+            try:
+                _, runner, reply = await prepare_response(request, body, branch, None, claim, write)
+                return runner, reply, 0
+            except TemplateRefused:
+                if longer is None:
+                    raise
+        _, runner, reply = await prepare_response(request, longer, branch, None, claim, write)
+        return runner, reply, 1
 
     async def _branch(self, body: CreateEvent, request: Request, claim: ExitStack) -> ResponseBranch:
         """The branch of a request, which may follow a response that only this connection knows."""

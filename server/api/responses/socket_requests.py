@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from server.api.responses.item_schemas import InputMessage
 from server.api.responses.schemas import ResponseRequest
+from server.chat.system_places import SYSTEM_ROLES
 from server.schemas.messages import Id
 from server.schemas.strict import Strict, wrong
 
@@ -42,6 +43,13 @@ def with_user_message(body: CreateEvent) -> CreateEvent | None:
         return None
     last = InputMessage(role="user", content=".")
     return body.model_copy(update={"input": [*(body.input or []), last]})
+
+
+def only_system(body: CreateEvent) -> bool:
+    """Whether the input is system messages and nothing else."""
+    return not isinstance(body.input, str) and all(
+        isinstance(item, InputMessage) and item.role in SYSTEM_ROLES for item in body.input or ()
+    )
 
 
 class CancelEvent(Strict):

@@ -188,12 +188,13 @@ async def test_a_prompt_is_read_where_the_template_wants_a_user(at: Port) -> Non
         warm = (await until_end(socket))[-1]["response"]
         assert (warm["status"], warm["output"]) == ("completed", [])
         await create(socket, input="Hello", previous_response_id=warm["id"])
-        await refused(socket, 400, "invalid_prompt", input=system)
-    first, second = (demo_tokens().decode(ids) for ids in prompts(at.site))
+        await create(socket, input=system)  # a reply to it needs a user's turn
+    first, second, third = (demo_tokens().decode(ids) for ids in prompts(at.site))
     assert first.startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
     assert (
         second == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )
+    assert third == "<|im_start|>user\nBe brief.<|im_end|>\n<|im_start|>assistant\n"
 
 
 @on_a_port()
