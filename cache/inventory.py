@@ -23,12 +23,11 @@ def session_holdings(store: SessionStore, tenant: str, name: str) -> dict[Tier, 
     if session is not None and session.length:
         pool = store.pool
         for tier, memory in pool.tiers.items():
-            held = [page for page in session.pages if page.tier is memory]
-            pages = len(held)
+            pages = sum(page.tier is memory for page in session.pages)
             tokens = session.length - (len(session.pages) - pages) * pool.page_size
             states = session.state_bytes if (memory is pool.device) is session.warm else 0
             if pages:
-                found[tier] = TierHolding(max(tokens, 0), pool.bytes_of(held) + states)
+                found[tier] = TierHolding(max(tokens, 0), pages * pool.page_bytes + states)
     if store.archive is not None:
         found |= store.archive.holdings(Owner(tenant, name, True), session)
     return found

@@ -6,9 +6,8 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice
 
-from cache.pages import near_ends
 from cache.pages.eviction import TenantShares, eviction_order
-from cache.pages.pool import Page, PagePool, near_parts
+from cache.pages.pool import Page, PagePool
 from cache.pages.retention import Retention
 from cache.pages.session import SessionCache
 from cache.tier import Tier
@@ -42,8 +41,7 @@ class Residency:
         self.evictions: Counter[Tier] = Counter()  # by the tier that sessions had to leave
         self.warm: OrderedDict[SessionCache, None] = OrderedDict()  # idle, least recently used first
         self.hosted: OrderedDict[SessionCache, None] = OrderedDict()
-        self.running: dict[SessionCache, None] = {}
-        self._unreleased: dict[SessionCache, None] = {}  # warm ones that may hold near parts that they do not see
+        self.running: set[SessionCache] = set()
         self.state_total = 0  # bytes of the states of idle sessions
         self._state_bytes: dict[SessionCache, int] = {}
         self._state_budget = state_budget or 0
@@ -69,12 +67,12 @@ class Residency:
         if not session.warm:
             self._pool.hold_warm(session.pages)
         session.running = session.warm = True
-        self.running[session] = None
+        self.running.add(session)
         self.count(session)
 
     def keep(self, session: SessionCache) -> None:
         """Running -> idle, most recently used. A session with pages on the host goes back to the host."""
-        self.running.pop(session, None)
+        self.running.discard(session)
         session.running = False
         if self.archive is not None:
             self.archive.write_behind.schedule(session)
@@ -82,8 +80,6 @@ class Residency:
             self._move_to_host(session)
         else:
             self.warm[session] = None
-            if self._pool.windows is not None:
-                self._unreleased[session] = None
         if self._stateful:
             self._state_bytes[session] = session.state_bytes
             self.state_total += self._state_bytes[session]
@@ -93,8 +89,7 @@ class Residency:
     def remove(self, session: SessionCache) -> None:
         """Drop the pages of a session, idle or running."""
         self._take(session)
-        self.running.pop(session, None)
-        near_ends.cut(self._pool, session, 0)
+        self.running.discard(session)
         self._pool.drop(session.pages, warm=session.warm)
         session.pages = []
         session.running = session.warm = False
@@ -102,25 +97,23 @@ class Residency:
 
     def count(self, session: SessionCache) -> None:
         """Update the tenant's share after the pages of ``session`` have changed, or it is no longer warm."""
-        pages = self._slots_of(session) if session.warm else 0
+        pages = len(session.pages) if session.warm else 0
         self._shares.add(session.tenant, pages - session.counted)
         session.counted = pages
 
-    def make_room(self, pages: int, spared: Collection[SessionCache] = (), near: int | None = None) -> bool:
-        """Free device slots for ``pages`` pages, and for the near parts of ``near`` (None: of all of them): by
-        releasing near parts that no session sees, then by evicting idle sessions, those that are ``spared`` only if no
-        other turn runs. False, with nobody evicted, if that cannot be enough.
+    def make_room(self, pages: int, spared: Collection[SessionCache] = ()) -> bool:
+        """Free ``pages`` device slots, evicting idle sessions as needed, those that are ``spared`` only if no other
+        turn runs. False, with nobody evicted, if that cannot be enough.
         """
         device = self._pool.device
-        near = pages if near is None else near
-        if device.fits(pages, near) or self._release_unseen(pages, near):
+        if device.free >= pages:
             return True
         most = sum(len(session.pages) for session in self.running)  # counts shared pages more than once, and is quick
         most += self.archive.write_behind.holds if self.archive is not None else 0
-        if (self._pool.windows is not None or pages > device.slots - most) and not self._fits_beside(pages, near):
+        if pages > device.slots - most and pages > device.slots - self._held():
             return False
         order: Iterator[SessionCache] = iter(())
-        while not device.fits(pages, near):
+        while device.free < pages:
             if not self._pool.stranded:
                 session = None if self._shares.over else next(order, None)
                 if session is None:
@@ -133,12 +126,12 @@ class Residency:
         return True
 
     def spare_pages(self, tenant: str) -> int:
-        """Device slots that are free, or held by idle sessions that are worth less than an announced one of
+        """Device pages that are free, or held by idle sessions that are worth less than an announced one of
         ``tenant``.
         """
         now = self._retention.clock()
         least = self._retention.rate(self._retention.expect(tenant), now)
-        spare = (session.counted for session in self.warm if self._retention.rate(session.stop, now) < least)
+        spare = (len(session.pages) for session in self.warm if self._retention.rate(session.stop, now) < least)
         return self._pool.device.free + sum(spare)
 
     def demote_late(self) -> None:
@@ -153,9 +146,7 @@ class Residency:
             return
         self._demote_at = now + _DEMOTE_EVERY
         session = next(iter(self._eviction_order(self.warm)), None)
-        if session is None or not self._retention.is_late(session.stop, now):
-            return
-        if not host.fits(len(session.pages), near_parts(session.pages)):
+        if session is None or not self._retention.is_late(session.stop, now) or len(session.pages) > host.free:
             return
         self._demote(session)
         self._offload_stranded()
@@ -177,7 +168,6 @@ class Residency:
         """Assert the invariants that hold between steps: references, tiers and budgets are consistent."""
         holders: defaultdict[Page, list[SessionCache]] = defaultdict(list)
         writing = self.archive.held if self.archive is not None else Counter()
-        near = Counter(writing) if self._pool.windows is not None else Counter()
         for page in writing:
             holders[page] = []
         for session in self:
@@ -185,32 +175,25 @@ class Residency:
             assert len(session.pages) * self._pool.page_size >= session.length
             assert session.running == (session in self.running)
             assert session.warm == (session not in self.hosted)
-            assert session.counted == (self._slots_of(session) if session.warm else 0)
+            assert session.counted == len(session.pages) * session.warm
             for page in session.pages:
                 holders[page].append(session)
-            near.update(near_ends.held(self._pool, session))
         for page, sessions in holders.items():
             assert page.refs == len(sessions) + writing[page], (page.refs, sessions)
             assert page.warm == sum(session.warm for session in sessions) + writing[page]
             assert page.tier is self._pool.device or not page.warm
             assert (page in self._pool.stranded) == (page.tier is self._pool.device and not page.warm)
-            assert page.nears == near[page]
-            assert (page.near >= 0) == (page.nears > 0)
-        assert self._shares.held.total() == sum(session.counted for session in (*self.warm, *self.running))
+        assert self._shares.held.total() == sum(len(session.pages) for session in (*self.warm, *self.running))
         assert self.state_total == sum(self._state_bytes.values())
         if self.archive is not None:
             self.archive.check_integrity()
         for tier in (self._pool.device, self._pool.host):
-            pages = [page for page in holders if page.tier is tier]
-            held = {page.slot for page in pages}, {page.near for page in pages if page.near >= 0}
-            assert len(held[0]) == len(pages) or not tier.frames.each[0]
-            assert len(held[1]) == near_parts(pages)
-            assert tier.used == tier.frames.used_by(held), (held, tier.used)
+            slots = [page.slot for page in holders if page.tier is tier]
+            assert len(slots) == len(set(slots)) == tier.used, (len(slots), tier.used)
 
     def _take(self, session: SessionCache) -> None:
         """An idle session is idle no longer."""
         self.warm.pop(session, None)
-        self._unreleased.pop(session, None)
         self.hosted.pop(session, None)
         self.state_total -= self._state_bytes.pop(session, 0)
         if self.archive is not None:
@@ -219,7 +202,6 @@ class Residency:
     def _demote(self, session: SessionCache) -> None:
         """Evict a warm session from the device."""
         del self.warm[session]
-        self._unreleased.pop(session, None)
         self.evictions[Tier.DEVICE] += 1
         self._retention.count_eviction(session.stop)
         self._move_to_host(session)
@@ -240,44 +222,13 @@ class Residency:
             self._retention.lose(session.stop)
         self._discard(session)
 
-    def _slots_of(self, session: SessionCache) -> int:
-        """Slots that the pages of ``session`` take, shared ones included."""
-        near = len(session.pages) - session.released if self._pool.windows is not None else 0
-        return self._pool.device.frames.needed(len(session.pages), near)
-
-    def _fits_beside(self, pages: int, near: int) -> bool:
-        """Whether the device would have room for ``pages`` and ``near`` beside running sessions and writes alone."""
-        device = self._pool.device
-        held = {page for session in self.running for page in session.pages if page.tier is device}
-        if self.archive is not None:
-            held |= set(self.archive.held)
-        slots = {page.slot for page in held}, {page.near for page in held if page.near >= 0}
-        return device.frames.fits_beside(slots, pages, near)
-
-    def _release_unseen(self, pages: int, near: int) -> bool:
-        """Release near parts that no next token sees until the device has room for ``pages`` and ``near``. False if all
-        of them were not enough. First go those that no repeated turn sees either, of idle sessions first.
-        """
-        if self._pool.windows is None:
-            return False
-        for all_unseen in (False, True):
-            for session in chain(self._unreleased, self.running):
-                self._release_near(session, all_unseen)
-                self.count(session)
-                if self._pool.device.fits(pages, near):
-                    return True
-        left = (one for one in self._unreleased if near_ends.holds_unseen(self._pool, one))
-        self._unreleased = dict.fromkeys(left)
-        return False
-
-    def _release_near(self, session: SessionCache, all_unseen: bool) -> None:
-        """Release near parts of a session; with an archive only those that are stored."""
-        stored = session.saved_length if self.archive is not None else session.length
-        near_ends.release(self._pool, session, stored, all_unseen=all_unseen)
+    def _held(self) -> int:
+        """Device slots that running sessions hold, shared ones counted once."""
+        held = {page for session in self.running for page in session.pages if page.tier is self._pool.device}
+        return len(held | set(self.archive.held) if self.archive is not None else held)
 
     def _move_to_host(self, session: SessionCache) -> None:
         """Warm -> hosted; its pages move later, see ``_offload_stranded``."""
-        self._release_near(session, all_unseen=False)
         self._pool.release_warm(session.pages)
         session.move(self._pool.host.device)
         session.warm = False
@@ -290,9 +241,8 @@ class Residency:
         """
         host, stranded = self._pool.host, self._pool.stranded
         order: Iterator[SessionCache] = iter(())
-        while not host.fits(len(stranded), near := near_parts(stranded)):
-            # If it would not fit an empty host: spare the others.
-            newest = host.frames.needed(len(stranded), near) > host.slots
+        while len(stranded) > host.free:
+            newest = len(stranded) > host.slots  # it would not fit an empty host: spare the others
             session = next(reversed(self.hosted)) if newest else next(order, None)
             if session is None:
                 order = iter(self._host_order())

@@ -7,9 +7,8 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from cache.pages import near_ends
 from cache.pages import state as states
-from cache.pages.pool import PagePool, near_parts
+from cache.pages.pool import PagePool
 from cache.pages.prefix import PrefixIndexes
 from cache.pages.retention import Retention, Stop
 from cache.pages.session import SessionCache
@@ -71,9 +70,9 @@ class SessionStore:
         """
         long = self.is_long(len(prompt))
         found, shared = self._index.match(tenant, long, prompt)
-        reach = self._reach(found, min(shared, len(prompt) - 1)) if found is not None else 0
+        reach = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
         named = self.find(tenant, name) if name is not None else None
-        own = self._reach(named, named.reachable(prompt)) if named is not None and named.long is long else 0
+        own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
         return max(reach, own)
 
     def nearest(self, tenant: str, ids: array[int]) -> SessionCache | None:
@@ -126,20 +125,16 @@ class SessionStore:
         self.residency.start(session)
         self._cut(session, reused)
         off_device = self.pool.off_device(session.pages)
-        missing, near = self._missing(session, len(prompt)), near_parts(off_device)
-        if not self.residency.make_room(missing + len(off_device), session.spared, missing + near):
+        if not self.residency.make_room(len(off_device) + self._missing(session, len(prompt)), session.spared):
             session.spared = ()
             self._keep(session) if known else self.discard(session)
-            if reuse and self._may_be_scattered:
-                return self.acquire(tenant, name, prompt, False, long, side, parent)
             return None
         self.pool.promote(off_device)
         session.moved()
         session.move(self.pool.device.device)
         session.checkpoint()
         session.token_ids = array("i", prompt)
-        session.began, session.asked = session.length, len(prompt)
-        session.continued = session.continued or (known and reused > 0)
+        session.asked, session.continued = len(prompt), session.continued or (known and reused > 0)
         self.reserve(session, len(prompt))
         self._index.put(tenant, long, session)
         if name is not None and named is not session:
@@ -250,11 +245,10 @@ class SessionStore:
         self.retention.announce(session.stop)
         off_device = self.pool.off_device(session.pages)
         if off_device:
-            near = near_parts(off_device)
-            if self.pool.device.frames.needed(len(off_device), near) > self.residency.spare_pages(session.tenant):
+            if len(off_device) > self.residency.spare_pages(session.tenant):
                 return False
             self.residency.start(session)
-            roomy = self.residency.make_room(len(off_device), near=near)
+            roomy = self.residency.make_room(len(off_device))
             if roomy:
                 self.pool.promote(off_device)
                 session.moved()
@@ -276,9 +270,9 @@ class SessionStore:
         """The session to run on and how many of its tokens to keep; a fork if the session with the longest prefix must
         not change.
         """
-        own = self._reach(named, named.reachable(prompt)) if named is not None and named.long is long else 0
+        own = named.reach(named.reachable(prompt)) if named is not None and named.long is long else 0
         found, shared = self._index.match(tenant, long, prompt)
-        shared = self._reach(found, min(shared, len(prompt) - 1)) if found is not None else 0
+        shared = found.reach(min(shared, len(prompt) - 1)) if found is not None else 0
         if named is not None and named.long is long and own >= shared:
             return named, own
         if found is None or shared <= 0:
@@ -287,15 +281,6 @@ class SessionStore:
         if whole and found.name is None and not side:
             return found, shared
         return self._fork(found, shared, side), shared
-
-    def _reach(self, session: SessionCache, length: int) -> int:
-        """The longest length, at most ``length``, to which ``session`` can be rewound or forked and that lacks no keys
-        that a windowed layer sees.
-        """
-        length, windows = session.reach(length), self.pool.windows
-        if windows is None or session.sees_all(length, windows, self.pool.page_size):
-            return length
-        return session.seen_reach(length, windows, self.pool.page_size)
 
     def _fork(self, trunk: SessionCache, length: int, side: bool = False) -> SessionCache:
         """A new session that shares the first ``length`` tokens of ``trunk``, page by page."""
@@ -309,7 +294,6 @@ class SessionStore:
         branch.saved, branch.saved_length = trunk.saved, trunk.saved_length
         branch.settle()
         self.pool.share(branch.pages)
-        near_ends.hold_seen(self.pool, branch, of_none=True)
         if self.stateful:
             branch.state = states.clone(trunk.state if length == trunk.length else trunk.checkpoints[length])
             branch.checkpoints = {at: state for at, state in trunk.checkpoints.items() if at <= length}
@@ -329,14 +313,6 @@ class SessionStore:
         session.long = long
         return session
 
-    @property
-    def _may_be_scattered(self) -> bool:
-        """Whether a turn that finds no room on its own would have found it with other pages: those of a session that
-        grew beside others can lie scattered over frames, of which the rest is of use for one part only.
-        """
-        writing = self.archive is not None and self.archive.write_behind.holds > 0
-        return self.pool.windows is not None and not self.residency.running and not writing
-
     # -- changing ---------------------------------------------------------------------------------------------------
 
     def _keep(self, session: SessionCache) -> None:
@@ -353,13 +329,11 @@ class SessionStore:
         """Rewind a running session to ``length`` tokens; pages behind it are dropped."""
         session.cut(length)
         keep = -(-length // self.pool.page_size)
-        near_ends.cut(self.pool, session, keep)
         if len(session.pages) > keep:
             self.pool.drop(session.pages[keep:], warm=True)
             del session.pages[keep:]
             session.moved()
-        near_ends.hold_seen(self.pool, session)
-        self.residency.count(session)
+            self.residency.count(session)
 
     def _missing(self, session: SessionCache, length: int) -> int:
         """How many device slots ``session`` needs to grow to ``length`` tokens."""

@@ -82,8 +82,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     ``vocab_size`` is the width of the logits, ``max_context`` the longest timeline in tokens that this server
     accepts, ``mode`` the probe's verdict, ``kv_bytes_per_token`` over all layers,
-    ``kv_bytes_by_length`` what a token takes on average in a session of that many tokens that keeps nothing that its
-    windowed layers do not see; ``weight_bytes`` as the weights are stored, quantised or not.
+    ``weight_bytes`` as the weights are stored, quantised or not.
     With an ``encoder_decoder`` prompt and reply have a context each.
     """
 
@@ -107,7 +106,6 @@ class ModelFacts(msgspec.Struct, frozen=True):
     generation: Generation = Generation()
     crossed: tuple[str, ...] = ()  # thresholds past which the mode was measured as well, by name and size
     unproven: str = ""  # why it could not be, for people
-    kv_bytes_by_length: dict[str, int] = {}
     weight_rounding: WeightRounding | None = None  # by --weights
     weight_reading: WeightReading | None = None  # of products on a CPU, where weights are packed for them
     decode_graphs: CapturedGraphs | None = None  # on a GPU

@@ -67,7 +67,6 @@ log = logging.getLogger("warmturn.engine")
 _HEARTBEAT_MS = 1000
 _BUSY_MS = 5  # while files are being read or written and no turn runs
 _CHECK_SECONDS = 60
-_LENGTHS = (1024, 8192, 32768)  # tokens of the sessions whose bytes a token are told
 _STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
 
@@ -132,7 +131,7 @@ def build(
         store.attach(build_archive(config, store, identity))
     pool = store.pool
     # One page is kept for copy-on-write, so that the longest turn can always run alone.
-    room = pool.room
+    room = (pool.device.slots - 1) * PAGE_SIZE
     context = min(config.max_context or loaded.context, loaded.context, room)
     if room < loaded.context and config.max_context is None:  # else the server tells that it is not what was asked for
         log.warning("--kv-memory: the context is %d tokens, as no more fit; the model has %d", room, loaded.context)
@@ -175,7 +174,6 @@ def build(
         probe=loaded.verdict.report,
         layer_kinds=loaded.layer_kinds,
         kv_bytes_per_token=loaded.verdict.token_bytes if followers is None else pool.device.token_bytes,
-        kv_bytes_by_length={str(length): pool.session_bytes(length) // length for length in _LENGTHS},
         page_size=PAGE_SIZE,
         pages=pool.device.slots,
         fingerprint=identity,
@@ -201,7 +199,7 @@ def build_drafter(config: EngineConfig, draft: LoadedModel, served: LoadedModel)
     pool = store.pool
     runner = ModelRunner(draft.verdict.mode, pool.device, draft.rope)
     width = served.model.get_input_embeddings().num_embeddings
-    context = min(draft.context, pool.room)
+    context = min(draft.context, (pool.device.slots - 1) * PAGE_SIZE)
     return ModelDrafter(runner, store, width, context)
 
 

@@ -177,7 +177,6 @@ class Miss(StrEnum):
     CHEAPER = "recompute_cheaper"  # loading would have taken longer than computing
     NO_ROOM = "no_room"  # the device had no pages to load it into
     NO_CHECKPOINT = "no_checkpoint"  # a recurrent state can only go back to a checkpoint
-    WINDOW = "window_freed"  # keys that a windowed layer would see there made room for others
     DIVERGED = "diverged"  # the prompt itself differs from what is cached
 
 

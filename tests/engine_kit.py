@@ -15,9 +15,7 @@ import pytest
 import torch
 from tiny_models import CONTEXT, MODES, greedy, make_tokenizer, model_of
 
-from cache.memory.frames import UNDIVIDED
 from cache.memory.tier import MemoryTier
-from cache.memory.tier import divided as divided_as
 from cache.pages.layers import read_layers
 from cache.pages.pool import PagePool
 from cache.segments.codec import Codec
@@ -136,30 +134,17 @@ class Kit:
         share: float = 1.0,
         overlaps: bool = False,
         speculates: bool = False,
-        divided: bool = False,
     ) -> None:
-        """``divided``: windowed layers have parts of pages of their own, if the model has such layers. ``folder``: of a
-        disk tier; without it there is none. ``nearer`` makes a tier between the disk and the remote one, for a
-        fingerprint. ``overlaps``: steps run as on a GPU; what is in ``meanwhile`` is called once while one is under
-        way.
+        """``folder``: of a disk tier; without it there is none. ``nearer`` makes a tier between the disk and the remote
+        one, for a fingerprint. ``overlaps``: steps run as on a GPU; what is in
+        ``meanwhile`` is called once while one is under way.
         """
         self.meanwhile: list[Callable[[], Any]] = []
         self.model: Any = model_of(name)
         self.mode = verdict_on(name).mode
         self.mode.in_place = in_place_of(name) if in_place else frozenset()
         cpu = torch.device("cpu")
-        shapes = verdict_on(name).shapes
-        windows = self.mode.windows if divided else None
-        split = divided_as(shapes, windows.layers, PAGE) if windows is not None else UNDIVIDED
-        below = shapes if split.near else None
-        if split.near:  # as many frames as those pages would take
-            page = PAGE * sum(shape.nbytes for shape in shapes.values())
-            pages, host_pages = pages * page // split.nbytes, host_pages * page // split.nbytes
-        self.pool = PagePool(
-            MemoryTier(pages, PAGE, cpu, shapes, division=split),
-            MemoryTier(host_pages, PAGE, cpu, below, division=split),
-            windows,
-        )
+        self.pool = PagePool(MemoryTier(pages, PAGE, cpu, verdict_on(name).shapes), MemoryTier(host_pages, PAGE, cpu))
         self.rope = rope_of(name)
         budget = state_budget if self.mode.stateful else None
         self.store = SessionStore(self.pool, budget, self.rope.threshold, share)
@@ -182,7 +167,7 @@ class Kit:
         )
         vocabulary = Vocabulary(make_tokenizer())
         start = first_tokens(self.model) if self.model.config.is_encoder_decoder else ()
-        limits = Limits(min(context, self.pool.room), 259, start)
+        limits = Limits(min(context, (pages - 1) * PAGE), 259, start)
         runner = OverlappingRunner if overlaps else ModelRunner
         self.runner = runner(self.mode, self.pool.device, self.rope)
         self.grammars = byte_grammars()

@@ -98,7 +98,7 @@ def test_pages_go_to_the_host_and_back() -> None:
         pool.release_warm(moved)
         pool.demote()
         for tensor in pool.device.pools.values():  # the slots are others' now
-            tensor[[slot for slot in range(900) if slot in pool.device.frames._free]] = float("nan")
+            tensor[[slot for slot in range(900) if slot in pool.device._free]] = float("nan")
         for page in rng.sample(moved, 20):
             there = pool.host.gather(transfer.rows_of([page], PAGE, 0, PAGE))
             at = pages.index(page) * PAGE

@@ -20,13 +20,11 @@ from transformers import (
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
-    Gemma4TextConfig,
     GptOssConfig,
     JambaConfig,
     Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
-    MistralConfig,
     Phi3Config,
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -91,15 +89,6 @@ def _configs() -> dict[str, Any]:
             num_experts_per_tok=2,
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         ),
-        "gemma4": Gemma4TextConfig(
-            **shape,
-            sliding_window=WINDOW,
-            layer_types=_MIXED,
-            global_head_dim=32,
-            hidden_size_per_layer_input=0,
-            num_kv_shared_layers=0,
-        ),
-        "mistral": MistralConfig(**shape, sliding_window=WINDOW),
         "deepseek_v3": DeepseekV3Config(**{**shape, **_LATENT}),
         "llama4": Llama4TextConfig(
             **shape,
@@ -171,7 +160,7 @@ ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "gpt_oss", "deepseek_v3",
 RECURRENT = ("qwen3_next", "mamba2", "jamba")  # packed, with states beside the pages
 OTHERS = ("falcon", "bloom", "rwkv")  # masked, alone, alone
 TWO_PARTS = ("t5", "bart")  # encoder and decoder
-MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope", "gemma4", "mistral"), "packed") | {
+MODES = dict.fromkeys((*ARCHITECTURES, *RECURRENT, "longrope"), "packed") | {
     **dict.fromkeys(TWO_PARTS, "encoder-decoder"),
     "jamba": "packed, token by token",
     "falcon": "masked",

@@ -66,7 +66,7 @@ class CpuPlan:
         for span in (step.spans[number] for number in self.numbers):
             for i in range(span.size):
                 first[span.row + i] = layer.first_key(span.start + i)
-        rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, layer, number)], np.int64)
+        rows = np.array([row for number in sorted(self.numbers) for row in self._rows(step, number)], np.int64)
         self._alive += [first, rows]
         self.call = AttentionCall(
             first=first.ctypes.data, spans=rows.ctypes.data, count=len(rows), page=step.tier.page_size
@@ -74,10 +74,10 @@ class CpuPlan:
         self.call.threads = torch.get_num_threads()
         self.shape: PageShape | None = None  # that ``call`` is set to
 
-    def _rows(self, step: PackedStep, layer: AttentionLayer, number: int) -> Iterator[tuple[int, ...]]:
+    def _rows(self, step: PackedStep, number: int) -> Iterator[tuple[int, ...]]:
         """A ``Span`` of attention.cpp for each piece of a span."""
         span = step.spans[number]
-        table, hidden = step.table(span, layer), span.session.hidden
+        table, hidden = span.session.table(step.tier.device), span.session.hidden
         flags = np.frombuffer(bytes(span.session.mask), np.uint8) if hidden else None
         self._alive += [table, flags]
         where, flagged = (0, 0) if flags is None else (flags.ctypes.data, len(flags))

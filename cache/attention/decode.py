@@ -88,7 +88,7 @@ class DecodeStep(PackedStep):
         self._nothing = tier.slots * tier.page_size  # in the scratch
         self._numbers = put(self._rows([]), tier.device)
         self.token_ids, self.positions = self._numbers[0:1], self._numbers[1:2]
-        self.write_index = self.near_write_index = self._numbers[2]
+        self.write_index = self._numbers[2]
         nobody = SessionCache("", None)
         self.spans = [Span(nobody, row, 1) for row in range(rows)]
         self.origins = {}

@@ -124,7 +124,7 @@ class PackedAttention:
             raise Unsupported("compiled attention outside of a step, or over keys that are not in pages")
         self.calls += 1
         if source == index:
-            step.tier.write(index, step.written(index), key, value)
+            step.tier.write(index, step.write_index, key, value)
         step.origins[id(key)] = (source, key, value)
         return self._over(step, index, query, key, value, scaling, softcap, sinks)
 

@@ -46,9 +46,7 @@ class VarlenPlan:
         ends = put(np.array([np.cumsum([0, *sizes]), np.cumsum([0, *keys])], np.int32), device)
         self.query_ends, self.key_ends = ends[0], ends[1]
         self.longest, self.longest_keys = max(sizes), max(keys)
-        self.places = put(
-            np.concatenate([step.places(s, f, layer) for s, f in zip(chosen, firsts, strict=True)]), device
-        )
+        self.places = put(np.concatenate([step.places(s, f) for s, f in zip(chosen, firsts, strict=True)]), device)
         self.rows = put(np.concatenate([np.arange(s.row, s.row + s.size) for s in chosen]), device)
         # Aligned to the last key: a query sees the keys up to its own, and in a window the last of them.
         self.window = (-1, 0) if layer.window is None else (layer.window - 1, 0)

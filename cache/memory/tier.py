@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from cache.memory import pinned
-from cache.memory.frames import UNDIVIDED, Division, Frames, division
 from cache.memory.host_offload import HostOffload, host_offload
 from cache.memory.stream import concurrent_stream, copy_to_device, copy_to_host, put
 
@@ -33,19 +32,6 @@ class PageShape(NamedTuple):
         width = self.key_heads * self.key_dim + self.value_heads * self.value_dim + self.index_dim
         return width * self.dtype.itemsize
 
-    @property
-    def pools(self) -> tuple[int, ...]:
-        """Bytes per token in each pool."""
-        dims = (self.key_heads * self.key_dim, self.value_heads * self.value_dim, self.index_dim)
-        return tuple(dim * self.dtype.itemsize for dim in dims if dim)
-
-
-def divided(shapes: Mapping[int, PageShape], near: Iterable[int], page_size: int) -> Division:
-    """How pages of these shapes are divided if the layers ``near`` are windowed. Pages with indexer keys are not."""
-    if any(shape.index_dim for shape in shapes.values()):
-        return UNDIVIDED
-    return division(near, {at: tuple(size * page_size for size in shape.pools) for at, shape in shapes.items()})
-
 
 class MemoryTier:
     """``slots`` pages of ``page_size`` tokens in one memory, for all layers of a model.
@@ -53,11 +39,8 @@ class MemoryTier:
     For each layer that stores KV there is one K and one V tensor ``[slots, page_size, heads, dim]`` (and ``[slots,
     page_size, dim]`` for indexer keys); a page has the same slot in all of them. ``scratch`` adds one last slot that is
     never allocated, for writes of padding rows. Shapes are taken from the first write unless given. A ``pinned`` tier
-    is the host tier of a GPU: see ``cache.memory.pinned``. Invariant: a slot is either free or owned by exactly one
-    page.
-
-    With a ``division`` a page has two slots, one in the pools of the windowed layers ``near_layers`` and one in the
-    others'. All pools are then views of one memory of ``slots`` frames, and each frame holds slots of one part.
+    is the host tier of a GPU: see ``cache.memory.pinned``. Invariant: a slot is either in ``_free`` or owned by exactly
+    one page.
     """
 
     def __init__(
@@ -68,7 +51,6 @@ class MemoryTier:
         shapes: dict[int, PageShape] | None = None,
         pinned: bool = False,
         scratch: bool = False,
-        division: Division = UNDIVIDED,
     ) -> None:
         self.slots = slots
         self.page_size = page_size
@@ -80,35 +62,27 @@ class MemoryTier:
         self.scratch = slots if scratch else None
         self._pinned = pinned
         self._host_offload: HostOffload | None = None  # that has brought something here
-        self.near_layers = division.near
-        self.frames = Frames(slots, division.each, division.stride)
-        self._division = division
-        self._memory: torch.Tensor | None = None  # of a divided tier
-        self._offsets: dict[bool, int] = {False: 0, True: 0}  # of the next pool of each part in a frame
+        self._free = list(range(slots - 1, -1, -1))
         for layer, shape in (shapes or {}).items():
             self._create(layer, shape)
 
     @property
     def free(self) -> int:
-        """Slots that hold no page; frames, if pages are divided."""
-        return self.frames.free
+        """Slots that hold no page."""
+        return len(self._free)
 
     @property
     def used(self) -> int:
-        """Slots that hold a page; frames, if pages are divided."""
-        return self.slots - self.frames.free
+        """Slots that hold a page."""
+        return self.slots - len(self._free)
 
-    def alloc(self, near: bool = False) -> int:
-        """Allocate a slot for a part of a page; its content is undefined. The caller has checked ``fits``."""
-        return self.frames.alloc(near)
+    def alloc(self) -> int:
+        """Allocate a slot; its content is undefined. The caller has checked ``free``."""
+        return self._free.pop()
 
-    def release(self, slot: int, near: bool = False) -> None:
+    def release(self, slot: int) -> None:
         """Free a slot."""
-        self.frames.release(near, slot)
-
-    def fits(self, pages: int, near: int) -> bool:
-        """Whether there is room for so many pages, and for the near parts of so many."""
-        return self.frames.fits(pages, near)
+        self._free.append(slot)
 
     def write(self, layer: int, index: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store T tokens: ``index [T]`` holds slot * page_size + offset; ``key`` and ``value`` are ``[1, H, T, D]``."""
@@ -132,16 +106,15 @@ class MemoryTier:
         self.settle()
         return self.keys[layer][table].flatten(0, 1), self.values[layer][table].flatten(0, 1)
 
-    def copy_from(self, other: MemoryTier, source: list[int], target: list[int], near: bool = False) -> None:
-        """Copy a part of pages from ``other`` (may be this tier) at slots ``source`` to our slots ``target``."""
+    def copy_from(self, other: MemoryTier, source: list[int], target: list[int]) -> None:
+        """Copy pages from ``other`` (may be this tier) at slots ``source`` to our slots ``target``."""
         for layer, shape in other.shapes.items():
             if layer not in self.keys:
                 self._create(layer, shape)
         pairs = ((self.keys, other.keys), (self.values, other.values), (self.indexes, other.indexes))
         for mine, theirs in pairs:
             for layer, tensor in theirs.items():
-                if (layer in self.near_layers) is near:
-                    self._copy(other, tensor, source, mine[layer], target)
+                self._copy(other, tensor, source, mine[layer], target)
 
     def _copy(
         self, other: MemoryTier, theirs: torch.Tensor, source: list[int], mine: torch.Tensor, target: list[int]
@@ -173,21 +146,14 @@ class MemoryTier:
         """Bytes of one token in all tensors that ``gather`` returns."""
         return sum(shape.nbytes for shape in self.shapes.values())
 
-    def gather(self, rows: torch.Tensor, near: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    def gather(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """A copy of the tokens at ``rows [n]`` (slot * page_size + offset), by pool: ``[n, heads, dim]`` (indexer keys:
-        ``[n, dim]``) on the CPU. ``near``: their rows in the pools of windowed layers. Beside the steps, from any
-        thread.
+        ``[n, dim]``) on the CPU. Beside the steps, from any thread.
         """
         self.settle()
         with concurrent_stream(self.device):
             there = put(rows.numpy(), self.device)
-            close = there if near is None else put(near.numpy(), self.device)
-            found = ((name, pool, close if self.is_near(name) else there) for name, pool in self.pools.items())
-            return {name: copy_to_host(pool.flatten(0, 1).index_select(0, at)) for name, pool, at in found}
-
-    def is_near(self, name: str) -> bool:
-        """Whether a named tensor belongs to the near part of pages."""
-        return bool(self.near_layers) and int(name.partition(".")[0]) in self.near_layers
+            return {name: copy_to_host(pool.flatten(0, 1).index_select(0, there)) for name, pool in self.pools.items()}
 
     def scatter(self, rows: torch.Tensor, name: str, tokens: torch.Tensor) -> None:
         """Put ``tokens [n, heads, dim]`` (indexer keys: ``[n, dim]``) of one named tensor at ``rows [n]``, see
@@ -203,31 +169,19 @@ class MemoryTier:
             self._host_offload.settle()
 
     def _create(self, layer: int, shape: PageShape) -> None:
-        make = self._view if self._division.near else self._pool
-        near = layer in self.near_layers
-        self.keys[layer] = make((shape.key_heads, shape.key_dim), shape.dtype, near)
-        self.values[layer] = make((shape.value_heads, shape.value_dim), shape.dtype, near)
+        self.keys[layer] = self._pool((shape.key_heads, shape.key_dim), shape.dtype)
+        self.values[layer] = self._pool((shape.value_heads, shape.value_dim), shape.dtype)
         known = self.shapes.get(layer)
         self.shapes[layer] = shape._replace(index_dim=known.index_dim) if known is not None else shape
-        if shape.index_dim and not self._division.near:
+        if shape.index_dim:
             self._create_index(layer, shape.index_dim, shape.dtype)
 
     def _create_index(self, layer: int, dim: int, dtype: torch.dtype) -> None:
-        self.indexes[layer] = self._pool((dim,), dtype, False)
+        self.indexes[layer] = self._pool((dim,), dtype)
         known = self.shapes.get(layer, PageShape(0, 0, 0, 0, dtype))
         self.shapes[layer] = known._replace(index_dim=dim)
 
-    def _view(self, size: tuple[int, ...], dtype: torch.dtype, near: bool) -> torch.Tensor:
-        """The next pool of a part, in the memory that all pools share: in a frame its slots are side by side."""
-        division = self._division
-        if self._memory is None:
-            self._memory = self._pool((division.nbytes // self.page_size,), torch.uint8, near).view(-1)
-        slot = division.nbytes // division.stride[near]
-        rest = self._memory[self._offsets[near] :]
-        self._offsets[near] += slot * division.each[near]
-        return rest[: len(rest) // slot * slot].view(dtype).view(-1, self.page_size, *size)
-
-    def _pool(self, size: tuple[int, ...], dtype: torch.dtype, near: bool) -> torch.Tensor:
+    def _pool(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # torch.empty: on a CPU the operating system hands out the memory only as pages are written.
         with torch.inference_mode(False):  # pages are copied outside of steps too
             shape = (self.slots + (self.scratch is not None), self.page_size, *size)

@@ -53,30 +53,6 @@ class AttentionLayer:
         return seen & (near if self.reach is Reach.SLIDING else same)
 
 
-@dataclass(frozen=True)
-class Windows:
-    """The windowed layers of a model: ``layers`` are those that store KV, ``kinds`` one layer of each kind."""
-
-    layers: frozenset[int]
-    kinds: tuple[AttentionLayer, ...]
-
-    def first_key(self, position: int) -> int:
-        """The first position that the query at ``position`` may see in any of them."""
-        return min(kind.first_key(position) for kind in self.kinds)
-
-
-def windows_of(layers: list[AttentionLayer], sources: dict[int, int | None]) -> Windows | None:
-    """The windowed layers; None if there are none, or if a layer reads the keys of one of another kind. ``sources``:
-    the layer whose keys each layer reads.
-    """
-    if any(source is None or layers[at].kind != layers[source].kind for at, source in sources.items()):
-        return None
-    near = [at for at, layer in enumerate(layers) if layer.window is not None]
-    stored = frozenset(at for at in near if layers[at].stores)
-    kinds = {layers[at].kind: layers[at] for at in near}
-    return Windows(stored, tuple(kinds.values())) if stored else None
-
-
 class ScoreOptions(NamedTuple):
     """How attention scores are computed, see ``packed_attention.attend``. ``sinks``: ``[H]`` or None."""
 

@@ -63,24 +63,10 @@ class PackedStep:
         self.plans: dict[Any, Any] = {}  # of attention backends: what they must know of it
         positions = np.concatenate([np.arange(s.start, s.stop) for s in self.spans])
         tokens = np.concatenate([np.asarray(s.session.owed(s.size), np.int64) for s in self.spans])
-        parts = (False, True) if tier.near_layers else (False,)
-        places = [np.concatenate([self._places(s, s.start, near) for s in self.spans]) for near in parts]
-        numbers = put(np.stack([tokens, positions, *places]), tier.device)
+        places = np.concatenate([self.places(s, s.start) for s in self.spans])
+        numbers = put(np.stack([tokens, positions, places]), tier.device)
         self.token_ids, self.positions = numbers[0:1], numbers[1:2]  # [1, T] each
         self.write_index = numbers[2]  # [T]
-        self.near_write_index = numbers[-1]  # [T]
-
-    def written(self, layer: int) -> torch.Tensor:
-        """Slot * page_size + offset of the step's tokens in the pools of the layer with this number, ``[T]`` int64."""
-        return self.near_write_index if layer in self.tier.near_layers else self.write_index
-
-    def is_near(self, layer: AttentionLayer) -> bool:
-        """Whether layers of this kind read the near parts of pages."""
-        return bool(self.tier.near_layers) and layer.window is not None
-
-    def table(self, span: Span, layer: AttentionLayer) -> torch.Tensor:
-        """The page table of ``span``'s session for layers of this kind, on the device."""
-        return span.session.table(self.tier.device, self.is_near(layer))
 
     def first_page(self, span: Span, layer: AttentionLayer) -> int:
         """Index in the page table of the first page that ``span`` sees in ``layer``."""
@@ -89,12 +75,12 @@ class PackedStep:
     def pages(self, span: Span, layer: AttentionLayer) -> torch.Tensor:
         """The slots of the pages that ``span`` sees in ``layer``, in order, ``[pages]`` int64."""
         last = -(-span.stop // self.tier.page_size)
-        return self.table(span, layer)[self.first_page(span, layer) : last]
+        return span.session.table(self.tier.device)[self.first_page(span, layer) : last]
 
     def gather_index(self, layer: AttentionLayer) -> torch.Tensor:
         """Slot * page_size + offset of every key that the step sees in ``layer``, span after span, ``[keys]`` int64."""
         if layer.kind not in self._gathers:
-            places = np.concatenate([self.places(s, layer.first_key(s.start), layer) for s in self.spans])
+            places = np.concatenate([self.places(s, layer.first_key(s.start)) for s in self.spans])
             self._gathers[layer.kind] = put(places, self.tier.device)
         return self._gathers[layer.kind]
 
@@ -124,15 +110,11 @@ class PackedStep:
         """For each row its position minus its index in the step: ``[T]`` int64."""
         return self.positions[0] - torch.arange(self.tokens, device=self.positions.device)
 
-    def places(self, span: Span, first: int, layer: AttentionLayer) -> np.ndarray[Any, Any]:
-        """Slot * page_size + offset of positions ``first .. stop`` in layers of this kind, int64."""
-        return self._places(span, first, self.is_near(layer))
-
-    def _places(self, span: Span, first: int, near: bool) -> np.ndarray[Any, Any]:
+    def places(self, span: Span, first: int) -> np.ndarray[Any, Any]:
+        """Slot * page_size + offset of positions ``first .. stop``, int64."""
         size = self.tier.page_size
         positions = np.arange(first, span.stop)
-        slots = span.session.near_slots if near else span.session.slots
-        return slots[positions // size] * size + positions % size
+        return span.session.slots[positions // size] * size + positions % size
 
 
 class _Placeholder(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
@@ -196,7 +178,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
                 raise NotInPlace
             return key_states, value_states
         tier = self.step.tier
-        tier.write(layer_idx, self.step.written(layer_idx), key_states, value_states)
+        tier.write(layer_idx, self.step.write_index, key_states, value_states)
         if layer_idx not in self.in_place:
             index = self.step.gather_index(self.kinds[layer_idx])
             key_states = tier.keys[layer_idx].flatten(0, 1)[index].transpose(0, 1)[None]
@@ -212,7 +194,7 @@ class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         if torch.compiler.is_compiling():
             raise NotInPlace
         index = self.step.gather_index(self.kinds[layer_idx])
-        return self.step.tier.write_index(layer_idx, self.step.written(layer_idx), indexer_key_states)[index][None]
+        return self.step.tier.write_index(layer_idx, self.step.write_index, indexer_key_states)[index][None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int | torch.Tensor:
         """For each row its position minus its index in the step, ``[T]`` int64: code that adds the index to it gets the

@@ -12,7 +12,6 @@ import torch
 
 from cache.memory.stream import put
 from cache.pages import state as states
-from cache.pages.layers import Windows
 from cache.pages.pool import Page
 from cache.pages.retention import Stop
 from cache.segments.chain import Owner, Segment
@@ -48,9 +47,6 @@ class SessionCache:
     cache object). It can be rewound only to its ``checkpoints``: clones of the state at turn boundaries, which are
     never changed.
 
-    If pages are divided, it holds the near parts of all pages but the first ``released``: these lie before what its
-    next token sees.
-
     The first ``saved_length`` tokens are also stored below memory, up to the segment ``saved``, or will be when the
     write in progress is complete. A ``private`` session's KV was imported by a client, and no other session may reuse
     it.
@@ -62,8 +58,6 @@ class SessionCache:
         self.token_ids: array[int] = array("i")
         self.mask = bytearray()
         self.pages: list[Page] = []
-        self.released = 0
-        self.began = 0  # length at which the newest turn began
         self.running = False
         self.counted = 0  # pages for which our tenant is accountable
         self.warm = False  # our pages count us as warm: running, or idle on the device
@@ -82,9 +76,8 @@ class SessionCache:
         self.stop: Stop | None = None  # the turn's end from which it goes on; None while it runs
         self.spared: tuple[SessionCache, ...] = ()  # while it runs: idle sessions that are not evicted for its sake
         self._anonymous = uuid.uuid4().hex
-        self._tables: dict[bool, torch.Tensor] = {}
+        self._table: torch.Tensor | None = None
         self._slots: np.ndarray[Any, Any] | None = None
-        self._near_slots: np.ndarray[Any, Any] | None = None
 
     @property
     def length(self) -> int:
@@ -202,34 +195,11 @@ class SessionCache:
             self._slots = np.array([page.slot for page in self.pages], np.int64)
         return self._slots
 
-    @property
-    def near_slots(self) -> np.ndarray[Any, Any]:
-        """The same for the near parts; -1 for one that does not exist."""
-        if self._near_slots is None:
-            self._near_slots = np.array([page.near for page in self.pages], np.int64)
-        return self._near_slots
-
-    def table(self, device: torch.device, near: bool = False) -> torch.Tensor:
-        """``slots`` or ``near_slots`` on ``device``, ``[pages]`` int64."""
-        if near not in self._tables:
-            self._tables[near] = put(self.near_slots if near else self.slots, device)
-        return self._tables[near]
-
-    def sees_all(self, length: int, windows: Windows, page_size: int) -> bool:
-        """Whether the near parts that the token behind ``length`` others sees exist."""
-        first, stop = windows.first_key(length) // page_size, -(-length // page_size)
-        return all(page.near >= 0 for page in self.pages[first:stop])
-
-    def seen_reach(self, length: int, windows: Windows, page_size: int) -> int:
-        """The longest length, at most ``length``, for which ``sees_all``."""
-        last = -(-length // page_size)  # pages
-        begins, begin = [], 0  # for each page the first of the run of pages with a near part that ends with it
-        for number, page in enumerate(self.pages[:last]):
-            begin = begin if page.near >= 0 else number + 1
-            begins.append(begin)
-        while length > 0 and windows.first_key(length) // page_size < begins[-(-length // page_size) - 1]:
-            length = (length - 1) // page_size * page_size
-        return length
+    def table(self, device: torch.device) -> torch.Tensor:
+        """``slots`` on ``device``, ``[pages]`` int64."""
+        if self._table is None:
+            self._table = put(self.slots, device)
+        return self._table
 
     def move(self, device: torch.device) -> None:
         """Move the state to ``device``; checkpoints stay in host memory."""
@@ -238,5 +208,4 @@ class SessionCache:
 
     def moved(self) -> None:
         """Call it when the list of pages or a page's slot has changed: the page table is rebuilt on the next read."""
-        self._slots = self._near_slots = None
-        self._tables = {}
+        self._table = self._slots = None

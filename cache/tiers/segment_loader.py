@@ -77,9 +77,7 @@ class SegmentLoader:
 
     def start(self, load: SegmentLoad, then: Callable[[SegmentLoad], None]) -> None:
         """Begin to read ``load``; ``then`` is called at a later poll."""
-        pages, size = load.session.pages, self._pool.page_size
-        parts = (False, True) if self._pool.windows is not None else (False,)
-        rows = tuple(transfer.rows_of(pages, size, load.have, load.length, near) for near in parts)
+        rows = transfer.rows_of(load.session.pages, self._pool.page_size, load.have, load.length)
 
         def finish(outcome: Exception | None) -> None:
             load.done = True
@@ -90,7 +88,7 @@ class SegmentLoader:
 
         self._queue.submit(lambda: self._read(load, rows), finish)
 
-    def _read(self, load: SegmentLoad, rows: tuple[torch.Tensor, ...]) -> None:
+    def _read(self, load: SegmentLoad, rows: torch.Tensor) -> None:
         started = time.perf_counter()
         reached = load.have
         for number, piece in enumerate(load.pieces):
@@ -107,7 +105,7 @@ class SegmentLoader:
         load.tokens = max(reached - load.have, 0)
         load.seconds = time.perf_counter() - started
 
-    def _piece(self, load: SegmentLoad, piece: SegmentRange, rows: tuple[torch.Tensor, ...]) -> None:
+    def _piece(self, load: SegmentLoad, piece: SegmentRange, rows: torch.Tensor) -> None:
         """Verify one file against the expected timeline and copy its tokens to the pages. Raises CorruptFile or
         OSError.
         """
@@ -120,14 +118,12 @@ class SegmentLoader:
                 raise CorruptFile("another model's layers")
             first = max(piece.first, load.have)
             if first < piece.stop:
-                targets = [part[first - load.have : piece.stop - load.have] for part in rows]
+                target = rows[first - load.have : piece.stop - load.have]
                 for name in paged:
                     tokens = reader.read(name)
                     load.nbytes += tokens.numel() * tokens.itemsize
                     load.touched = time.monotonic()
-                    device.scatter(
-                        targets[device.is_near(name)], name, tokens[first - piece.begin : piece.stop - piece.begin]
-                    )
+                    device.scatter(target, name, tokens[first - piece.begin : piece.stop - piece.begin])
             if load.skeleton is not None:
                 self._states(load, piece, reader)
 

@@ -34,9 +34,6 @@ _STUCK = 10.0  # seconds after which a write is not waited for
 _HEADER = 4096  # bytes of a file besides its tensors, about
 
 
-_Run = tuple[MemoryTier, torch.Tensor, torch.Tensor | None]  # rows in it, and in the pools of windowed layers
-
-
 class _Write(NamedTuple):
     """A file that is being written."""
 
@@ -121,11 +118,6 @@ class WriteBehind:
         return Counter(page for write in self._under_way.values() for page in write.pages)
 
     @property
-    def held_near(self) -> Counter[Page]:
-        """How many writes hold the near part of each page."""
-        return self.held if self._pool.windows is not None else Counter()
-
-    @property
     def holds(self) -> int:
         """Pages held by writes, counted once per write."""
         return sum(len(write.pages) for write in self._under_way.values())
@@ -177,8 +169,6 @@ class WriteBehind:
         session.settle()  # it may have waited for long
         first, stop = session.saved_length, session.length
         page_size = self._pool.page_size
-        if self._pool.windows is not None and any(page.near < 0 for page in session.pages[first // page_size :]):
-            return  # what was stored of it is gone, and so are keys of windowed layers
         segment = self._segment(session, first, stop)
         if not self._disk.begin(segment):  # it does not fit beside what is in use
             if self._disk.is_short_of(segment.nbytes):
@@ -194,8 +184,6 @@ class WriteBehind:
         pages = [] if copied else session.pages[first // page_size : -(-stop // page_size)]
         self._pool.share(pages)
         self._pool.hold_warm(pages)
-        if self._pool.windows is not None:
-            self._pool.share_near(pages)
         self._under_way[segment] = _Write(pages, time.monotonic())
         self._bytes += segment.nbytes
         session.saved, session.saved_length = segment, stop
@@ -259,10 +247,7 @@ class WriteBehind:
 
     def _finish(self, session: SessionCache, segment: Segment, outcome: _Written | Exception) -> None:
         """On the owner's thread: a write has succeeded or failed."""
-        pages = self._under_way.pop(segment).pages
-        if self._pool.windows is not None:
-            self._pool.drop_near(pages)
-        self._pool.drop(pages, warm=True)
+        self._pool.drop(self._under_way.pop(segment).pages, warm=True)
         self._bytes -= segment.nbytes
         if isinstance(outcome, _Written):
             self.fault.over()
@@ -295,15 +280,15 @@ class WriteBehind:
             self.fault.over()
 
 
-def _gathered(runs: list[_Run]) -> dict[str, torch.Tensor]:
+def _gathered(runs: list[tuple[MemoryTier, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """A copy of the tokens of all runs, concatenated."""
-    parts = [tier.gather(rows, near) for tier, rows, near in runs]
+    parts = [tier.gather(rows) for tier, rows in runs]
     return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[_Run]:
+def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[tuple[MemoryTier, torch.Tensor]]:
     """The rows of the tokens ``[first, stop)``, grouped into runs of pages in one tier."""
-    runs: list[_Run] = []
+    runs: list[tuple[MemoryTier, torch.Tensor]] = []
     at = first
     while at < stop:
         tier = pages[at // page_size].tier
@@ -311,7 +296,6 @@ def _runs(pages: list[Page], page_size: int, first: int, stop: int) -> list[_Run
         while end * page_size < stop and pages[end].tier is tier:
             end += 1
         until = min(end * page_size, stop)
-        near = transfer.rows_of(pages, page_size, at, until, near=True) if tier.near_layers else None
-        runs.append((tier, transfer.rows_of(pages, page_size, at, until), near))
+        runs.append((tier, transfer.rows_of(pages, page_size, at, until)))
         at = until
     return runs

@@ -246,7 +246,7 @@ class Scheduler:
         whole = acquired.reused >= min(matched, len(turn.ids) - 1)
         miss = None
         if not whole:
-            miss = Miss(fetch.miss) if fetch.miss is not None else self._lack
+            miss = Miss(fetch.miss) if fetch.miss is not None else Miss.NO_CHECKPOINT
         elif fetch.miss is not None:
             miss = Miss(fetch.miss)
         elif expected is not None and matched < len(turn.ids) - 1:
@@ -265,11 +265,6 @@ class Scheduler:
             after=None if pause is None else pause[0].kind,
             idle=None if pause is None else pause[1],
         )
-
-    @property
-    def _lack(self) -> Miss:
-        """Why a session cannot be rewound to a length at which its timeline is in memory."""
-        return Miss.NO_CHECKPOINT if self.store.stateful else Miss.WINDOW
 
     # -- preemption -------------------------------------------------------------------------------------------------
 

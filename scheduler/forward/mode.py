@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from cache.pages.layers import AttentionLayer, Windows
+from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedStep
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.packing import Packing
@@ -52,11 +52,6 @@ class Mode(ABC):
     @abstractmethod
     def forward(self, step: PackedStep, keep: torch.Tensor) -> torch.Tensor:
         """Feed the step; returns the logits ``[len(keep), V]`` of the rows ``keep`` (indices into the packed row)."""
-
-    @property
-    def windows(self) -> Windows | None:
-        """The windowed layers, if a step reads nothing of them behind what they see; known after a step."""
-        return None
 
     def learn(self) -> bool:
         """Called after a step with correct results: enable the optimisations that it has shown to be safe. Returns

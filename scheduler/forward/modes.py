@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cache.attention.packed_attention import PackedAttention, Unsupported
-from cache.pages.layers import AttentionLayer, Windows, windows_of
+from cache.pages.layers import AttentionLayer
 from cache.pages.packed import PackedStep, packed_class
 from scheduler.accel.cpu.fusion import Fusion
 from scheduler.accel.cpu.packing import Packing
@@ -93,11 +93,6 @@ class PackedMode(PagedMode):
         super().__init__(model, layers, trace)
         self.attention = PackedAttention(layers)
         self._previous = self._decoder.config._attn_implementation
-
-    @property
-    def windows(self) -> Windows | None:
-        """See ``Mode``."""
-        return None if self.stateful else windows_of(self.layers, self.attention.sources)
 
     def install(self) -> None:
         """Switch the language model to our attention function, where it has attention."""

@@ -10,9 +10,7 @@ from pathlib import Path
 import torch
 
 from cache import files
-from cache.memory.frames import UNDIVIDED, Division
-from cache.memory.tier import MemoryTier, PageShape, divided
-from cache.pages.layers import Windows
+from cache.memory.tier import MemoryTier, PageShape
 from cache.pages.pool import PagePool
 from cache.pages.state import nbytes
 from cache.segments.codec import Codec
@@ -57,10 +55,8 @@ def build_store(
     if budget is None:
         budget = spare(device) if followers is None else min(spare(device, len(followers)), followers.free_memory())
     stateful = verdict.mode.stateful
+    page_bytes = max(1, page_size * verdict.token_bytes)
     cuda = device.type == "cuda"
-    windows = verdict.mode.windows if device.type == "cpu" and followers is None else None
-    parts = UNDIVIDED if windows is None else divided(verdict.shapes, windows.layers, page_size)
-    page_bytes = parts.nbytes or max(1, page_size * verdict.token_bytes)
     slots = min(budget // (2 if stateful else 1) // page_bytes - cuda, _MOST)  # a scratch page, for graphs
     if slots < _SMALLEST:
         need = (_SMALLEST + cuda) * page_bytes * (2 if stateful else 1)
@@ -77,7 +73,7 @@ def build_store(
     try:
         if cuda and host_slots * page_bytes * config.tensor_parallel > physical_memory():
             raise MemoryError  # pages that GPUs copy from are taken at once: the system would end processes for them
-        pool = _pages(verdict.shapes, slots, host_slots, page_size, device, followers, parts, windows)
+        pool = _pages(verdict.shapes, slots, host_slots, page_size, device, followers)
     except RankLost:
         raise
     except (RuntimeError, MemoryError) as error:  # the allocator's
@@ -105,16 +101,13 @@ def _pages(
     page_size: int,
     device: torch.device,
     followers: Followers | None,
-    parts: Division,
-    windows: Windows | None,
 ) -> PagePool:
     """The two tiers, on all ranks."""
     cuda, cpu = device.type == "cuda", torch.device("cpu")
     below = shapes if host_slots else None
     if followers is None:
-        tier = MemoryTier(slots, page_size, device, shapes, scratch=cuda, division=parts)
-        host = MemoryTier(host_slots, page_size, cpu, below, pinned=cuda, division=parts)
-        return PagePool(tier, host, windows)
+        tier = MemoryTier(slots, page_size, device, shapes, scratch=cuda)
+        return PagePool(tier, MemoryTier(host_slots, page_size, cpu, below, pinned=cuda))
     followers.create_tiers(slots, host_slots, page_size, known=True)
     ranked = RankedTier(followers, DEVICE, slots, page_size, device, shapes=shapes)
     return PagePool(ranked, RankedTier(followers, HOST, host_slots, page_size, cpu, shapes=below, pinned=cuda))

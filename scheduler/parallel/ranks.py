@@ -158,14 +158,13 @@ class RankedTier(MemoryTier):
         sizes = {name: pool[0, 0].numel() * pool.itemsize for name, pool in self.pools.items()}
         return sum(size * self._parts(name) for name, size in sizes.items())
 
-    def copy_from(self, other: MemoryTier, source: list[int], target: list[int], near: bool = False) -> None:
-        """See ``MemoryTier``. Pages of ranks are not divided."""
+    def copy_from(self, other: MemoryTier, source: list[int], target: list[int]) -> None:
+        """See ``MemoryTier``."""
         assert isinstance(other, RankedTier)
-        assert not near
         self._ranks.broadcast(CopyPages(other._number, self._number, source, target))
         super().copy_from(other, source, target)
 
-    def gather(self, rows: torch.Tensor, near: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    def gather(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """See ``MemoryTier``: the heads of all ranks, in their order."""
         split = [name for name in self.pools if name in self._ranks.split]
         mine, *theirs = self._ranks.gather(self._number, rows, split, lambda: MemoryTier.gather(self, rows))

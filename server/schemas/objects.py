@@ -55,7 +55,6 @@ class MissReason(StrEnum):
     CHEAPER = Miss.CHEAPER.value
     NO_ROOM = Miss.NO_ROOM.value
     NO_CHECKPOINT = Miss.NO_CHECKPOINT.value
-    WINDOW = Miss.WINDOW.value
     DIVERGED = Miss.DIVERGED.value
 
 

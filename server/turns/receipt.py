@@ -86,7 +86,7 @@ def miss_of(prompt: Prompt, engine: Receipt, past: PromptHistory, decode: Decode
     common = common_prefix(ids, record.tokens)
     lost = cached < common - 1
     left_log = common < min(len(ids), len(record.tokens)) - 1
-    # What cannot go back to where the prompt leaves the log: that it left is the cause.
+    # A recurrent state that cannot go back to where the prompt leaves the log: that it left is the cause.
     if left_log and (not lost or engine.miss == Miss.NO_CHECKPOINT):
         reason = MissReason.TEMPLATE_DRIFT if extends_log(prompt, record) else MissReason.EDITED_HISTORY
         return divergence_miss(reason, common, ids, record.tokens[common], decode)

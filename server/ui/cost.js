@@ -56,7 +56,6 @@ const MISSES = {
   recompute_cheaper: "Computing it again was quicker than loading it.",
   no_room: "The device had no room to load it into.",
   no_checkpoint: "This model's state can only go back to a checkpoint.",
-  window_freed: "What its windowed layers kept of that part had made room for others.",
   edited_history: "The messages that came were not the logged ones.",
   template_drift: "The chat template made other tokens of the same messages.",
   fingerprint: "The session was written under another tokenizer or template.",

@@ -111,10 +111,7 @@ class LayerChain:
         for kind, numbers in self._kinds.items():
             for name in ("first", "spans", "count"):
                 self._attended[name][numbers] = getattr(plans[kind].call, name)
-        step = cache.step
-        divided = bool(step.tier.near_layers)
-        places = [step.written(layer.source) for layer in self._layers] if divided else [step.write_index]
-        self._steps["places"] = [where.data_ptr() for where in places]
+        self._steps["places"] = cache.step.write_index.data_ptr()
         results = self._place_tensors(inputs, rows)
         if self._kernel.chain(ctypes.addressof(self._links), len(self._layers)):
             raise MemoryError("no memory for a step")

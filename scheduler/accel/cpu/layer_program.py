@@ -95,11 +95,6 @@ class LayerProgram:
         plan = self._backend.plan(step, self._layer, step.numbers, last=True) if step is not None else None
         return plan if plan is not None and not plan.unhandled else None
 
-    @property
-    def source(self) -> int:
-        """The number of the layer whose pages it writes and reads."""
-        return self._asked.layer
-
     def fits(self, cache: PackedCache) -> bool:
         """Whether the layer's keys are read in place, from pages with its shapes and dtype."""
         tier, source = cache.step.tier, self._asked.layer
@@ -131,7 +126,7 @@ class LayerProgram:
         call.call = self._backend.prepare(plan, source, self._heads, where, self._scores, self._sinks)
         call.key, call.value = key.data_ptr(), value.data_ptr()
         call.key_pages, call.value_pages = tier.keys[source].data_ptr(), tier.values[source].data_ptr()
-        call.places, call.rows = step.written(source).data_ptr(), rows
+        call.places, call.rows = step.write_index.data_ptr(), rows
         call.key_bytes, call.value_bytes = key.stride(0) * key.element_size(), value.stride(0) * value.element_size()
 
 

@@ -139,10 +139,6 @@ def memory(measured: MeasuredModel, facts: ModelFacts) -> Finding:
     """Where the memory goes."""
     told = f"{facts.parameters / 1e6:,.1f} million parameters in {size(facts.weight_bytes)}, used in {facts.dtype}; "
     told += f"{facts.kv_bytes_per_token:,} bytes of KV a token, context {facts.max_context:,} tokens"
-    lengths = {int(length): each for length, each in facts.kv_bytes_by_length.items()}
-    if len(set(lengths.values())) > 1:
-        each = ", ".join(f"{taken:,} at {length:,}" for length, taken in lengths.items())
-        told += f"; windowed layers keep a window: a token takes {each} tokens"
     if measured.memory:
         told += f"; the engine holds {size(measured.memory)} of memory now"
     grows = facts.pages * facts.page_size * facts.kv_bytes_per_token
