@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from typing import Any
 
+from pydantic_core import from_json
+
+from server import surrogates
 from server.chat.partial_reply import ParsedCall
 from server.chat.reply_parser import ArgumentsPiece, CallStart, Part
 from server.schemas import objects
@@ -17,6 +21,15 @@ def tool_call(call: ParsedCall, custom: bool) -> objects.ToolCall:
             call.id, custom=objects.CalledCustom(call.name, input_of(call.arguments)), type="custom"
         )
     return objects.ToolCall(call.id, objects.CalledFunction(call.name, call.arguments))
+
+
+def arguments_object(text: str) -> dict[str, Any]:
+    """A call's arguments as an object; those of a reply that was cut off may be incomplete."""
+    try:
+        value = from_json(surrogates.mended(text), allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class CallDeltas:

@@ -54,6 +54,11 @@ class ServerContext:
     any_model: bool = True
 
     @cached_property
+    def names(self) -> list[str]:
+        """The names of the model: its own, then its aliases."""
+        return [self.served_name, *sorted(self.aliases)]
+
+    @cached_property
     def grammars(self) -> GrammarCheck:
         """Checks whether grammars of requests compile."""
         return GrammarCheck(self.tokens.special_tokens)
@@ -72,7 +77,7 @@ class ServerContext:
 
     def check_model(self, name: str) -> None:
         """Raises a 404 unless the served model may be called by ``name``; "" is no name."""
-        if name not in ("", self.served_name, *self.aliases):
+        if name and name not in self.names:
             if not self.any_model:
                 raise model_not_found("model", self.served_name)
             adapt("model_aliased", "model")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic_core import from_json
 
 from scheduler.protocol import Delta
-from server import surrogates
 from server.api.anthropic import objects as objects
 from server.api.anthropic.diagnostics import Diagnosis
 from server.chat.partial_reply import PartialReply
@@ -20,6 +18,7 @@ from server.http.anthropic_errors import error_body
 from server.http.sse import frame_event
 from server.schemas.objects import CacheReceipt
 from server.schemas.objects import Usage as TurnUsage
+from server.turns.call_deltas import arguments_object
 from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions, encoder
 
 AT_ALL_TIMES = UsageOptions(at_end=True, everywhere=True, elsewhere=None)
@@ -95,7 +94,9 @@ class AnthropicReply(Reply):
             content.append(objects.ThinkingBlock(partial_reply.reasoning if self._shows_thoughts else ""))
         if partial_reply.content:
             content.append(objects.TextBlock(partial_reply.content))
-        content += [objects.ToolUseBlock(call.id, call.name, input_of(call.arguments)) for call in partial_reply.calls]
+        content += [
+            objects.ToolUseBlock(call.id, call.name, arguments_object(call.arguments)) for call in partial_reply.calls
+        ]
         whole = self._message(content, self._usage(usage), *self._stop_reason(partial_reply), cache)
         return self._diagnosed(msgspec.structs.replace(whole, context_management=self._edits))
 
@@ -225,12 +226,3 @@ def compaction_events(block: objects.CompactionBlock) -> Iterator[msgspec.Struct
 def named_event(told: msgspec.Struct) -> bytes:
     """A server-sent event with the name of its type."""
     return b"event: " + str(told.__struct_config__.tag).encode() + b"\n" + frame_event(encoder.encode(told))
-
-
-def input_of(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object; those of a reply that was cut off may be incomplete."""
-    try:
-        value = from_json(surrogates.mended(arguments), allow_partial=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -66,8 +66,6 @@ def common_fields(request: GeneratingRequest) -> dict[str, Any]:
 def sampling_of(options: Options) -> dict[str, Any]:
     """Sampling and limits. ``num_predict`` -1 and -2 mean: as many as fit."""
     made = {name: value for name in SAMPLING if (value := getattr(options, name)) is not None}
-    if options.top_k == 0:
-        made["top_k"] = 0
     if options.repeat_penalty is not None:
         made["repetition_penalty"] = options.repeat_penalty
     if options.num_predict is not None and options.num_predict >= 0:

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from scheduler.model_facts import ModelFacts
 from scheduler.sampling_params import Generation
 from server.api.ollama.objects import Details, ListedModel, Models, OllamaVersion, RunningModel, ShownModel
-from server.api.ollama.reply import timestamp
 from server.api.ollama.schemas import ShowBody, plain_name
+from server.api.openai.models import timestamp
 from server.chat.tokenizer import ChatTokenizer
 from server.http.body import JsonRoute
 from server.http.json_response import json_response
-from server.turns.context import ServerContext, context_of
+from server.turns.context import context_of
 
 FOLLOWED = "0.18.0"  # the version of Ollama whose API this is: clients refuse older ones
 FOREVER = 100 * 365 * 86_400  # seconds for which the model stays loaded
@@ -40,7 +40,7 @@ async def ollama_tags(request: Request) -> Response:
         Models(
             [
                 ListedModel(name, name, modified, facts.weight_bytes, facts.fingerprint, details)
-                for name in names_of(context)
+                for name in context.names
             ]
         )
     )
@@ -83,11 +83,6 @@ async def ollama_show(body: ShowBody, request: Request) -> Response:
         modified_at=timestamp(context.created),
     )
     return json_response(shown)
-
-
-def names_of(context: ServerContext) -> list[str]:
-    """The names of the model."""
-    return [context.served_name, *sorted(context.aliases)]
 
 
 def family_of(facts: ModelFacts) -> str:

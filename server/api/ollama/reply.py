@@ -5,22 +5,20 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic_core import from_json
 
 from scheduler.protocol import Delta, TokenLogprob
-from server import surrogates
 from server.api.ollama.objects import ChatPiece, DoneReason, Function, GeneratePiece, Logprob, Message, Piece, ToolCall
+from server.api.openai.models import timestamp
 from server.chat.partial_reply import ParsedCall, PartialReply
 from server.chat.reply_parser import ContentPiece, Part, ReasoningPiece
 from server.errors import ApiError
 from server.http.ollama_errors import OllamaError
 from server.schemas.objects import CacheReceipt, Usage
 from server.schemas.vendor_fields import FLOOR
+from server.turns.call_deltas import arguments_object
 from server.turns.replies import CacheField, Reply, ReplyHead, UsageField, UsageOptions, encoder
 
 NDJSON = "application/x-ndjson"
@@ -117,7 +115,7 @@ class ChatReply(OllamaReply):
 
     def piece(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> ChatPiece:
         message = Message(content=content, thinking=thinking or UNSET, tool_calls=[*calls] or UNSET)
-        return ChatPiece(model=self.head.model, created_at=timestamp(), done=False, message=message)
+        return ChatPiece(model=self.head.model, created_at=timestamp(time.time()), done=False, message=message)
 
 
 class GenerateReply(OllamaReply):
@@ -125,14 +123,12 @@ class GenerateReply(OllamaReply):
 
     def piece(self, content: str, thinking: str, calls: Sequence[ToolCall]) -> GeneratePiece:
         return GeneratePiece(
-            model=self.head.model, created_at=timestamp(), done=False, response=content, thinking=thinking or UNSET
+            model=self.head.model,
+            created_at=timestamp(time.time()),
+            done=False,
+            response=content,
+            thinking=thinking or UNSET,
         )
-
-
-def timestamp(when: float | None = None) -> str:
-    """A time in Unix seconds as RFC 3339 has it; None: now."""
-    moment = datetime.now(UTC) if when is None else datetime.fromtimestamp(when, UTC)
-    return moment.isoformat().replace("+00:00", "Z")
 
 
 def done_reason(reply: PartialReply) -> DoneReason:
@@ -143,17 +139,9 @@ def done_reason(reply: PartialReply) -> DoneReason:
 def tool_calls(calls: Iterable[ParsedCall]) -> list[ToolCall]:
     """The calls of a reply that has ended."""
     return [
-        ToolCall(call.id, Function(index, call.name, arguments_of(call.arguments))) for index, call in enumerate(calls)
+        ToolCall(call.id, Function(index, call.name, arguments_object(call.arguments)))
+        for index, call in enumerate(calls)
     ]
-
-
-def arguments_of(text: str) -> dict[str, Any]:
-    """A call's arguments as an object; those of a reply that was cut off may be incomplete."""
-    try:
-        value = from_json(surrogates.mended(text), allow_partial=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def logprob_of(entry: TokenLogprob) -> Logprob:

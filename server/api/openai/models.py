@@ -28,7 +28,7 @@ class ModelPage(Strict):
 async def list_models(query: Annotated[ModelPage, Query()], request: Request) -> dict[str, Any]:
     """List the model under each of its names; in Anthropic's shape for requests with ``anthropic-version``."""
     context = context_of(request)
-    names = [context.served_name, *sorted(context.aliases)]
+    names = context.names
     if is_anthropic(request):
         data = [anthropic_model(context, name) for name in names]
         return {"data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
@@ -39,9 +39,14 @@ async def list_models(query: Annotated[ModelPage, Query()], request: Request) ->
 async def retrieve_model(model: str, request: Request) -> dict[str, Any]:
     """Get the served model by one of its names, which may contain slashes."""
     context = context_of(request)
-    if model not in (context.served_name, *context.aliases):
+    if model not in context.names:
         raise model_not_found("model", context.served_name)
     return anthropic_model(context, model) if is_anthropic(request) else model_object(context, model)
+
+
+def timestamp(when: float) -> str:
+    """A time in Unix seconds as RFC 3339 has it."""
+    return datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
 
 
 def is_anthropic(request: Request) -> bool:
@@ -52,9 +57,8 @@ def is_anthropic(request: Request) -> bool:
 def anthropic_model(context: ServerContext, name: str) -> dict[str, Any]:
     """Anthropic's model object."""
     facts = context.engine.facts
-    created = datetime.fromtimestamp(context.created, UTC).isoformat().replace("+00:00", "Z")
     limits = {} if facts is None else {"max_input_tokens": facts.max_context, "max_tokens": facts.max_context}
-    return {"type": "model", "id": name, "display_name": name, "created_at": created, **limits}
+    return {"type": "model", "id": name, "display_name": name, "created_at": timestamp(context.created), **limits}
 
 
 def model_object(context: ServerContext, name: str) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from http_context import Site, demo_tokens, reply_ids, served
 from msgspec import UNSET
 
 from scheduler.protocol import Delta, unpack_ids
-from server.api.anthropic.reply import AnthropicReply, input_of
+from server.api.anthropic.reply import AnthropicReply
 from server.chat.partial_reply import PartialReply
 from server.chat.reply_parser import ArgumentsPiece, CallStart, ContentPiece, Part, ReasoningPiece
 from server.engine.engine import TurnRefused
 from server.schemas.objects import CachedTokens, Usage
+from server.turns.call_deltas import arguments_object
 from server.turns.replies import ReplyHead
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -200,8 +201,8 @@ def test_two_calls_are_two_blocks_and_a_cut_one_is_as_far_as_it_came() -> None:
         ("content_block_delta", 1),
         ("content_block_stop", 1),
     ]
-    assert input_of('{"x": [1, 2') == {"x": [1, 2]}
-    assert input_of("[1]") == input_of("x") == {}
+    assert arguments_object('{"x": [1, 2') == {"x": [1, 2]}
+    assert arguments_object("[1]") == arguments_object("x") == {}
 
 
 @served()
