@@ -4,7 +4,7 @@ operation each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,19 +30,9 @@ class AttentionRequest:
 
 
 @contextmanager
-def intercept_product(
-    recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: torch.Tensor | None
-) -> Iterator[None]:
-    """Within it, calls of a linear module are recorded as one product."""
+def forward_of(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within it, calls of the module run ``forward``; after it what they ran before."""
     before = vars(module).get("forward")
-    original = module.forward
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        with recorder.paused():
-            out: torch.Tensor = original(x)
-            recorder.product(matrix, bias, x, out)
-        return out
-
     module.forward = forward
     try:
         yield
@@ -53,17 +43,31 @@ def intercept_product(
 
 
 @contextmanager
+def intercept_product(
+    recorder: Recorder, module: torch.nn.Module, matrix: Matrix, bias: torch.Tensor | None
+) -> Iterator[None]:
+    """Within it, calls of a linear module are recorded as one product."""
+    original = module.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        with recorder.paused():
+            out: torch.Tensor = original(x)
+            recorder.product(matrix, bias, x, out)
+        return out
+
+    with forward_of(module, forward):
+        yield
+
+
+@contextmanager
 def refuse_linear(module: torch.nn.Module) -> Iterator[None]:
     """Within it, calls of a linear module whose weight torch reads faster raise Unrecordable."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         raise Unrecordable("a linear module that is not read here")
 
-    module.forward = forward
-    try:
+    with forward_of(module, forward):
         yield
-    finally:
-        del module.forward
 
 
 @contextmanager
@@ -77,11 +81,8 @@ def intercept_experts(recorder: Recorder, module: torch.nn.Module, experts: Pack
         recorder.replace(out, experts.record(recorder, hidden_states, top_k_index, top_k_weights))
         return out
 
-    module.forward = forward
-    try:
+    with forward_of(module, forward):
         yield
-    finally:
-        del module.forward
 
 
 @contextmanager
